@@ -1,4 +1,4 @@
-"""The `llmrun` command: starts a command, and catches what it raises. Nothing else catches everything."""
+"""The `llmrun` entry point. It runs a command and is the only place that catches every exception."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE
 app = typer.Typer(
     name="llmrun",
     cls=Commands,
-    help="Run quantized GGUF language models on the machine in front of you.",
+    help="Run quantized GGUF language models on your own computer.",
     add_completion=False,
     rich_markup_mode=None,  # Rich's help costs 64 ms more
     pretty_exceptions_enable=False,
@@ -37,7 +37,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def llmrun(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Debug = False,
 ) -> None:
     if version:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # Not `app()`: Typer would answer exceptions itself, with exit code 1 for a closed pipe.
+    # `app()` would let Typer handle exceptions itself, with exit code 1 for a closed pipe.
     command = typer.main.get_command(app)
     try:
         with command.make_context("llmrun", list(arguments)) as context:
@@ -85,9 +85,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _prepare_streams() -> bool:
-    """Give all three streams an open file. False when there is no stdout.
+    """Make sure that all three streams are open. Return False if stdout was closed.
 
-    A closed descriptor would be taken by the next file that is opened, and the answer written into it.
+    The next file to be opened would reuse a closed descriptor, and the answer would be written into that file.
     """
     nowhere = Path(os.devnull)
     if sys.stdin is None:
@@ -101,7 +101,7 @@ def _prepare_streams() -> bool:
         line_buffering=True,
     )
     if closed:
-        out.error("standard output: closed", "give the answer somewhere to go, /dev/null if nowhere")
+        out.error("standard output is closed", "redirect it to a file, or to /dev/null")
     return not closed
 
 

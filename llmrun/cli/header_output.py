@@ -1,4 +1,7 @@
-"""What a header says, in sections. Every text of a file passes `visible_line` on its way out."""
+"""The output of `llmrun show`: the facts of a GGUF header in sections.
+
+Every text from a file passes through `visible_line` before it is printed.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ if TYPE_CHECKING:
 TEMPLATE = "tokenizer.chat_template"
 _TOKENS = "tokenizer.ggml.tokens"
 _SAMPLING = "general.sampling."
-_LONGEST = 200  # characters of a value
+_LONGEST = 200  # characters of a value that are shown
 _FIRST = 5  # elements of an array that are shown
 
-# Of the architecture's own keys, what people ask for, in words.
+# The most requested keys of an architecture, with their labels.
 _HYPERPARAMETERS = (
     ("block_count", "layers"),
     ("embedding_length", "width"),
@@ -44,7 +47,7 @@ Fields = Sequence[tuple[str, str]]
 
 
 def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
-    """The calm page: sections with a line for each fact."""
+    """Print the overview: sections with one line for each fact."""
     for title, fields in _sections(file, name, entry):
         out.lines(["", title] if title else [], dim=True)
         out.lines(f"  {line}" for line in _fitting(fields))
@@ -53,7 +56,7 @@ def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
 
 
 def _fitting(fields: Fields) -> Iterator[str]:
-    """A value too long for the line goes on beneath itself; a path does not, which somebody may want to copy."""
+    """Yield a line for each field, wrapping long values. Paths and digests stay on one line, so they can be copied."""
     widest = max(len(label) for label, _ in fields)
     for label, value in fields:
         begin = f"{label:<{widest}}  "
@@ -82,7 +85,7 @@ def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator
                 ("sha256", _digest(text)),
             )
         ]
-        or [("", "none of its own")],
+        or [("", "none in the file")],
     )
 
 
@@ -91,7 +94,7 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
     yield "title", _text(file, "general.name")
     yield "architecture", architecture
     yield "parameters", f"{parameter_count(file):,}"
-    yield "most weights", common_type(file)
+    yield "main type", common_type(file)
     context = file.metadata.get(f"{architecture}.context_length")
     if isinstance(context, int):
         yield "context", f"{context:,} tokens"
@@ -109,11 +112,11 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
 def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:
     if entry is not None:
         yield "catalogue", f"{entry.description} ({entry.license})"
-        yield "comes as", ", ".join(entry.quants)
+        yield "available as", ", ".join(entry.quants)
         if entry.thinking:
-            yield "thinks", f"between {entry.thinking[0]} and {entry.thinking[1]}"
+            yield "thinking", f"between {entry.thinking[0]} and {entry.thinking[1]}"
         if entry.end_of_turn:
-            yield "ends turns", " ".join(entry.end_of_turn)
+            yield "end of turn", " ".join(entry.end_of_turn)
 
 
 def _tokenizer(file: GGUFFile) -> Fields:
@@ -129,7 +132,7 @@ def _tokenizer(file: GGUFFile) -> Fields:
 
 
 def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float]]:
-    """The catalogue's, and the file's own, which hold where both say something (engine/defaults.py)."""
+    """Yield the catalogue's sampling parameters, then the file's, which take precedence (see engine/defaults.py)."""
     names = {parameter.gguf_key: name for name, parameter in SAMPLING.items()}
     yield from (entry.sampling if entry else {}).items()
     for key, value in file.metadata.items():
@@ -138,7 +141,7 @@ def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str,
 
 
 def _templates(file: GGUFFile) -> dict[str, str]:
-    """The template, and others by their names, such as `tool_use`."""
+    """Return the chat templates by name: "default" for the usual one, and others such as "tool_use"."""
     return {
         key.removeprefix(f"{TEMPLATE}.").replace(TEMPLATE, "default"): value
         for key, value in file.metadata.items()
@@ -147,7 +150,7 @@ def _templates(file: GGUFFile) -> dict[str, str]:
 
 
 def _types(file: GGUFFile) -> list[tuple[str, str, str]]:
-    """(type, how many tensors, how many bytes), the most bytes first."""
+    """Return a row (type, number of tensors, size) for each tensor type, largest total size first."""
     return [(kind, f"{count:,}", format_bytes(size)) for kind, (count, size) in _by_type(file).items()]
 
 
@@ -160,12 +163,12 @@ def _by_type(file: GGUFFile) -> dict[str, tuple[int, int]]:
 
 
 def metadata_lines(file: GGUFFile) -> list[str]:
-    """Every key with its type and value; long values lose their middle."""
+    """Return a line for each metadata key, with its type and value. Long values are truncated."""
     return aligned([(key, file.types[key], _value(value)) for key, value in file.metadata.items()])
 
 
 def tensor_lines(file: GGUFFile) -> list[str]:
-    """Every tensor with its type, shape (the row length first) and bytes."""
+    """Return a line for each tensor, with its type, shape (the row length first) and size in bytes."""
     rows = [
         (tensor.name, tensor.type.name, " x ".join(map(str, tensor.shape)), f"{tensor.nbytes:,}")
         for tensor in file.tensors.values()
@@ -174,7 +177,7 @@ def tensor_lines(file: GGUFFile) -> list[str]:
 
 
 def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, Any]:
-    """The page as a machine reads it. Metadata without arrays."""
+    """Return the overview as a JSON object. Arrays in the metadata are given only by type and length."""
     return {
         "name": name,
         "path": str(file.path),
@@ -192,7 +195,10 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
 
 
 def metadata_as_json(file: GGUFFile) -> dict[str, Any]:
-    """Values as they are; of an array its type and length. A number that JSON cannot hold is a text."""
+    """Return the metadata as a JSON object.
+
+    An array is replaced by its type and length. A number that JSON cannot represent becomes a string.
+    """
     return {"metadata": {key: _json_value(value, file.types[key]) for key, value in file.metadata.items()}}
 
 

@@ -1,4 +1,4 @@
-"""From an exception to what the user reads: one sentence, the next command to try, and the exit code."""
+"""Messages for exceptions: one sentence, a hint about what to try next, and the exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer import TyperException
 from llmrun.cli.arguments.usage import usage_error
 from llmrun.errors import DoesNotFit, LlmrunError
 
-# The loader of shared libraries says so instead of an error number when their memory cannot be mapped.
+# If a shared library cannot be mapped into memory, the loader reports it with these words and without an errno.
 _UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 
@@ -24,8 +24,8 @@ class Message(NamedTuple):
 
 
 def message_for(error: Exception) -> Message:
-    """The words for any exception that reaches the top."""
-    if isinstance(error, TyperException):  # no such command: it tells where; the rest is told in usage.py
+    """Return the message for any exception that reaches `main`."""
+    if isinstance(error, TyperException):  # only "no such command"; commands convert the other usage errors themselves
         error = usage_error(error, getattr(error, "ctx", None))
     if isinstance(error, LlmrunError):
         return Message(str(error), error.hint, error.exit_code)
@@ -33,11 +33,12 @@ def message_for(error: Exception) -> Message:
         return _out_of_memory()
     if isinstance(error, OSError) and error.strerror:
         return _system(error)
-    return Message(f"internal: {type(error).__name__}: {error}", "run again with --debug, and report what it shows", 1)
+    sentence = f"internal error: {type(error).__name__}: {error}"
+    return Message(sentence, "run the command again with --debug and report the traceback", 1)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, then what it was raised from or while handling."""
+    """Yield the error and then its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -52,10 +53,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, OSError | ImportError) or not (unmapped := re.match(_UNMAPPED, str(error))):
         return False
-    # The loader has the same words for a file system that is mounted with noexec.
+    # The loader gives the same message for a file system that is mounted with noexec.
     try:
         return not os.statvfs(unmapped["library"]).f_flag & os.ST_NOEXEC
-    except OSError:  # a library that another one needs is named without its folder
+    except OSError:  # for a dependency of a library, the message has no folder
         return True
 
 
@@ -64,10 +65,10 @@ def _out_of_memory() -> Message:
 
     limit = _memory_limit()
     if limit is None:
-        sentence = "memory: this machine has none left for the request"
-        hint = "try a smaller model, or a smaller --ctx-size"
+        sentence = "not enough memory for this request"
+        hint = "try a smaller model or a smaller --ctx-size"
     else:
-        sentence = f"memory: the limit of {format_bytes(limit)} on this process is too small for the request"
+        sentence = f"not enough memory for this request: the process is limited to {format_bytes(limit)}"
         hint = "raise the limit with ulimit -v, or try a smaller model or a smaller --ctx-size"
     return Message(sentence, hint, DoesNotFit.exit_code)
 
@@ -85,9 +86,9 @@ def _memory_limit() -> int | None:
 def _system(error: OSError) -> Message:
     where = f"{error.filename}: " if error.filename is not None else ""
     hint = {
-        errno.ENOSPC: "make room on the disk, or point LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to another one",
-        errno.EACCES: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders you may write to",
-        errno.EROFS: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders you may write to",
+        errno.ENOSPC: "free some disk space, or set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders on another disk",
+        errno.EACCES: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to writable folders",
+        errno.EROFS: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to writable folders",
     }.get(error.errno or 0, "")
     code = DoesNotFit.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else LlmrunError.exit_code
-    return Message(f"system: {where}{error.strerror}", hint, code)
+    return Message(f"system error: {where}{error.strerror}", hint, code)

@@ -1,8 +1,8 @@
-"""The commands: one for each file in `commands/`, named after the file.
+"""The registry of commands. Each file in `commands/` is a command with the name of the file.
 
-A command's module is imported only when that command runs: `llmrun list` does not pay for `bench`, and `--help` pays
-for none of them (30 ms of 160). The list of commands is therefore read from the text of the files, in 1 ms for all of
-them. docs/adding-a-command.md describes such a file.
+A command's module is imported only when that command runs, so `llmrun list` does not pay for importing `bench`, and
+`--help` imports no command at all (which saves 30 ms of 160). The list of commands is therefore read from the source
+text of the files, which takes 1 ms in total. docs/adding-a-command.md describes the format of such a file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
-_LAST = 1000  # the place of a command whose file names none
+_LAST = 1000  # the place of a command whose file does not set one
 
 
 class Page(NamedTuple):
-    """What a command's file says about the command.
+    """The help page of a command, as written in its file.
 
-    help      paragraphs; the first sentence is the command's line in `llmrun --help`
+    help      paragraphs; the first sentence is the summary in `llmrun --help`
     examples  one per line
-    place     its position in `llmrun --help`, in ascending order
-    aliases   its other names
+    place     sort key in `llmrun --help`, in ascending order
+    aliases   other names of the command
     """
 
     help: str
@@ -45,12 +45,12 @@ class Page(NamedTuple):
 
 
 class Commands(CommandGroup):
-    """The group of all commands, none of them imported yet."""
+    """The group of all commands, which imports a command only when it is needed."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         names: dict[str, Any] = dict.fromkeys(command_names())
-        self.commands = names  # for "did you mean"
+        self.commands = names  # Typer's "did you mean" reads the names from here
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
@@ -71,12 +71,12 @@ def command_names() -> list[str]:
 
 
 def aliases() -> dict[str, str]:
-    """Return the commands' aliases, each with its command."""
+    """Return the command for each alias."""
     return {alias: name for name in command_names() for alias in page_of(name).aliases}
 
 
 def page_of(name: str) -> Page:
-    """Read a command's page from its file, without importing it."""
+    """Read a command's help page from its file without importing it."""
     source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
     docstring = _DOCSTRING.match(source)
     assert docstring is not None, f"commands/{name}.py has no docstring"

@@ -129,7 +129,7 @@ def test_a_full_disk_behind_stdout_is_code_1(tmp_path: Path) -> None:
     done = shell("echo hello | $LLMRUN chat --backend scripted > /dev/full; exit $?", LLMRUN_DATA_DIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (
         1,
-        b"error: standard output: cannot be written: No space left on device\n",
+        b"error: cannot write to standard output: No space left on device\n",
     )
 
 

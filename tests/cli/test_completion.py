@@ -40,7 +40,7 @@ def test_for_an_unknown_shell_it_tells_about_all(own: str) -> None:
     ("arguments", "sentence"),
     [
         (["tcsh"], "completion: 'tcsh' is not one of bash, zsh, fish"),
-        (["bash", "zsh"], "completion: one shell at a time, not 2"),
+        (["bash", "zsh"], "completion: expected one shell, got 2"),
     ],
 )
 def test_what_is_no_shell_is_refused(arguments: list[str], sentence: str) -> None:

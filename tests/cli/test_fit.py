@@ -104,7 +104,7 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     (model,) = asked("hf:o/n:Q4_0", "--offline", env=environment)["models"]
     assert [row["quantization"] for row in model["quantizations"]] == ["Q4_0"]
     open_name = llmrun("fit", "hf:o/n", "--offline", env=environment)
-    assert open_name.stderr == b"note: hf:o/n: offline: showing only what is on this machine\n"
+    assert open_name.stderr == b"note: hf:o/n: offline: showing local models only\n"
     assert open_name.stdout.count(b"hf:o/n") == 1
 
 
@@ -121,7 +121,7 @@ def test_without_the_hub_a_name_is_told_for_all_its_quantizations_that_are_here(
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(b"\n") <= 1
     if done.stderr:
-        assert done.stderr.endswith(b"showing only what is on this machine\n")
+        assert done.stderr.endswith(b"showing local models only\n")
     (model,) = json.loads(done.stdout)["models"]
     assert [row["name"] for row in model["quantizations"]] == rows
 

@@ -64,7 +64,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it() -> None:
 def test_a_full_context_ends_the_answer_with_a_note(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", "x" * 5000)])
     done = scripted("-m", script, "-c", "200", "hello")
-    assert b"note: the answer was cut: the context of 200 tokens is full" in done.stderr
+    assert b"note: the answer was cut off: the context of 200 tokens is full" in done.stderr
     assert done.returncode == 0
 
 

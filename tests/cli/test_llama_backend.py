@@ -72,7 +72,7 @@ def test_layers_for_a_gpu_that_is_not_there_are_a_note(tmp_path: Path, backend: 
     path = str(tiny_llama(tmp_path / "tiny.gguf"))
     done = llmrun("generate", "--backend", backend, "-ngl", layers, "--raw", "-m", path, "-n", "3", "a", env=no_gpu())
     assert done.returncode == 0
-    assert done.stderr.startswith(b"note: no GPU runs any layer of this model (--gpu-layers)")
+    assert done.stderr.startswith(b"note: --gpu-layers: no layer of this model runs on a GPU")
 
 
 def no_gpu(**environment: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ def test_nothing_is_logged_unless_asked(tmp_path: Path) -> None:
     scripted("hi")
     assert not (tmp_path / "data").exists()
     done = llmrun("logs")
-    assert done.stdout.startswith(b"Nothing is logged yet: llmrun generate --log")
+    assert done.stdout.startswith(b"No answers logged yet. `llmrun generate --log`")
     assert done.returncode == 0
 
 
@@ -58,7 +58,7 @@ def test_a_log_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file in the way")
     done = scripted("--log", "hi")
     assert (done.stdout, done.returncode) == (b"You said: hi\n", 0)
-    assert b"note: this answer is not in the log: " in done.stderr
+    assert b"note: this answer was not logged: " in done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a terminal's Ctrl-C")
@@ -110,5 +110,5 @@ def test_damaged_lines_are_told(tmp_path: Path) -> None:
     with (tmp_path / "data" / "logs" / "answers.jsonl").open("a") as file:
         file.write("nonsense\n")
     done = llmrun("logs")
-    assert b"note: 1 line of the log cannot be read" in done.stderr
+    assert b"note: skipped 1 unreadable line in" in done.stderr
     assert b"You said: hi" in done.stdout

@@ -54,14 +54,14 @@ def test_our_errors_keep_their_words_and_code(kind: type[errors.LlmrunError]) ->
 @pytest.mark.parametrize(
     ("error", "sentence", "code"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "system: /x/y: No space left on device", 7),
-        (OSError(errno.EACCES, "Permission denied", "/x/y"), "system: /x/y: Permission denied", 1),
-        (OSError(errno.EROFS, "Read-only file system", "/x"), "system: /x: Read-only file system", 1),
-        (OSError(errno.EIO, "Input/output error"), "system: Input/output error", 1),
-        (MemoryError(), "memory: this machine has none left for the request", 7),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory: this machine has none left for the request", 7),
-        (ValueError("oh\nno"), "internal: ValueError: oh\nno", 1),
-        (OSError("without a number"), "internal: OSError: without a number", 1),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "system error: /x/y: No space left on device", 7),
+        (OSError(errno.EACCES, "Permission denied", "/x/y"), "system error: /x/y: Permission denied", 1),
+        (OSError(errno.EROFS, "Read-only file system", "/x"), "system error: /x: Read-only file system", 1),
+        (OSError(errno.EIO, "Input/output error"), "system error: Input/output error", 1),
+        (MemoryError(), "not enough memory for this request", 7),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "not enough memory for this request", 7),
+        (ValueError("oh\nno"), "internal error: ValueError: oh\nno", 1),
+        (OSError("without a number"), "internal error: OSError: without a number", 1),
     ],
 )
 def test_foreign_errors_are_one_sentence(error: Exception, sentence: str, code: int) -> None:
@@ -114,7 +114,7 @@ def test_a_process_with_a_limit_of_memory_says_so(tmp_path: Path, imported: str,
     command = [sys.executable, "-c", program, "generate", "--backend", "cpu", "-t", "1", "-m", str(path), "hello"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     sentence, hint = done.stderr.splitlines()
-    assert re.fullmatch(r"error: memory: the limit of [\d.]+ MB on this process is too small for the request", sentence)
+    assert re.fullmatch(r"error: not enough memory for this request: the process is limited to [\d.]+ MB", sentence)
     assert "ulimit -v" in hint
     assert (done.returncode, done.stdout) == (7, "")
 
@@ -144,8 +144,8 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("bench compare --fail 5% a b", "--fail: no such option", "did you mean --fail-above?"),
         ("bench history --html", "--html: a value is missing", "see llmrun bench history --help"),
         ("generate --max 3 x", "--max: no such option", "did you mean --max-tokens?"),
-        ("generate --no x", "--no: no such option", "did you mean --no-think or --no-stream?"),
-        ("generate --tem 1 x", "--tem: no such option", "did you mean --temp?"),
+        ("generate --no x", "--no: no such option", "did you mean --no-think, --no-stream or --no-log?"),
+        ("generate --tem 1 x", "--tem: no such option", "did you mean --temp or --template?"),
         ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen options begin with it
     ],
 )
@@ -171,7 +171,7 @@ def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hi
         ("--logit-bias 5", "--logit-bias: '5' is not ID=BIAS"),
         ("--logit-bias 5=inf", "--logit-bias: '5=inf'"),
         ("--logit-bias 5=nan", "--logit-bias: '5=nan'"),
-        ("--stop=", "--stop: empty"),
+        ("--stop=", "--stop: the text must not be empty"),
         ("--chat-template-kwargs [1]", "--chat-template-kwargs: not a JSON object"),
         ("--chat-template-kwargs {", "--chat-template-kwargs: not JSON"),
         ("--chat-template /no/such/file", "--chat-template: /no/such/file: No such file or directory"),

@@ -155,7 +155,7 @@ def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:
         "hf:o/shards  18 B  3 files  hf:o/shards/s-Q8_0-00001-of-00003.gguf",
         "hf:o/n:Q4_K_M  17 B  hf:o/n/m-Q4_K_M.gguf  MIT",
     ]
-    assert done.stderr == "together 2.50 MB in 3 models\n"
+    assert done.stderr == "total 2.50 MB in 3 models\n"
     assert machine.files() == before
     settled(machine.hub)
     assert machine.hub.downloads() == 0
@@ -307,10 +307,10 @@ def test_a_failure_leaves_the_lock_of_the_others(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "pull: which model?"),
-        (("--revision", "main"), "--revision: of which model?"),
-        (("--locked", "--lock", "tiny:1b"), "--locked: the lock says which revision"),
-        (("--locked", "--revision", "x", "tiny:1b"), "--locked: the lock says which revision"),
+        ((), "no model given, and there is no llmrun.lock here"),
+        (("--revision", "main"), "--revision: no model given"),
+        (("--locked", "--lock", "tiny:1b"), "--locked: cannot be combined"),
+        (("--locked", "--revision", "x", "tiny:1b"), "--locked: cannot be combined"),
         (("--locked",), "llmrun.lock: no such file"),
         (("hf:o/n/../../x.gguf",), "not a valid repository, file or revision"),
         (("",), "the name is empty"),
@@ -433,7 +433,7 @@ def test_ctrl_c_says_that_the_next_pull_goes_on_and_it_does(machine: Machine) ->
     process = on_terminal(machine, "tiny:1b")
     process.expect(r"\d+%")
     process.sendintr()
-    process.expect(r"note:.* stopped: the next pull goes on where this one stopped")
+    process.expect(r"note:.* stopped; run the command again to resume the download")
     process.expect(pexpect.EOF)
     process.close()
     assert process.exitstatus == 130
@@ -441,7 +441,7 @@ def test_ctrl_c_says_that_the_next_pull_goes_on_and_it_does(machine: Machine) ->
     assert not machine.snapshot("o/n", "m-Q8_0.gguf").exists()
     done = machine.pull("tiny:1b")
     assert done.returncode == 0
-    assert "of it here already" in done.stderr
+    assert "already downloaded" in done.stderr
     *_, asked = [asked for asked in settled(machine.hub) if asked.at == "storage"]
     assert 0 < asked.sent < len(MODEL)
     assert machine.snapshot("o/n", "m-Q8_0.gguf").read_bytes() == MODEL

@@ -113,7 +113,7 @@ def test_a_flag_that_cannot_be_meant_is_a_usage_error_and_nothing_is_sent(comman
     with serving(response(HELLO)) as server:
         done = llmrun(command, "-m", server.url, flag, stdin=b"hi")
     assert (done.stdout, done.returncode) == (b"", 2)
-    assert done.stderr.startswith(f"error: {flag.partition('=')[0]}: not for a model behind a server".encode())
+    assert done.stderr.startswith(f"error: {flag.partition('=')[0]}: not supported for models on a server".encode())
     assert server.asked == []
 
 
@@ -154,7 +154,7 @@ def test_offline_another_machine_is_refused_and_this_one_is_not() -> None:
 
 def test_an_answer_that_the_server_cut_short_says_so() -> None:
     with serving(response(said("Hel", "length") + counted(7, 3) + DONE)) as server:
-        assert b"the answer was cut by 127.0.0.1" in llmrun("generate", "-m", server.url, "hi").stderr
+        assert b"the answer was cut off by 127.0.0.1" in llmrun("generate", "-m", server.url, "hi").stderr
         assert b"cut" not in llmrun("generate", "-m", server.url, "-n", "3", "hi").stderr
 
 

@@ -49,7 +49,7 @@ def test_the_catalogue_is_listed_without_asking_anybody(stores: Stores, hub: Fak
     assert len(rows) > 100
     assert "\x1b" not in head
     assert settled(hub) == []
-    facts = rf"{len(rows)} models  [\d.]+ [GM]B of memory are free  llmrun pull NAME  llmrun fit NAME\n"
+    facts = rf"{len(rows)} models  [\d.]+ [GM]B of memory free  llmrun pull NAME  llmrun fit NAME\n"
     assert re.fullmatch(facts, done.stderr.decode())
 
 
@@ -153,9 +153,9 @@ def test_the_hub_is_asked_with_hub(stores: Stores, hub: FakeHub) -> None:
     ("arguments", "environment", "code", "words"),
     [
         (["x"], {"HF_ENDPOINT": "http://127.0.0.1:1"}, 5, "the Hub does not respond: unreachable (Connection refused)"),
-        (["x", "--offline"], {}, 5, "offline was asked for"),
-        (["x"], {"HF_HUB_OFFLINE": "1"}, 5, "offline was asked for"),
-        (["zzzz"], {}, 4, "'zzzz': no GGUF model on the Hub matches"),
+        (["x", "--offline"], {}, 5, "search --hub: not available offline"),
+        (["x"], {"HF_HUB_OFFLINE": "1"}, 5, "search --hub: not available offline"),
+        (["zzzz"], {}, 4, "no GGUF model on the Hub matches 'zzzz'"),
         (["-n", "0"], {}, 2, "limit"),
     ],
 )

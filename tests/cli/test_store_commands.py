@@ -98,9 +98,9 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
     other = stores.repository("org/name") / "blobs" / ("c" * 64 + ".llmrun.incomplete")
     other.write_bytes(bytes(300))
     out, err = run("list")
-    assert "hf:org/name: 12% of 2.50 kB; pulling it again goes on from there" in out
-    assert "hf:org/name: 0 B of a download;" in out
-    assert err == "note: 1 model here has a newer revision: llmrun prune\n"
+    assert "hf:org/name: 12% of 2.50 kB downloaded; pull it again to resume" in out
+    assert "hf:org/name: 0 B downloaded;" in out
+    assert err == "note: 1 model has a newer revision; `llmrun prune` removes the old files\n"
     assert told("list")["incomplete"] == [
         {"name": "hf:org/name", "bytes": 300, "total_bytes": 2500},
         {"name": "hf:org/name", "bytes": 0, "total_bytes": 0},
@@ -216,16 +216,16 @@ def test_a_template_is_raw_in_a_pipe_and_visible_on_a_terminal(stores: Stores) -
     stores.shared("org/name", {"m-F32.gguf": everything_model(), "n-F16.gguf": ONE})
     assert run("show", "hf:org/name:F32", "--template")[0] == "{{ messages }}\x1b\n"
     assert screen_of("show", "hf:org/name:F32", "--template")[0] == "{{ messages }}␛\n"
-    assert "has no chat template" in run("show", "hf:org/name:F16", "--template", code=4)[1]
+    assert "contains no chat template" in run("show", "hf:org/name:F16", "--template", code=4)[1]
 
 
 def test_what_cannot_be_shown(stores: Stores) -> None:
-    assert "one at a time" in run("show", "x", "--template", "--tensors", code=2)[1]
+    assert "cannot be combined with" in run("show", "x", "--template", "--tensors", code=2)[1]
     run("show", str(stores.root / "none.gguf"), code=4)
     empty = RawGGUF({"general.architecture": string("llama")}).build()
     stores.shared("org/name", {"m-F32.gguf": empty})
     assert run("show", "hf:org/name:F32", "--tensors")[0] == ""
-    assert "none of its own" in run("show", "hf:org/name:F32")[0]
+    assert "none in the file" in run("show", "hf:org/name:F32")[0]
 
 
 def test_the_catalogues_word_is_shown(stores: Stores) -> None:
@@ -261,10 +261,10 @@ def test_several_are_removed_and_one_that_is_not_there_stops_no_other(stores: St
     stores.shared("org/b", {"m-Q4_0.gguf": TWO})
     before = stores.everything()
     out, _ = run("rm", "--dry-run", "hf:org/a:Q4_0")
-    assert out == f"hf:org/a:Q4_0: would be removed; {len(ONE)} B would be freed\n"
+    assert out == f"hf:org/a:Q4_0: would be removed, freeing {len(ONE)} B\n"
     assert {path: digest for path, digest in stores.everything().items() if "/pyc" not in path} == before
     out, err = run("rm", "hf:org/a:Q4_0", "hf:org/none", "hf:org/b:Q4_0", code=4)
-    assert out == "".join(f"hf:org/{name}:Q4_0: removed; {len(ONE)} B were freed\n" for name in "ab")
+    assert out == "".join(f"hf:org/{name}:Q4_0: removed, freeing {len(ONE)} B\n" for name in "ab")
     assert "hf:org/none" in err
     assert told("list")["models"] == []
 
@@ -287,7 +287,7 @@ def test_a_begun_download_is_removed_by_its_name(stores: Stores) -> None:
     stores.shared("org/a", {"README.md": b"x"})
     partial = stores.repository("org/a") / "blobs" / ("b" * 64 + ".llmrun.incomplete")
     partial.write_bytes(bytes(300))
-    assert run("rm", "hf:org/a")[0] == "hf:org/a: removed; 300 B were freed\n"
+    assert run("rm", "hf:org/a")[0] == "hf:org/a: removed, freeing 300 B\n"
     assert not partial.exists()
 
 
@@ -312,14 +312,14 @@ def test_all_are_verified_and_a_damaged_one_is_told_with_what_to_do(stores: Stor
     stores.own("m.gguf", gguf(salt=3))
     hurt.resolve().write_bytes(ONE)
     out, err = run("verify", code=6)
-    assert "hf:org/a:Q4_0: whole: sha256 as promised; 1 tensor of numbers" in out
-    assert "m.gguf: whole: nobody says what its sha256 must be" in out
+    assert "hf:org/a:Q4_0: OK: sha256 matches, no NaN in 1 tensor" in out
+    assert "m.gguf: OK: no known sha256 to compare with" in out
     assert out.endswith("3 models, 1 damaged\n")
     assert f"sha256 is {sha256(ONE)}, expected {sha256(TWO)}" in err
     assert "hint: llmrun rm hf:org/b:Q4_0 && llmrun pull hf:org/b:Q4_0\n" in err
     body = told("verify", "hf:org/b:Q4_0", "hf:org/none", code=6)
     assert body["damaged"] == 1
-    assert run("verify", "hf:org/a:Q4_0", "hf:org/none", code=4)[0].count("whole") == 1
+    assert run("verify", "hf:org/a:Q4_0", "hf:org/none", code=4)[0].count("OK") == 1
 
 
 def test_what_to_do_with_a_model_of_ollamas_and_with_one_that_was_made_wrong(stores: Stores) -> None:
@@ -327,13 +327,13 @@ def test_what_to_do_with_a_model_of_ollamas_and_with_one_that_was_made_wrong(sto
     blob.write_bytes(TWO)
     assert "hint: ollama rm m:1b && ollama pull m:1b" in run("verify", "ollama:m:1b", code=6)[1]
     stores.shared("org/a", {"m-Q4_0.gguf": b"GGUF nonsense"})
-    assert "the file was made like this" in run("verify", "hf:org/a:Q4_0", code=6)[1]
+    assert "the published file itself is damaged" in run("verify", "hf:org/a:Q4_0", code=6)[1]
 
 
 def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: Stores) -> None:
     path = stores.root / "mine.gguf"
     path.write_bytes(ONE)
-    said = f"{path}: whole: nobody says what its sha256 must be; 1 tensor of numbers\n"
+    said = f"{path}: OK: no known sha256 to compare with, no NaN in 1 tensor\n"
     assert run("verify", str(path)) == (said, "")
     path.write_bytes(TWO)  # the file's owner may do that
     assert run("verify", str(path)) == (said, "")
@@ -341,7 +341,7 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     out, err = run("verify", str(path), code=6)
     assert out == ""
     assert "incomplete GGUF file: " in err
-    assert "hint: fetch or copy it again" in err
+    assert "hint: download or copy it again" in err
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
     assert "name the first shard instead" in run("verify", str(other), code=3)[1]
@@ -361,7 +361,7 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_not_called_damaged(stores: 
     assert out == ""
     assert err.splitlines()[-2:] == [
         f"error: {first}: a file is missing: {second}",
-        "hint: all files of a model must lie beside the first one",
+        "hint: put all files of the model in the same folder",
     ]
     second.mkdir()  # reading a folder fails for every user
     stores.shared("org/a", {"m-Q4_0.gguf": TWO})
@@ -388,7 +388,7 @@ def test_pruning(stores: Stores) -> None:
     assert run("prune", "--dry-run")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B would be freed\n"
     body = told("prune", "--dry-run")
     assert body["freed_bytes"] == len(ONE)
-    assert run("prune")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B were freed\n"
+    assert run("prune")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B freed\n"
     assert run("prune", "hf:google/flan")[0].startswith("hf:google/flan: 1 B\n")
     run("prune", "../..", code=2)
 
@@ -400,7 +400,7 @@ def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> N
     blobs.rename(tmp_path / "blobs")
     blobs.symlink_to(tmp_path / "blobs")
     out, err = run("prune", code=1)
-    assert out == "0 B were freed\n"
+    assert out == "0 B freed\n"
     assert "this folder is a link" in err
 
 

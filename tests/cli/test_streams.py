@@ -108,14 +108,14 @@ def test_help_into_a_closed_pipe_is_silent(arguments: str) -> None:
 @pytest.mark.parametrize("command", [f"{GENERATE} hello", f"{GENERATE} --json hello", "$LLMRUN --help"])
 def test_a_full_disk_is_one_line_and_code_1(command: str) -> None:
     done = shell(f"{command} >/dev/full")
-    assert done.stderr == b"error: standard output: cannot be written: No space left on device\n"
+    assert done.stderr == b"error: cannot write to standard output: No space left on device\n"
     assert done.returncode == 1
 
 
 @pytest.mark.parametrize("command", [f"{GENERATE} hello", "$LLMRUN --version"])
 def test_a_closed_stdout_is_one_line_and_code_1(command: str) -> None:
     done = shell(f"{command} >&-")
-    assert done.stderr.startswith(b"error: standard output: closed\n")
+    assert done.stderr.startswith(b"error: standard output is closed\n")
     assert done.returncode == 1
 
 
@@ -202,7 +202,7 @@ def test_ctrl_c_shows_what_there_is_of_an_answer_that_is_not_streamed(tmp_path: 
 
 def test_no_prompt_on_a_terminal_says_what_to_type() -> None:
     screen, code = screen_of("generate", NO_COLOR="1")
-    assert screen == 'error: prompt: none given\nhint: llmrun generate "Why is the sky blue?"\n'
+    assert screen == 'error: no prompt given\nhint: llmrun generate "Why is the sky blue?"\n'
     assert code == 2
 
 

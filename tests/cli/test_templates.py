@@ -74,7 +74,7 @@ def test_raw_prompts_take_a_template_without_a_system_prompt(folder: Path) -> No
     (folder / "both.toml").write_text('system = "Be brief."')
     assert scripted("-q", "--raw", "-T", "story", "time").returncode == 0
     done = scripted("--raw", "-T", "both", "time")
-    assert (done.returncode, done.stderr[:46]) == (2, b"error: --raw: leaves no place for a system pro")
+    assert (done.returncode, done.stderr[:40]) == (2, b"error: --raw: cannot be combined with a ")
 
 
 def test_a_chat_takes_system_prompt_and_settings(folder: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_chat_takes_system_prompt_and_settings(folder: Path) -> None:
 
 
 def test_templates_are_listed_with_their_variables(folder: Path) -> None:
-    assert llmrun("templates").stdout.decode().startswith(f"No template is in {folder} yet: ")
+    assert llmrun("templates").stdout.decode().startswith(f"No templates in {folder} yet. ")
     (folder / "a.toml").write_text('prompt = "In $language: $input $x"\nmodel = "m"\ndefaults.language = "French"')
     (folder / "broken.toml").write_text("prompt = 3")
     done = llmrun("templates")
@@ -122,7 +122,7 @@ def test_a_new_template_begins_as_an_example_that_works(folder: Path) -> None:
     folder.rmdir()
     environment = {**os.environ, "EDITOR": "true", "VISUAL": ""}
     assert llmrun("templates", "edit", "sum", env=environment).returncode == 0
-    assert scripted("-q", "-T", "sum", "hi").stdout == b"You said: Summarise in English, in one line: hi\n"
+    assert scripted("-q", "-T", "sum", "hi").stdout == b"You said: Summarize in English, in one line: hi\n"
     before = (folder / "sum.toml").read_text()
     llmrun("templates", "edit", "sum", env=environment)
     assert (folder / "sum.toml").read_text() == before
@@ -132,7 +132,7 @@ def test_what_goes_wrong_in_an_editor_is_told(folder: Path) -> None:
     def edited(editor: str) -> str:
         return llmrun("templates", "edit", "a", env={**os.environ, "EDITOR": editor, "VISUAL": ""}).stderr.decode()
 
-    assert edited("").startswith("error: environment: VISUAL and EDITOR: not set\nhint: EDITOR=nano")
+    assert edited("").startswith("error: no editor: neither VISUAL nor EDITOR is set\nhint: EDITOR=nano")
     assert "cannot be edited with no-such-editor" in edited("no-such-editor")
-    assert "false ended with exit status 1" in edited("false")
+    assert "false exited with status 1" in edited("false")
     assert "not valid TOML" in edited("sh -c 'echo nonsense > \"$0\"'")

@@ -1,9 +1,9 @@
-"""The log of answers: one line of JSON for each, which `generate --log` appends and `llmrun logs` reads.
+"""The log of answers, a JSON Lines file that `generate --log` appends to and `llmrun logs` reads.
 
     logs/answers.jsonl   in the data folder; the folder has mode 0700, the file 0600
-    logs/.answers.lock   held while a line is appended, or the log is removed
+    logs/.answers.lock   held while a line is appended or the log is removed
 
-Appending is locked, so that lines of several processes never mix and a line that did not fit on the disk is taken back.
+Because of the lock, lines from several processes never mix, and a partial line can be removed when the disk is full.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llmrun.sampling_params import SAMPLING
 if TYPE_CHECKING:
     from llmrun.cli.answers.report import AnsweredRequest
 
-_PATIENCE_S = 10.0  # for another process to append its line
+_PATIENCE_S = 10.0  # how long to wait for the lock
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _SEARCHED = ("prompt", "system", "answer", "reasoning", "model", "template")
 
@@ -37,20 +37,20 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The last entries that were wanted, the oldest first, and how many lines of the log could not be read."""
+    """The entries found, oldest first, and the number of log lines that could not be read."""
 
     entries: Sequence[Entry]
     damaged: int
 
 
 class AnswerLog:
-    """The log in one file, which need not exist."""
+    """A log file, which need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, entry: Entry) -> None:
-        """Append an entry and see it onto the disk. Raises OSError, and then no part of it stays in the file."""
+        """Append an entry and sync the file to disk. Raises OSError, after removing any partial line."""
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         self.path.parent.parent.mkdir(parents=True, exist_ok=True)
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -62,9 +62,9 @@ class AnswerLog:
                 os.close(descriptor)
 
     def last(self, count: int | None, words: Sequence[str] = ()) -> Logged:
-        """Return the last `count` entries in which all words occur, in any case; None: all such entries.
+        """Return the last `count` entries that contain all words, ignoring case. None returns all such entries.
 
-        Raises OSError for a log that exists and cannot be read.
+        Raises OSError if the log exists but cannot be read.
         """
         folded = [word.casefold() for word in words]
         found: deque[Entry] = deque(maxlen=count)
@@ -78,7 +78,7 @@ class AnswerLog:
         return Logged(tuple(found), damaged)
 
     def clear(self) -> int:
-        """Remove the log, and return how many lines it had. Raises OSError."""
+        """Remove the log and return its number of lines. Raises OSError."""
         if not self.path.exists():
             return 0
         with self._locked():
@@ -88,7 +88,7 @@ class AnswerLog:
 
     def _lines(self) -> Iterator[bytes]:
         try:
-            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would never come to its end
+            if not stat.S_ISREG(self.path.stat().st_mode):  # reading a pipe would never end
                 raise OSError(0, "not a file", str(self.path))
             with self.path.open("rb") as file:
                 yield from file
@@ -97,7 +97,7 @@ class AnswerLog:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Raises OSError, of which filelock's Timeout is one."""
+        """Hold the lock. Raises OSError, including filelock's Timeout, which is a subclass."""
         import filelock
 
         with filelock.FileLock(self.path.with_name(".answers.lock"), mode=0o600, timeout=_PATIENCE_S):
@@ -105,14 +105,16 @@ class AnswerLog:
 
 
 def answer_log() -> AnswerLog:
-    """Return the user's log, in the data folder."""
+    """Return the user's log in the data folder."""
     return AnswerLog(data_folder() / "logs" / "answers.jsonl")
 
 
 def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
-    """Return what logs a finished answer. Trouble with the log is a note: the answer has been written already.
+    """Return a function that logs a finished answer.
 
-    template  the name of the prompt template, if there was one
+    If logging fails, the function only prints a note, because the answer has already been written.
+
+    template  the name of the prompt template, if one was used
     """
 
     def log(done: AnsweredRequest) -> None:
@@ -120,15 +122,15 @@ def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
         try:
             found.append(entry_of(done, template))
         except OSError as error:
-            out.note(f"this answer is not in the log: {found.path}: {error.strerror or error}")
+            out.note(f"this answer was not logged: {found.path}: {error.strerror or error}")
 
     return log
 
 
 def entry_of(done: AnsweredRequest, template: str | None) -> dict[str, Any]:
-    """Return what the log keeps of an answer.
+    """Return the log entry for an answer.
 
-    Values of the environment that are secrets by their names, the Hub's token and passwords in URLs are hidden in it.
+    Secrets are hidden in it: environment variables whose names suggest a secret, the Hub token, and passwords in URLs.
     """
     from llmrun.doctor.secrets import Secrets
 
@@ -169,7 +171,7 @@ def _append(descriptor: int, line: bytes) -> None:
         raise OSError(0, "not a file")
     end = os.lseek(descriptor, 0, os.SEEK_END)
     os.lseek(descriptor, max(end - 1, 0), os.SEEK_SET)
-    if end and os.read(descriptor, 1) != b"\n":  # a crash has torn a line off, which stays a line of its own
+    if end and os.read(descriptor, 1) != b"\n":  # a crash left a partial line, so begin a new one
         line = b"\n" + line
     try:
         written = os.write(descriptor, line)
@@ -179,12 +181,12 @@ def _append(descriptor: int, line: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, end)
         raise
-    with contextlib.suppress(OSError):  # a disk without fsync keeps what it keeps
+    with contextlib.suppress(OSError):  # some file systems do not support fsync
         os.fsync(descriptor)
 
 
 def _entry(line: bytes) -> Entry | None:
-    """Return the entry on a line; None where there is none, or one that misses what every entry has."""
+    """Parse a line of the log. Return None if it is not an entry or lacks a required field."""
     try:
         entry = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One request while it runs: text as it comes, Ctrl-C, and the accounts at the end."""
+"""Running one request: streaming its text, handling Ctrl-C, and printing the statistics at the end."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def answer(
     stream: bool = True,
     log: Callable[[AnsweredRequest], None] | None = None,
 ) -> int:
-    """Run a request, write its answer and its statistics, log it if there is a log, and return the exit code.
+    """Run a request, write its answer and statistics, log it if `log` is given, and return the exit code.
 
-    Without `stream`, the answer is written when it is complete.
-
-    Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
+    Without `stream`, the answer is written when it is complete. Ctrl-C (or SIGTERM) stops the answer; the text
+    generated until then is kept and gets the usual statistics.
     """
     pieces: list[str] = []
     thoughts: list[str] = []
@@ -69,7 +68,7 @@ def answer(
             elif isinstance(event, Finished):
                 finished = event
     if finished is None:
-        raise LlmrunError("the engine ended a request without saying so")
+        raise LlmrunError("the engine stopped without finishing the request")
     done = AnsweredRequest(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
     if as_json:
         out.json(completion_body(done))
@@ -86,7 +85,7 @@ def answer(
 
 @contextmanager
 def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bool) -> Iterator[None]:
-    """However it ends: what was an answer until then is one."""
+    """Flush the held-back text on every exit path."""
     try:
         yield
     finally:
@@ -96,29 +95,29 @@ def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bo
 
 
 def _explain_length(done: AnsweredRequest) -> None:
-    """Say so when the context, not the user, ended the answer."""
+    """Print a note if something other than the user's token limit truncated the answer."""
     asked = done.request.max_tokens
     cut = done.finished.reason is FinishReason.LENGTH
     timings = done.finished.timings
-    counted = timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
+    counted = timings.prompt_tokens > 0  # otherwise the server's chunks were counted, which may be several tokens each
     if cut and done.reasoning and not done.text:
-        advice = "" if done.info.backend == "remote" else " (--think-budget N ends its thinking earlier)"
-        out.note(f"the answer was cut while the model was thinking{advice}")
+        advice = "" if done.info.backend == "remote" else " (--think-budget N limits the thinking)"
+        out.note(f"the answer was cut off while the model was thinking{advice}")
     if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
         return
     if not done.info.context_size:
-        out.note(f"the answer was cut by {done.info.device}: its context may be full, or its own limit reached")
+        out.note(f"the answer was cut off by {done.info.device}: its context or its token limit may be exhausted")
     else:
         out.note(
-            f"the answer was cut: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
+            f"the answer was cut off: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
         )
 
 
 @contextmanager
 def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
-    """Let Ctrl-C and SIGTERM call `cancel` instead of ending the process; the second one ends it at once.
+    """Make Ctrl-C and SIGTERM call `cancel` instead of ending the process. A second signal ends it at once.
 
-    Yields the list of signals received. One that was ignored when we started (`nohup`, `&` in a script) stays so.
+    Yields the list of signals received. Signals that were ignored at the start (`nohup`, `&` in a script) stay ignored.
     """
     received: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Telling a user who has named no model what the default model is, and which one would suit the machine."""
+"""The note that explains the default model and suggests a better one for this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def tell_of_default_model(settings: Settings, command: str) -> None:
-    """Say once, on a terminal, that the default model is a toy. `command` is what opens another model: `llmrun chat`.
+    """Print a note, once and only on a terminal, that the default model is a toy.
 
-    Once, and not every day: the model is good enough for trying out how llmrun works, and whoever has read the line
-    knows it. A file in the data folder remembers; where that cannot be written, nothing is said, or it would be said
-    every time.
+    Once is enough, because the model is good enough for trying out llmrun. A file in the data folder records that the
+    note was shown. If the file cannot be written, the note is skipped; otherwise it would appear every time.
+
+    command  the command that opens another model, such as `llmrun chat`
     """
     if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
         return
@@ -37,11 +38,11 @@ def _sentence(model: str, command: str) -> str:
     from llmrun.machine.free_memory import free_memory
 
     size = quoted_size(load_catalog().entry(model))
-    toy = f"{model} is a toy of {format_bytes(size or 0)} that only shows that llmrun works"
+    toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"
     memory = free_memory()
     suits = suggested_model(memory) if memory is not None else None
     if suits is None:
-        return f"{toy}; `llmrun fit qwen3:4b` tells whether a larger model fits"
+        return f"{toy}; `llmrun fit qwen3:4b` shows whether a larger model fits"
     return f"{toy}; {suits.name} suits this machine ({format_bytes(suits.size)}): {command} {suits.name}"
 
 
@@ -49,6 +50,6 @@ def _remembered(told: Path) -> bool:
     try:
         told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         told.touch(exist_ok=False)
-    except OSError:  # it is told already by another process, or nothing can be written
+    except OSError:  # another process has just shown the note, or the folder is not writable
         return False
     return True

@@ -1,4 +1,4 @@
-"""The model that a chat has open, which can be exchanged for another one."""
+"""The open model of a chat, which can be switched for another one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 class ModelOpener(Protocol):
-    """Opens models by the names that users type. Both methods raise every LlmrunError of hub and engine."""
+    """Opens models by the names that users type. Both methods raise every LlmrunError of the hub and the engine."""
 
     def fetch(self, name: str) -> str:
-        """Make sure that the model is on this machine. Returns the name that finds it again from any folder."""
+        """Download the model if necessary. Return a name that works from any folder."""
 
     def open(self, name: str) -> AbstractContextManager[OpenModel]:
         """Open a model by a name that `fetch` returned."""
 
 
 class ModelLost(LlmrunError):
-    """A model that was in use could not be opened again: nothing is left to answer."""
+    """The model in use could not be reopened, so no model is left to answer."""
 
 
 class ModelInUse:
-    """One open model at a time.
+    """The only open model.
 
-    Memory may not hold two, and the context that a model gets by default depends on how much memory is free. So the
-    model in use is closed before the next one is opened, and opened again if that fails.
+    Two models may not fit in memory, and a model's default context size depends on the free memory. Therefore, the
+    model in use is closed before the next one is opened, and reopened if that fails.
     """
 
     def __init__(self, opener: ModelOpener, lasting_name: str) -> None:
-        """Open the first model. Raises what the opener raises, and TemplateRefused for one that takes no chats."""
+        """Open the first model. Raises the opener's errors, and TemplateRefused if the model does not support chat."""
         self._opener = opener
         self._held = ExitStack()
         self._opened: OpenModel | None = None
@@ -48,10 +48,10 @@ class ModelInUse:
         return self._opened
 
     def switch(self, name: str) -> bool:
-        """Open another model in place of this one. Returns False if it is the same one.
+        """Open another model instead of this one. Return False if it is the same one.
 
-        Raises what the opener raises, KeyboardInterrupt too; call `reopen` then. A name that means nothing and a
-        download that fails leave the model in use untouched.
+        Raises the opener's errors and KeyboardInterrupt; the caller must then call `reopen`. An unknown name or a
+        failed download does not affect the model in use.
         """
         lasting = self._opener.fetch(name)
         if lasting == self.lasting_name:
@@ -62,21 +62,21 @@ class ModelInUse:
         return True
 
     def reopen(self) -> None:
-        """Open the last model again if none is open. Raises ModelLost."""
+        """Reopen the last model if none is open. Raises ModelLost."""
         if self._opened is not None:
             return
         try:
             self._open(self.lasting_name)
         except (LlmrunError, OSError) as error:
-            raise ModelLost(f"{self.lasting_name}: cannot be opened again: {error}") from error
+            raise ModelLost(f"{self.lasting_name}: cannot be reopened: {error}") from error
 
     def cancel(self) -> None:
-        """Stop the answer under way: for a signal handler."""
+        """Stop the current answer. Safe to call from a signal handler."""
         if self._opened is not None:
             self._opened.engine.cancel_current()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the model. Calling it twice is safe."""
         self._opened = None
         self._held.close()
 
@@ -94,9 +94,9 @@ class ModelInUse:
             engine = opened.engine
             if not engine.takes_chats:
                 raise TemplateRefused(
-                    f"no chat template: {engine.info.path}: tokenizer.chat_template is absent, and the vocabulary is "
-                    "of no known family",
-                    hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
+                    f"no chat template: {engine.info.path}: tokenizer.chat_template is missing, and the vocabulary "
+                    "does not belong to a known model family",
+                    hint="give one with --chat-template FILE, or use llmrun generate --raw for plain completion",
                 )
             self._held = trial.pop_all()
         self._opened = opened

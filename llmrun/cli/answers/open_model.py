@@ -1,4 +1,4 @@
-"""From a model's name to an open engine, with the waiting shown."""
+"""Opening a model by name: resolve, download and load it, with progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """`name` is what to call the model: the catalogue's, the file's or the server's. The seed is not decided yet."""
+    """An open engine with its display name, which comes from the catalogue, the file or the server.
+
+    The seed in `default_sampling` is not set yet.
+    """
 
     engine: Answering
     name: str
@@ -38,14 +41,14 @@ class OpenModel:
 
 
 def lasting_name(settings: Settings) -> str:
-    """What finds the same model again from any folder: a name of the catalogue, an absolute path, or a URL.
+    """Return a name for the model that works from any folder: a catalogue name, an absolute path or a URL.
 
-    Raises UsageError for a URL that cannot be meant, ModelNotFound for a name that means nothing.
+    Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
     """
     if is_endpoint(settings.model):
         return parse_endpoint(settings.model).address
     if is_stand_in(settings.backend):
-        return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
+        return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path.expanduser may raise)
     from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath, understand
 
@@ -55,11 +58,12 @@ def lasting_name(settings: Settings) -> str:
 
 @contextmanager
 def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
-    """Find the model's file, fetching it if need be, and open it. Where it `will_chat`, the process that renders chat
-    templates starts first: most of its 70 ms pass beside imports and the loading of weights.
-    A model behind a server is opened where it is, without what concerns models that run here.
+    """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
 
-    Raises every LlmrunError of hub and engine.
+    Raises every LlmrunError of the hub and the engine.
+
+    will_chat  start the process that renders chat templates first, so that most of its 70 ms overlap with imports and
+               the loading of weights
     """
     if is_endpoint(settings.model):
         with _open_remote(settings) as opened:
@@ -90,7 +94,7 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
         held.enter_context(engine)
         out.clear_progress()
         if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
-            out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
+            out.note("--gpu-layers: no layer of this model runs on a GPU; -v shows which backend runs it and why")
         if settings.ctx_size is not None and (
             words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
         ):
@@ -101,9 +105,10 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
 
 
 def fetch_model(settings: Settings) -> None:
-    """Find the model's file, fetching it if need be, without opening it. Raises every LlmrunError of hub.
+    """Find the model's file and download it if necessary, without opening it. Does nothing for a model on a server.
 
-    A model behind a server is left alone."""
+    Raises every LlmrunError of the hub.
+    """
     if not is_endpoint(settings.model):
         _found(settings)
 
@@ -121,19 +126,19 @@ def _options(settings: Settings) -> OpenOptions:
 
 
 def _tell_of_too_many_threads(settings: Settings) -> None:
-    """Nothing is wrong with the answer, but it may come many times slower."""
+    """Print a note if --threads exceeds the CPU's limit, which can make answers many times slower."""
     from llmrun.machine.cpu_count import most_threads
 
     if settings.threads is None or is_stand_in(settings.backend):
         return
     if settings.threads > (most := most_threads()):
-        run = f"{most} can run at the same time" if most > 1 else "one can run at a time"
-        out.note(f"{settings.threads} threads (--threads): {run} here, and more are slower")
+        run = f"{most} threads" if most > 1 else "one thread"
+        out.note(f"--threads {settings.threads}: this machine runs only {run} at a time, and more are slower")
 
 
 @contextmanager
 def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
-    """Where a model of the catalogue is too large, say which of its quantizations is not."""
+    """If a model from the catalogue does not fit, add a hint with the largest quantization that does."""
     try:
         yield
     except DoesNotFit as error:
@@ -144,7 +149,9 @@ def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
         smaller = smaller_choice(entry, error.most_weights)
         if not smaller:
             raise
-        raise DoesNotFit(str(error), hint=f"the largest that fits is {smaller}: try -m {smaller}") from error
+        raise DoesNotFit(
+            str(error), hint=f"the largest quantization that fits is {smaller}: try -m {smaller}"
+        ) from error
 
 
 def _found(settings: Settings) -> ResolvedModel:
@@ -169,7 +176,7 @@ def _open_remote(settings: Settings) -> Iterator[OpenModel]:
 
 
 def _describe(engine: Engine) -> None:
-    """What --verbose says of a model."""
+    """Print the details of a model that --verbose shows."""
     info, template = engine.info, engine.template
     out.detail(f"model      {info.name}: {info.path}")
     out.detail(
@@ -181,7 +188,7 @@ def _describe(engine: Engine) -> None:
     if info.kv_bytes:
         of_a_token = info.kv_bytes / (info.context_size * info.max_sequences)
         out.detail(
-            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} a token, {format_bytes(info.kv_bytes)} when full"
+            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} per token, {format_bytes(info.kv_bytes)} when full"
         )
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
     out.detail(f"loaded in  {format_seconds(engine.load_s)}")

@@ -1,4 +1,4 @@
-"""What is told about an answer: one line for people, OpenAI's body for programs."""
+"""Reports about an answer: a statistics line for people and OpenAI's JSON body for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmrun.types import ModelInfo, Timings, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """A finished request and everything worth saying about it. `model` is the name to call it by."""
+    """A finished request with all facts for its report. `model` is the display name."""
 
     model: str
     info: ModelInfo
@@ -30,20 +30,22 @@ class AnsweredRequest:
     reasoning: str = ""
 
 
-# The facts that the closing line leaves out where they do not fit, the least important ones first.
+# The facts that are dropped from the statistics line if it is too long, least important first.
 _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "total", "TTFT")
 
 
 def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
-    """Print the closing line: with every fact to a log and with --verbose, otherwise with those that fit the terminal.
-    `with_context`: with the share of the context that is used."""
+    """Print the statistics line. --verbose and log files get all facts, a terminal only those that fit on one line.
+
+    with_context  include the used share of the context
+    """
     out.fields(
         stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context=with_context)
     )
 
 
 def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = True) -> list[str]:
-    """Return the most important facts about an answer that fit a line of `limit` columns."""
+    """Return the most important facts about an answer that fit on a line of `limit` columns."""
     facts = _facts(answer)
     if not with_context:
         facts.pop("context", None)
@@ -54,12 +56,12 @@ def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = 
 
 
 def stats_fields(answer: AnsweredRequest) -> list[str]:
-    """Return all facts about an answer. At their usual lengths they fill one line of 100 columns."""
+    """Return all facts about an answer. They usually fit on one line of 100 columns."""
     return list(_facts(answer).values())
 
 
 def _facts(answer: AnsweredRequest) -> dict[str, str]:
-    """Return the facts in the field's words (TTFT: time to first token; TPOT: time per output token)."""
+    """Return the facts by name. TTFT is the time to first token, and TPOT the time per output token."""
     timings, info = answer.finished.timings, answer.info
     name = _named(answer.model, info)
     seed = {} if answer.request.seed is None else {"seed": f"seed {answer.request.seed}"}
@@ -68,7 +70,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
         stopped = f"stopped {where} after {format_seconds_briefly(timings.total_s)}"
         return {"model": name, "written": stopped} | seed
     facts = {"model": name}
-    if timings.prompt_tokens:  # not every server counts
+    if timings.prompt_tokens:  # not every server reports it
         computed = timings.prompt_tokens - timings.cached_tokens
         facts["prompt"] = f"{computed} in {format_number(timings.prompt_per_second)}/s"
     facts["TTFT"] = f"TTFT {format_seconds_briefly(timings.ttft_s)}"
@@ -76,7 +78,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if thinking and first_answer:
         facts["first answer"] = f"answer after {format_seconds_briefly(first_answer)}"
     facts["written"] = f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")
-    if timings.generated_tokens > 1:  # a single token has no pace
+    if timings.generated_tokens > 1:  # a speed needs at least two tokens
         facts["written"] += f" {format_number(timings.decode_per_second)}/s"
         facts["TPOT"] = f"TPOT {format_seconds_briefly(timings.tpot_s)}"
     facts["total"] = format_seconds_briefly(timings.total_s)
@@ -86,7 +88,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
 
 
 def waiting_words(event: PrefillProgress) -> str:
-    """What is said while an answer has not begun."""
+    """Return the progress text to show until the answer begins."""
     return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"
 
 
@@ -103,7 +105,7 @@ def _shortened(name: str, limit: int = 24) -> str:
 
 
 def logprob_fields(token: TokenLogprobs) -> list[str]:
-    """A token with its probability, then the likeliest ones at its place."""
+    """Return a token with its probability, followed by the most likely tokens at its position."""
     return [_probability(token.chosen), *map(_probability, token.top)]
 
 
@@ -112,7 +114,7 @@ def _probability(token: TokenLogprob) -> str:
 
 
 def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
-    """OpenAI's `chat.completion` object, with `seed`, `timings` (s, tok/s) and `run` (what answered) added."""
+    """Return OpenAI's `chat.completion` object, extended by `seed`, `timings` (s, tok/s) and `run` (the backend)."""
     timings = answer.finished.timings
     logprobs = None
     if answer.request.logprobs is not None:

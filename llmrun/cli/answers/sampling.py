@@ -1,4 +1,4 @@
-"""Which sampling parameters an answer gets, and which of them a server is sent."""
+"""The seed of an answer, and the sampling parameters that are sent to a server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.settings import Settings
 
-_RANDOM_SEEDS = 1_000_000  # short enough to read out and type again, many enough for a thousand samples
+_RANDOM_SEEDS = 1_000_000  # short enough to retype, and enough different seeds for a thousand samples
 
 
 def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | None:
-    """Return the names of the sampling parameters that the model's server is sent; None for models that run here.
+    """Return the names of the sampling parameters to send to the model's server, or None for local models.
 
-    Only what the user has set is sent, by a flag, in the environment, in config.toml or in a conversation. Everything
-    else the server decides: it may know what suits its model, and some models of OpenAI's refuse any temperature.
+    Only parameters set by the user are sent (by a flag, in the environment, in config.toml or in a conversation). The
+    server decides the rest, because it may know the best values for its model, and some OpenAI models reject any
+    temperature.
     """
     if not is_remote(engine):
         return None
@@ -24,12 +25,12 @@ def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | Non
 
 
 def next_seed(engine: Answering, settings: Settings) -> int | None:
-    """Return the user's seed, or else a random one; None where a server chooses it."""
+    """Return the user's seed, or else a random one. Return None if the server chooses the seed."""
     if settings.seed is not None or is_remote(engine):
         return settings.seed
     return secrets.randbelow(_RANDOM_SEEDS)
 
 
 def is_remote(engine: Answering) -> bool:
-    """Return whether the model is behind a server."""
+    """Return whether the model runs on a server."""
     return engine.info.backend == "remote"

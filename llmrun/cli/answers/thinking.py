@@ -1,4 +1,4 @@
-"""What the user wants of a model's thinking, and what is shown of it."""
+"""A model's thinking: the user's options for it, and how it is shown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 
 class ThinkingView:
-    """Shows one answer's thinking: as it comes, or at the end without `stream`. `hidden` shows only that there is
-    some."""
+    """Shows the thinking of one answer as it is generated.
+
+    hidden  show only that the model is thinking
+    stream  if False, show the thinking when it is complete
+    """
 
     def __init__(self, *, hidden: bool, stream: bool = True) -> None:
         self._hidden = hidden
@@ -38,14 +41,17 @@ class ThinkingView:
             self._held.append(piece)
 
     def end(self) -> None:
-        """Show what is still held, at the end of the answer."""
+        """Show the thinking that is still held back, at the end of the answer."""
         out.thinking("".join(self._held))
         self._held = []
 
 
 class CertainAnswer:
-    """Lets through what is certainly the answer. On a terminal that is everything: a note can follow what turns out
-    to be none. Anywhere else nobody could take it back. Without `stream`, nothing passes before the end."""
+    """Holds text back until it is certain to be part of the answer and not of the thinking.
+
+    A terminal gets all text at once, because a note can correct it later. A pipe or a file could not be corrected.
+    Without `stream`, all text is held back until the end.
+    """
 
     def __init__(self, *, stream: bool = True) -> None:
         self._stream = stream
@@ -61,21 +67,25 @@ class CertainAnswer:
         return "" if delta.tentative and self._waits else self.rest()
 
     def rest(self) -> str:
-        """What is still held, at the end of the answer, or because it was none."""
+        """Return and clear the text held back, at the end of the answer or because it turned out to be thinking."""
         held, self._held = self._held, ""
         return held
 
 
 class Wish(NamedTuple):
-    """What a request asks of the model's thinking: see Request."""
+    """The thinking options of a request; see Request."""
 
     think: bool | None
     think_budget: int | None
 
 
 def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, typed: Container[str]) -> None:
-    """Look at what is wanted with the model open: raise UsageError for what it cannot do, and say what may have no
-    effect. `typed` are the names of settings that were said for this run or conversation."""
+    """Check the thinking options against the open model. Print a note for those without effect.
+
+    Raises UsageError if the model cannot think as requested.
+
+    typed  the names of the settings given for this run or conversation
+    """
     known = engine.thinking
     if known is None:
         _tell_what_a_server_is_not_asked(settings, typed)
@@ -86,27 +96,30 @@ def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, ty
     if flags.think:
         known.require()
     if flags.think is False and not known.can_think:
-        out.note("--no-think: no switch and no tags of thinking are known for this model: what it writes is its answer")
+        out.note("--no-think has no effect: this model has no known thinking switch or tags")
     if flags.think_budget is not None and known.style is None:
-        out.note("--think-budget: no tags of thinking are known for this model: nothing is limited")
+        out.note("--think-budget has no effect: this model has no known thinking tags")
 
 
 def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) -> None:
     names = [name for name in Wish._fields if getattr(settings, name) is not None and name not in typed]
     if names:
-        out.note(f"{', '.join(names)}: set for models that run here, and not asked of a server")
+        out.note(f"{', '.join(names)}: not sent to the server, because these settings are for local models")
 
 
 def wanted_thinking(engine: Answering, settings: Settings, typed: Container[str]) -> Wish:
-    """What is asked of the model. A wish that was not made for this one counts only where it can be fulfilled, and
-    gives way to a typed one."""
+    """Return the thinking options to request from the model.
+
+    Options from the environment or config.toml apply only if the model supports them, and options in `typed` override
+    them.
+    """
     think, budget = settings.think, settings.think_budget
     known = engine.thinking
-    if known is None:  # a server may refuse what it does not know
+    if known is None:  # a server may reject unknown options
         return Wish(think if "think" in typed else None, budget if "think_budget" in typed else None)
     if think and budget == 0 and "think" in typed and "think_budget" not in typed:
         budget = None
     if think is None:
         return Wish(None, budget)
-    known.has_switch  # noqa: B018  (finding out takes a while the first time: not when the clock runs)
+    known.has_switch  # noqa: B018  (the first detection is slow, so do it before the request is timed)
     return Wish(None if think and not known.can_think else think, budget)

@@ -1,4 +1,4 @@
-"""The flags of every command that answers, as one value, so that no command spells them out again."""
+"""The flags shared by all commands that generate answers, declared once as a dataclass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_templa
 
 @dataclass(frozen=True, slots=True)
 class AnswerFlags:
-    """What was typed; None, or False, was not. In the order of --help."""
+    """The flags the user gave, in the order of --help. None or False means that a flag was not given."""
 
     model: options.Model = None
     system: options.System = None
@@ -47,38 +47,38 @@ class AnswerFlags:
     debug: options.Debug = False
 
     def given(self) -> dict[str, object]:
-        """The settings among them that were typed, but for the system prompt, which as a flag may be empty."""
+        """Return the settings that were given as flags, without the system prompt, which may be empty as a flag."""
         known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
         values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
         return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
 
     def check_model(self, model: str) -> None:
-        """Raise UsageError when what was typed cannot be meant for this model: a server has decided it for itself."""
+        """Raise UsageError if a flag does not apply to this model because its server controls the setting."""
         if not is_endpoint(model):
             return
         for name in _NOT_FOR_SERVERS:
             if getattr(self, name) is not None:
                 raise UsageError(
-                    f"--{name.replace('_', '-')}: not for a model behind a server, which decides it itself",
-                    hint="leave it out, or set it where the server is started",
+                    f"--{name.replace('_', '-')}: not supported for models on a server, which controls it",
+                    hint="leave it out, or set it when you start the server",
                 )
 
     def settings(self) -> Settings:
-        """The settings of this run; `out` obeys them from here on. Raises UsageError."""
+        """Load the settings of this run and apply them to `out`. Raises UsageError."""
         if self.think and self.think_budget == 0:
-            raise UsageError("--think: --think-budget 0 means no thinking at all", hint="give one of the two")
+            raise UsageError("--think: contradicts --think-budget 0, which turns thinking off", hint="use only one")
         settings = load_settings(self.given())
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Let Typer see AnswerFlags in place of the command's parameter `flags`, with a flag for each of SAMPLING."""
+    """Replace the command's parameter `flags`, for Typer, with the flags of AnswerFlags and of SAMPLING."""
     return _with_flags(command, list(_answer_parameters()), _answer_flags)
 
 
 def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Let Typer see the fields of a dataclass in place of the command's parameter `flags`."""
+    """Replace the command's parameter `flags`, for Typer, with one flag for each field of a dataclass."""
     return lambda command: _with_flags(command, _parameters(kind), kind)
 
 
@@ -92,7 +92,7 @@ def _answer_parameters() -> Iterator[inspect.Parameter]:
             yield parameter
             continue
         for name, declared in SAMPLING.items():
-            text = f"{declared.help}  [default: model's, or {declared.default:g}]"
+            text = f"{declared.help}  [default: the model's, or {declared.default:g}]"
             option = typer.Option(*declared.flags, metavar=declared.metavar, help=text)
             yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
 

@@ -1,4 +1,4 @@
-"""Settings for the commands that can do their work without most of them, such as `list` and `rm`."""
+"""Lenient loading of settings, for commands such as `list` and `rm` that work without most of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmrun.settings import Settings, load_sound_settings
 
 
 def apply_settings(flags: Mapping[str, object]) -> Settings:
-    """Load the settings of this run and let `out` obey them. A wrong setting is ignored, with a note.
+    """Load the settings of this run and apply them to `out`. An invalid setting is ignored with a note.
 
-    flags  as `load_settings` takes them; a value of None or False was not given
-    Raises UsageError for a flag.
+    flags  settings given as flags, as for `load_settings`; None or False means not given
+    Raises UsageError for an invalid flag.
     """
     given = {name: value for name, value in flags.items() if value not in (None, False)}
     settings, wrong = load_sound_settings(given)

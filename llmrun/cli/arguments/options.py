@@ -1,4 +1,4 @@
-"""The flags that several commands share. None means "not given": settings and the model decide then."""
+"""The flags that several commands share. None means that a flag was not given; settings and the model then decide."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.cli.arguments.values import models, one_of
+from llmrun.settings import Settings
 
 Model = Annotated[
     str | None,
@@ -17,30 +18,35 @@ Model = Annotated[
         "-m",
         "--model",
         metavar="NAME",
-        help="A name of the catalogue, a .gguf file, or a server's URL#MODEL.",
+        help=f"Model name, .gguf file, or server URL#MODEL.  [default: {Settings().model}]",
         autocompletion=models,
     ),
 ]
-System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
+System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("-n", "--max-tokens", metavar="N", help="End the answer after N tokens; -1: no limit.  [default: -1]"),
+    typer.Option(
+        "-n",
+        "--max-tokens",
+        metavar="N",
+        help="Maximum tokens to generate; -1 for no limit.  [default: until the model stops]",
+    ),
 ]
 ContextSize = Annotated[
     int | None,
-    typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: what fits, up to 32768]"),
+    typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: what fits, up to 32768]"),
 ]
 KVType = Annotated[
     str | None,
     typer.Option(
         "--kv-type",
         metavar="TYPE",
-        help="Of the KV cache: f16, or q8_0 of half the size.  [default: f16]",
+        help="KV cache precision: f16, or q8_0 (half the memory).  [default: f16]",
         autocompletion=one_of(*KV_TYPES),
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
+    int | None, typer.Option("-t", "--threads", metavar="N", help="Number of CPU threads.  [default: one per core]")
 ]
 LogitBias = Annotated[
     list[str] | None,
@@ -48,40 +54,40 @@ LogitBias = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", metavar="N", help="The same seed gives the same text.  [default: random]"),
+    typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same text.  [default: random]"),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before TEXT. Repeatable.")
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="Stop just before generating TEXT. Repeatable.")
 ]
 Think = Annotated[
     bool | None,
-    typer.Option("--think/--no-think", help="Let the model think first, or not.  [default: as its template has it]"),
+    typer.Option("--think/--no-think", help="Turn thinking on or off.  [default: set by the chat template]"),
 ]
 ThinkBudget = Annotated[
-    int | None, typer.Option("--think-budget", metavar="N", help="End its thinking after N tokens; 0: none at all.")
+    int | None, typer.Option("--think-budget", metavar="N", help="Stop thinking after N tokens; 0 turns it off.")
 ]
-HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show what it thinks.")]
+HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show the model's thinking.")]
 Stream = Annotated[
     bool | None,
-    typer.Option("--stream/--no-stream", help="Show the answer while it is written.  [default: --stream]"),
+    typer.Option("--stream/--no-stream", help="Show the answer while it is generated.  [default: stream]"),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors on stderr.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more details on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 PromptTemplate = Annotated[
     str | None,
-    typer.Option("-T", "--template", metavar="NAME", help="A prompt template, by name or path: see llmrun templates."),
+    typer.Option("-T", "--template", metavar="NAME", help="Prompt template, by name or path (see llmrun templates)."),
 ]
 Params = Annotated[
     list[str] | None,
-    typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a variable of the prompt template. Repeatable."),
+    typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a prompt template variable. Repeatable."),
 ]
 Backend = Annotated[
     str | None,
     typer.Option(
         "--backend",
         metavar="NAME",
-        help=f"{choices_in_words()}.  [default: auto]",
+        help=f"Backend: {choices_in_words()}.  [default: auto]",
         autocompletion=one_of(*CHOICES),
     ),
 ]
@@ -91,18 +97,18 @@ GpuLayers = Annotated[
         "--gpu-layers",
         "-ngl",
         metavar="N",
-        help="Layers that a GPU runs: auto, all, or a number.  [default: auto]",
+        help="Layers to run on the GPU: auto, all, or a number.  [default: auto]",
         autocompletion=one_of("auto", "all"),
     ),
 ]
 ChatTemplate = Annotated[
     Path | None,
-    typer.Option("--chat-template", metavar="FILE", help="Jinja2 in place of the model's own template."),
+    typer.Option("--chat-template", metavar="FILE", help="Jinja2 file to use instead of the model's chat template."),
 ]
 ChatTemplateKwargs = Annotated[
     str | None,
-    typer.Option("--chat-template-kwargs", metavar="JSON", help="More variables for the chat template."),
+    typer.Option("--chat-template-kwargs", metavar="JSON", help="Extra chat template variables, as a JSON object."),
 ]
-Offline = Annotated[bool, typer.Option("--offline", help="Use only what is on this machine.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be removed, and remove nothing.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Use only local files; do not access the network.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback if the command fails.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed without removing it.")]

@@ -1,4 +1,4 @@
-"""From what was typed to what the engine takes."""
+"""Parsers that turn command-line values into values for the engine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
-    """A conversation of one question. An empty system prompt is one too: it replaces a template's own."""
+    """Return the messages of a chat with one question.
+
+    An empty system prompt is still sent, because it replaces the default one of the chat template.
+    """
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": prompt}]
 
 
 def described_sampling(sampling: SamplingParams, sent: frozenset[str] | None = None) -> str:
-    """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it.
+    """Describe the sampling parameters in effect, as in `temperature 0.8, top_k 40, ...`.
 
-    sent  the names of those that a server is sent; None for models that run here
+    sent  the names of the parameters that are sent to a server; None for local models
     """
     known = ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING if sent is None or name in sent)
     if sent is None:
@@ -33,14 +36,15 @@ def described_sampling(sampling: SamplingParams, sent: frozenset[str] | None = N
 
 
 def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
+    """Check the values of --stop. Raises UsageError for an empty one or one that is not UTF-8."""
     for text in texts:
         if not checked_text(text, "--stop"):
-            raise UsageError("--stop: empty: would end every answer before it begins")
+            raise UsageError("--stop: the text must not be empty")
     return tuple(texts)
 
 
 def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
-    """`["29889=-inf", "7=2.5"]` -> `{29889: -inf, 7: 2.5}`. Raises UsageError."""
+    """Parse `["29889=-inf", "7=2.5"]` into `{29889: -inf, 7: 2.5}`. Raises UsageError."""
     biases: dict[int, float] = {}
     for pair in pairs:
         token, _, bias = pair.partition("=")
@@ -49,12 +53,12 @@ def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
         except ValueError:
             raise UsageError(f"--logit-bias: {pair!r} is not ID=BIAS, as in 29889=-2.5 or 29889=-inf") from None
         if not biases[int(token)] < math.inf:
-            raise UsageError(f"--logit-bias: {pair!r}: a bias is a number or -inf")
+            raise UsageError(f"--logit-bias: {pair!r}: the bias must be a number or -inf")
     return biases
 
 
 def parse_template_variables(text: str | None) -> dict[str, Any]:
-    """The object of --chat-template-kwargs; an empty one when it was not given. Raises UsageError."""
+    """Parse the JSON object of --chat-template-kwargs, or return {} if it was not given. Raises UsageError."""
     if text is None:
         return {}
     try:

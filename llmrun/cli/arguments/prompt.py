@@ -1,4 +1,4 @@
-"""Where the prompt comes from: arguments, a file, standard input. All of it is the user's, and all of it UTF-8."""
+"""Reading the prompt from arguments, a file or standard input, all of which must be UTF-8."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.errors import UsageError
 
-LARGEST_TEXT = 64 << 20  # bytes; far above any context, and it ends a read from /dev/zero
+LARGEST_TEXT = 64 << 20  # bytes; far more than any context holds, and a limit for endless files such as /dev/zero
 STDIN = "-"
 
 
 def read_prompt(words: Sequence[str], option: str | None, file: Path | None) -> str:
-    """The prompt from its parts, joined by an empty line: the text given, then the file's.
+    """Return the prompt: the given text, then the text of the file, separated by an empty line.
 
-    words   arguments, joined by blanks; each `-` among them stands for standard input
-    option  the text of --prompt, in place of arguments
-    file    a file's text follows; `-` is standard input
+    words   arguments, joined by spaces; each `-` stands for standard input
+    option  the text of --prompt, given instead of arguments
+    file    a file to append; `-` means standard input
 
-    With none of them standard input is the prompt, unless a person sits there. With any of them it is not touched.
-    Raises UsageError: no prompt, an empty one, two of them, a file that cannot be read, bytes that are not UTF-8.
+    If none of them is given, the prompt is read from standard input, unless that is a terminal. Otherwise, standard
+    input is read only where `-` asks for it.
+
+    Raises UsageError if there is no prompt, if it is empty or given twice, if a file cannot be read, or if the text is
+    not UTF-8.
     """
     if words and option is not None:
         raise UsageError(
-            "prompt: given twice: as an argument and as --prompt",
-            hint="use quotes to make one argument of it",
+            "the prompt was given twice: as an argument and with --prompt",
+            hint="if it is a single prompt, put all of it in quotes",
         )
     given = [option] if option is not None else list(words)
     if [*given, str(file)].count(STDIN) > 1:
-        raise UsageError("prompt: standard input can be read only once: - was given more often")
+        raise UsageError("standard input can be read only once, but - was given several times")
     if not given and file is None:
         if is_terminal(sys.stdin):
-            raise UsageError("prompt: none given", hint='llmrun generate "Why is the sky blue?"')
-        return _not_empty(read_stdin(), "standard input")
+            raise UsageError("no prompt given", hint='llmrun generate "Why is the sky blue?"')
+        return _not_empty(read_stdin())
     blocks = [checked_text(block, "prompt") if block != STDIN else read_stdin() for block in _blocks(given)]
     if file is not None:
         blocks.append(read_stdin() if str(file) == STDIN else read_text(file, "prompt"))
-    return _not_empty("\n\n".join(block for block in blocks if block), "all of it")
+    return _not_empty("\n\n".join(block for block in blocks if block))
 
 
 def _blocks(words: Sequence[str]) -> list[str]:
-    """Neighbouring words become one block; `-` is a block of its own."""
+    """Join adjacent words into blocks. Each `-` is a separate block."""
     blocks: list[str] = []
     join = False
     for word in words:
@@ -56,14 +59,17 @@ def _blocks(words: Sequence[str]) -> list[str]:
     return blocks
 
 
-def _not_empty(prompt: str, where: str) -> str:
+def _not_empty(prompt: str) -> str:
     if not prompt.strip():
-        raise UsageError(f"prompt: empty: {where}", hint='llmrun generate "Why is the sky blue?"')
+        raise UsageError("the prompt is empty", hint='llmrun generate "Why is the sky blue?"')
     return prompt
 
 
 def checked_text(text: str, name: str) -> str:
-    """An argument's text. Raises UsageError for bytes that are not UTF-8 (Python hands them on as surrogates)."""
+    """Return the text of an argument. Raises UsageError if it is not UTF-8 (Python decodes such bytes as surrogates).
+
+    name  the argument's name for the message
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -73,14 +79,17 @@ def checked_text(text: str, name: str) -> str:
 
 
 def read_stdin() -> str:
-    """All of standard input, without its last newline."""
+    """Read all of standard input and return it without its last newline."""
     if is_terminal(sys.stdin):
-        out.note("reading the prompt from the keyboard; Ctrl-D ends it")
+        out.note("reading the prompt from the keyboard; press Ctrl-D to finish")
     return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input")
 
 
 def read_text(path: Path, name: str) -> str:
-    """A text file without its last newline. Raises UsageError naming what it was for."""
+    """Read a text file and return it without its last newline. Raises UsageError.
+
+    name  the purpose of the file, for the message
+    """
     try:
         with path.open("rb") as stream:
             data = _read(stream, str(path))
@@ -98,10 +107,10 @@ def _read(stream: BinaryIO, where: str) -> bytes:
 
 def _decoded(data: bytes, where: str) -> str:
     try:
-        # Editors and `echo` end a file with a newline nobody meant; some systems begin it with a byte order mark.
+        # Editors and `echo` add a final newline that is not part of the text; some systems add a byte order mark.
         return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
-            hint="iconv -f latin1 -t utf8 turns older texts into UTF-8",
+            hint="convert it first, for example with iconv -f latin1 -t utf8",
         ) from None

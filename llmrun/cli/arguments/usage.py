@@ -1,4 +1,4 @@
-"""Commands that refuse what was typed in our words, and whose help ends with lines to type."""
+"""Command classes that report usage errors in llmrun's form and end their help with examples."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from llmrun.errors import UsageError
 
-_MOST_MEANT = 3  # names of options that a hint may hold
+_MOST_MEANT = 3  # a hint suggests at most this many options
+_SLACK = 0.1  # options less similar than the best match by more than this are not suggested
 
 
 class _InOurWords:
-    """What a command of either kind does otherwise than Typer's. `epilog`: its examples, a line each."""
+    """The behavior that both kinds of commands change in Typer's classes. `epilog` holds the examples, one per line."""
 
     epilog: str | None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Here the command is known: the parser's errors do not tell it."""
+        """Parse the arguments. Errors are converted here because the parser's errors do not name the command."""
         try:
-            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's, which comes after
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's class is next in the MRO
         except TyperException as error:
             raise usage_error(error, ctx) from error
         return parsed
@@ -34,10 +35,10 @@ class _InOurWords:
 
 
 class SingleCommand(_InOurWords, TyperCommand):
-    """A command without others below it.
+    """A command without subcommands.
 
-    An option whose metavar is in brackets may stand without its value, which is "" then. If a word that begins with no
-    dash follows, it is the value.
+    The value of an option whose metavar is in brackets may be left out; it is then "". If the next word does not begin
+    with a dash, it is the value.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -51,7 +52,7 @@ class SingleCommand(_InOurWords, TyperCommand):
 
 
 def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
-    """Join each of these options with the value that follows it, or with an empty one."""
+    """Rewrite each of these options as `--name=VALUE`, with an empty value if none follows."""
     joined: list[str] = []
     rest = iter(enumerate(args))
     for number, word in rest:
@@ -69,13 +70,13 @@ def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
 
 
 class CommandGroup(_InOurWords, TyperGroup):
-    """A command with others below it."""
+    """A command with subcommands."""
 
 
 def usage_error(error: TyperException, context: Any) -> UsageError:
-    """Typer's own usage error, in our form. Its classes are not public, so their attributes are asked for.
+    """Convert one of Typer's usage errors. Its classes are not public, so they are recognized by their attributes.
 
-    context  of the command that was typed; None for the one above all
+    context  the context of the command; None for `llmrun` itself
     """
     hint = f"see {context.command_path if context else 'llmrun'} --help"
     sentence = error.message.rstrip(".")
@@ -87,7 +88,8 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
     elif hasattr(error, "possibilities"):
         sentence = f"{option}: no such option"
         if near := _nearest(str(option), context.command.params if context else ()):
-            hint = f"did you mean {' or '.join(near)}?"
+            *others, last = near
+            hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
     elif option is not None:
         sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
     else:
@@ -99,9 +101,10 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
 
 
 def _nearest(option: str, parameters: Any) -> list[str]:
-    """The options that it begins, or else those that differ by a slip; of one option's names, one.
+    """Return the options that begin like this one, or else those with nearly the same spelling, best match first.
 
-    Typer's own suggestions are at most three that share some letters: --max-tokens is none for --max.
+    For an option with several names, only one is returned. Typer's own suggestions are not good enough: it suggests up
+    to three options that share some letters, and does not suggest --max-tokens for --max.
     """
     import difflib
 
@@ -111,8 +114,15 @@ def _nearest(option: str, parameters: Any) -> list[str]:
     begun = [next(name for name in names if name.startswith(option)) for names in known if _begins(option, names)]
     if begun:
         return begun if len(begun) <= _MOST_MEANT else []
-    return difflib.get_close_matches(option, [name for names in known for name in names], n=2, cutoff=0.75)
+    close = difflib.get_close_matches(option, [name for names in known for name in names], n=2, cutoff=0.75)
+    return [name for name in close if _similarity(option, name) >= _similarity(option, close[0]) - _SLACK]
 
 
 def _begins(option: str, names: list[str]) -> bool:
     return any(name.startswith(option) for name in names)
+
+
+def _similarity(option: str, name: str) -> float:
+    import difflib
+
+    return difflib.SequenceMatcher(None, name, option).ratio()

@@ -1,7 +1,7 @@
-"""What a shell may complete a flag or an argument with: the functions that options give as `autocompletion`.
+"""Shell completion values for flags and arguments: the functions that options pass as `autocompletion`.
 
-They run only when a shell asks (`cli/completing`), and so import what they need only then. Each returns all values,
-alone or with a description; FILES among them means that names of files will do as well.
+They run only when a shell asks for completions (`cli/completing`), so each imports what it needs itself. Each returns
+all values, with or without descriptions. FILES in the result means that file names are accepted too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _HERE = "on this machine"
 
 
 def one_of(*choices: str) -> Callable[[], list[str]]:
-    """Return a function that returns these values."""
+    """Return a completion function for a fixed list of values."""
     return lambda: list(choices)
 
 
 def models() -> list[tuple[str, str] | str]:
-    """Return the models here and those of the catalogue; files will do."""
+    """Return the models on this machine and in the catalogue. Files are accepted too."""
     from llmrun.hub.catalog.lookup import load_catalog
 
     names: tuple[str, ...] = ()
-    with contextlib.suppress(UsageError):  # of a broken catalogue, whichever command runs will tell
+    with contextlib.suppress(UsageError):  # the command itself will report a broken catalogue
         names = load_catalog().names()
     found = dict.fromkeys(names, "to download") | dict(models_here())
     return [*found.items(), FILES]
@@ -39,12 +39,12 @@ def models_here() -> list[tuple[str, str]]:
 
 
 def models_here_or_files() -> list[tuple[str, str] | str]:
-    """Return the models on this machine; files will do."""
+    """Return the models on this machine. Files are accepted too."""
     return [*models_here(), FILES]
 
 
 def repositories_here() -> list[str]:
-    """Return the repositories of the Hub that models on this machine are from."""
+    """Return the Hub repositories of the models on this machine."""
     from llmrun.hub.upkeep import inventory
 
     return list(dict.fromkeys(model.repository for model in inventory.models() if model.repository))

@@ -1,7 +1,7 @@
-"""Print a script with which a shell completes llmrun.
+"""Print a shell completion script.
 
-The shell then completes commands, flags, their values, and the names of models with Tab. Without a shell's name, the
-steps to install the script are printed.
+With the script, Tab completes commands, flags and their values, and model names. Without an argument, the command
+prints how to install the script.
 
 Examples:
     llmrun completion
@@ -25,7 +25,7 @@ from llmrun.errors import UsageError
 
 LISTING = {"place": 160}
 
-# Where each new shell reads the script: a line to append to a file, or the script as a file of its own.
+# The command that makes each new shell load the script.
 _STEPS = {
     "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
     "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",
@@ -39,10 +39,12 @@ def command(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SHELL]", help=f"{', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}.", autocompletion=one_of(*_SHELLS)
+            metavar="[SHELL]",
+            help=f"Shell: {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}.",
+            autocompletion=one_of(*_SHELLS),
         ),
     ] = None,
-    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # the scripts' question
+    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the scripts
     debug: options.Debug = False,
 ) -> int:
     del debug
@@ -52,7 +54,7 @@ def command(
     elif not words:
         out.lines(_instructions())
     elif len(words) > 1:
-        raise UsageError(f"completion: one shell at a time, not {len(words)}")
+        raise UsageError(f"completion: expected one shell, got {len(words)}")
     elif words[0] not in _SHELLS:
         raise UsageError(f"completion: {words[0]!r} is not one of {', '.join(_SHELLS)}")
     else:
@@ -63,8 +65,10 @@ def command(
 
 
 def _complete(context: typer.Context, words: list[str]) -> None:
-    """Print the candidates for the last word, a line each, with a tab before its description; `:files` stands for the
-    names of files, which the shell knows better."""
+    """Print the candidates for the last word, one per line, each with a tab before its description.
+
+    The line `:files` tells the shell to complete file names itself.
+    """
     from llmrun.cli.completing.candidates import candidates
 
     found, files = candidates(context.find_root().command, words)
@@ -77,8 +81,8 @@ def _complete(context: typer.Context, words: list[str]) -> None:
 def _instructions() -> Iterator[str]:
     own = os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119
     for shell in [own] if own in _SHELLS else _SHELLS:
-        yield f"To complete llmrun in {shell}, type this once, and start a new shell:"
+        yield f"To enable completion in {shell}, run this once and start a new shell:"
         yield f"  {_STEPS[shell]}"
     if own in _SHELLS:
         others = " or ".join(f"`llmrun completion {shell}`" for shell in _SHELLS if shell != own)
-        yield f"For another shell: {others} prints its script."
+        yield f"For another shell, {others} prints the script."

@@ -1,8 +1,8 @@
-"""Tell whether models fit this machine, and how fast they will be.
+"""Check whether models fit this machine and how fast they run.
 
-For models not yet downloaded, only the header is fetched. If a name leaves the quantization open, all of them are
+For models not yet downloaded, only the header is fetched. If a name does not specify a quantization, all of them are
 listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
-from a measurement of this machine, which takes a few seconds and is done once.
+from a measurement of this machine, which is made only once and takes a few seconds.
 
 Examples:
     llmrun fit qwen3:8b
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmrun.settings import Settings
 
 LISTING = {"place": 40}
-_NO_NETWORK = "check the connection; `llmrun list` shows what is on this machine"
+_NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
 _DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop if the terminal is narrow
 
@@ -44,21 +44,20 @@ def command(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
+            help="Model names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
             autocompletion=values.models,
         ),
     ],
     ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: 4096]", min=1)
+        int | None,
+        typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: 4096]", min=1),
     ] = None,
     prompt: Annotated[
-        int, typer.Option("-p", "--prompt", metavar="N", help="Tokens of the prompt that TTFT is told for.", min=1)
+        int, typer.Option("-p", "--prompt", metavar="N", help="Prompt length in tokens for estimating TTFT.", min=1)
     ] = 512,
     kv_type: options.KVType = None,
     threads: options.Threads = None,
-    remeasure: Annotated[
-        bool, typer.Option("--remeasure", help="Measure this machine again, rather than use what is known of it.")
-    ] = False,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure the speed of this machine again.")] = False,
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
@@ -86,7 +85,7 @@ def command(
 
 
 class _FitFlags:
-    """What was asked about every model. The machine is measured when the first model needs it."""
+    """The options that apply to every model. The machine is measured when the first model needs it."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
         from llmrun.backends.cpu.speeds.machine import Speeds
@@ -106,7 +105,7 @@ class _FitFlags:
 
 
 class _Named(NamedTuple):
-    """One quantization: what to call it, and how it fits."""
+    """One quantization with its display name and its fit."""
 
     name: str
     quantization: str
@@ -114,7 +113,7 @@ class _Named(NamedTuple):
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
-    """Show one model, or all its quantizations; return what --json says about it."""
+    """Show one model or all its quantizations, and return its entry for --json."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names.file_names import quantization_of
 
@@ -134,10 +133,10 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
 
 
 def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
-    """Yield what to call it, its file and its header: of a file, a local model, or all quantizations offered by a name.
+    """Yield the display name, file name and header of a file, a local model, or all quantizations of a name.
 
-    No server is asked about what is on this machine. Raises every LlmrunError of hub and reader. If one header of
-    several cannot be read, that is only a note.
+    Local models need no request to a server. If one of several headers cannot be read, a note says so. Raises every
+    LlmrunError of the hub and the reader.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
@@ -154,7 +153,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         yield from _held(held)
         return
     if held and is_offline(settings.offline):
-        out.note(f"{meant.name}: offline: showing only what is on this machine")
+        out.note(f"{meant.name}: offline: showing local models only")
         yield from _held(held)
         return
     refuse_if_offline(meant, settings.offline)
@@ -163,12 +162,12 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     except NetworkError as error:
         if not held:
             raise type(error)(_naming(meant, error), hint=error.hint or _NO_NETWORK) from error
-        out.note(f"{_naming(meant, error)}; showing only what is on this machine")
+        out.note(f"{_naming(meant, error)}; showing local models only")
         yield from _held(held)
 
 
 def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
-    """Return whether these are all quantizations that the catalogue lists. The Hub may always have more."""
+    """Return whether these are all the quantizations in the catalogue. Other repositories may always have more."""
     return meant.entry is not None and meant.name == meant.entry.name and len(held) == len(meant.entry.quants)
 
 
@@ -188,7 +187,7 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
-    """Open the file on this machine that the artifact is, by its name and size. A damaged one does not count."""
+    """Open the local copy of an artifact, matched by name and size. Return None if there is none or it is damaged."""
     from llmrun.gguf.reader import open_gguf
 
     try:
@@ -204,11 +203,11 @@ def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
 
 
 def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
-    """Yield all quantizations offered. Headers of files that are here are read from them, the others are fetched."""
+    """Yield all available quantizations. Headers are read from local files where possible and fetched otherwise."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
 
-    out.progress(f"{meant.name}: asking what there is")
+    out.progress(f"{meant.name}: listing the quantizations")
     artifacts = offers(meant, reporter)
     local = {one.name: copy for one in artifacts if (copy := _local_copy(one, held)) is not None}
     missing = [one for one in artifacts if one.name not in local]
@@ -264,7 +263,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
 
     if one.memory is not None and not one.in_memory:
         over = format_bytes(one.needed - one.memory)
-        return f"{over} of it from the disk: slow" if one.fits else f"too big by {over}"
+        return f"slow, {over} of it read from disk" if one.fits else f"too big by {over}"
     words = "fits"
     if one.gpu_layers:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
@@ -276,9 +275,9 @@ def _verdict(one: Fit, is_best: bool) -> str:
 
 
 def _heading(asked: _FitFlags, one: Fit) -> list[str]:
-    """Say what the figures are for, and what this machine has."""
+    """Return the lines above the table: the resources of this machine and the conditions of the figures."""
     found = asked.resources
-    memory = f"{format_bytes(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
+    memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     lines = [

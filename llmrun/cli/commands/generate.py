@@ -3,7 +3,7 @@
 Examples:
     llmrun generate "Why is the sky blue?"
     git diff | llmrun generate "What does this change?" -
-    llmrun generate -m qwen3:4b --json --temp 0 "Name a colour."
+    llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ LISTING = {"place": 20}
 def command(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="The prompt; `-` stands for standard input."),
+        typer.Argument(metavar="[PROMPT]...", help="Prompt text; use `-` to read standard input."),
     ] = None,
     prompt_option: Annotated[
-        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt, as an option.")
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Prompt text, instead of an argument.")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("-f", "--file", metavar="FILE", help="Its text follows the prompt, or is it."),
+        typer.Option("-f", "--file", metavar="FILE", help="Append this file to the prompt, or use it as the prompt."),
     ] = None,
     *,
     flags: AnswerFlags,
     template_name: options.PromptTemplate = None,
     params: options.Params = None,
     logit_bias: options.LogitBias = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Give the model the prompt as it is: no chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without a chat template.")] = False,
     logprobs: Annotated[
         int | None,
-        typer.Option("--logprobs", metavar="N", min=0, help="Each token's probability, and the N likeliest ones."),
+        typer.Option("--logprobs", metavar="N", min=0, help="Show token probabilities and the N most likely tokens."),
     ] = None,
     log: Annotated[
-        bool | None, typer.Option("--log/--no-log", help="Log the answer for `llmrun logs`.  [default: no-log]")
+        bool | None, typer.Option("--log/--no-log", help="Log the answer (see llmrun logs).  [default: no-log]")
     ] = None,
     json_output: options.Json = False,
 ) -> int:
@@ -71,9 +71,9 @@ def command(
         or flags.chat_template is not None
         or flags.chat_template_kwargs is not None
     ):
-        raise UsageError("--raw: leaves no place for a system prompt or a chat template")
+        raise UsageError("--raw: cannot be combined with a system prompt or a chat template")
     if raw and (flags.think is not None or flags.think_budget is not None):
-        raise UsageError("--raw: what the model writes is given out as it is: --think and --think-budget mean nothing")
+        raise UsageError("--raw: cannot be combined with --think, --no-think or --think-budget")
     bias = parse_logit_bias(logit_bias or ())
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
@@ -86,7 +86,7 @@ def command(
         system = settings.system if flags.system is None else checked_text(flags.system, "--system")
     messages = chat_messages(text, system)
 
-    # Nothing heavy is imported above this line, so that usage errors come at once.
+    # Nothing heavy is imported above this line, so usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.default_model import tell_of_default_model

@@ -1,6 +1,6 @@
-"""Show how llmrun or one of its commands is used.
+"""Show help for llmrun or one of its commands.
 
-It prints what `llmrun COMMAND --help` prints.
+The output is the same as that of `llmrun COMMAND --help`.
 
 Examples:
     llmrun help
@@ -23,7 +23,7 @@ def command(
     context: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND]...", help="A command, and one below it."),
+        typer.Argument(metavar="[COMMAND]...", help="Command, and its subcommand if any."),
     ] = None,
     debug: options.Debug = False,
 ) -> int:

@@ -1,7 +1,7 @@
 """List the models on this machine.
 
-These are the models that llmrun and other Hugging Face tools have fetched, and those of Ollama and LM Studio, which
-are used where they are. Every name works with -m, show, rm and verify.
+The list includes models downloaded by llmrun, by other Hugging Face tools, by Ollama and by LM Studio. They are used
+in place, without a copy. Every name works with -m, show, rm and verify.
 
 Examples:
     llmrun list
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 70, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _RIGHT = ("SIZE", "CONTEXT")
-_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names have the second
+_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names include QUANT
 
 
 def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
@@ -49,8 +49,8 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
         )
         return 0
     if not found and not begun:
-        out.lines(["No model is here yet. `llmrun chat` fetches a small one (98 MB) and starts it;"])
-        out.lines(["`llmrun pull NAME` fetches any other."])
+        out.lines(["No models yet. `llmrun chat` downloads a small one (98 MB) and starts it;"])
+        out.lines(["`llmrun pull NAME` downloads any other model."])
         return 0
     _show(described, begun, total)
     return 0
@@ -69,9 +69,8 @@ def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDown
         out.lines([_begun(each)])
     old = [model for model, _, _ in described if not model.current]
     if old:
-        out.note(
-            f"{counted(len(old), 'model')} here {'has' if len(old) == 1 else 'have'} a newer revision: llmrun prune"
-        )
+        has = "has" if len(old) == 1 else "have"
+        out.note(f"{counted(len(old), 'model')} {has} a newer revision; `llmrun prune` removes the old files")
 
 
 def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ...]:
@@ -88,10 +87,10 @@ def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ..
 
 
 def _begun(partial: UnfinishedDownload) -> str:
-    how_far = f"{format_bytes(partial.done)} of a download"
+    done = format_bytes(partial.done)
     if partial.total:
-        how_far = f"{partial.done / partial.total:.0%} of {format_bytes(partial.total)}"
-    return f"{partial.name}: {how_far}; pulling it again goes on from there"
+        done = f"{partial.done / partial.total:.0%} of {format_bytes(partial.total)}"
+    return f"{partial.name}: {done} downloaded; pull it again to resume"
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Show the answers that were logged.
+"""Show logged answers.
 
-`llmrun generate --log`, or `log = true` in config.toml, logs prompt, answer, model, sampling, seed and timings of each
-answer in a file that only you can read. Only the answers in which all WORDs occur are shown, the last one last.
+With `llmrun generate --log`, or `log = true` in config.toml, each answer is logged with its prompt, model, sampling,
+seed and timings, in a file that only you can read. If you give WORDs, only answers that contain all of them are
+shown. The newest answer comes last.
 
 Examples:
     llmrun logs
@@ -31,19 +32,25 @@ LISTING = {"place": 140}
 _HEADER = ("TIME", "MODEL", "PROMPT", "ANSWER")
 _USUAL_COUNT = 10
 _LEAST_CELL = 12  # columns
-_PIPED_CELL = 60  # columns, where no terminal sets a limit
+_PIPED_CELL = 60  # columns if stdout is not a terminal
 
 
 def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Words to search for.")] = None,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--count", metavar="N", min=0, help=f"How many; 0: all.  [default: {_USUAL_COUNT}]"),
+        typer.Option(
+            "-n",
+            "--count",
+            metavar="N",
+            min=0,
+            help=f"Number of answers to show; 0 shows all.  [default: {_USUAL_COUNT}]",
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Show whole texts.")] = False,
-    path: Annotated[bool, typer.Option("--path", help="Print only the path of the log.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove the log, without asking.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON array with everything logged.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show complete prompts and answers.")] = False,
+    path: Annotated[bool, typer.Option("--path", help="Print only the path of the log file.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the log without confirmation.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the entries as a JSON array.")] = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
@@ -51,7 +58,7 @@ def command(
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
     if clear and (words or count is not None or full or path or json_output):
-        raise UsageError("--clear: removes the whole log: no other flag and no words go with it")
+        raise UsageError("--clear: removes the whole log, so it takes no words and no other flags")
 
     from llmrun.cli.answers.answer_log import answer_log
 
@@ -73,12 +80,12 @@ def command(
 def _show(log: AnswerLog, words: Sequence[str], count: int | None, full: bool, json_output: bool) -> int:
     found = log.last(count, words)
     if found.damaged:
-        out.note(f"{counted(found.damaged, 'line')} of the log cannot be read: {log.path}")
+        out.note(f"skipped {counted(found.damaged, 'unreadable line')} in {log.path}")
     if json_output:
         out.json_list(found.entries)
     elif not found.entries:
-        hint = "llmrun generate --log logs an answer, `log = true` in config.toml logs every one"
-        out.lines(["Nothing in the log has all of these words." if words else f"Nothing is logged yet: {hint}."])
+        hint = "`llmrun generate --log` logs an answer; `log = true` in config.toml logs every answer"
+        out.lines(["No logged answer contains all of these words." if words else f"No answers logged yet. {hint}."])
     elif full:
         for number, entry in enumerate(found.entries):
             out.lines([""] if number else [])
@@ -121,12 +128,12 @@ def _show_whole(entry: Entry) -> None:
 
 
 def _told(entry: Entry) -> str:
-    """Return the answer, or why there is none or not all of one."""
+    """Return the answer, marked as cancelled if it is incomplete."""
     return f"({entry['finish_reason']}) {entry['answer']}" if entry["finish_reason"] == "cancelled" else entry["answer"]
 
 
 def _moment(entry: Entry) -> str:
-    """Return the local time of an entry, or what stands there instead of a time."""
+    """Return the local time of an entry, or the text of its time field if that is not a valid time."""
     try:
         return f"{datetime.fromisoformat(entry['time']).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):

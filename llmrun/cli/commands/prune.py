@@ -1,8 +1,8 @@
-"""Remove what newer downloads have replaced.
+"""Remove outdated revisions and abandoned downloads.
 
-In the cache shared with other Hugging Face tools, these are revisions of GGUF models that no branch points to any
-more, if the newer one is here too; data that belongs to no model; and unfinished downloads that have not been resumed
-for a week. Repositories without a GGUF model are left alone unless they are named.
+The command works on the cache shared with other Hugging Face tools. It removes revisions of GGUF models that a newer
+local revision has replaced, data that belongs to no model, and unfinished downloads that have not been resumed for a
+week. Repositories without a GGUF model are left alone unless you name them.
 
 Examples:
     llmrun prune --dry-run
@@ -29,7 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[OWNER/NAME]...",
-            help="Only these, whatever kind of model they hold.",
+            help="Repositories to prune, even those without a GGUF model.",
             autocompletion=values.repositories_here,
         ),
     ] = None,
@@ -64,5 +64,5 @@ def command(
     elif not told and not exit_code:
         out.lines(["Nothing to prune."])
     else:
-        out.lines([f"{format_bytes(total)} {'would be' if dry_run else 'were'} freed"])
+        out.lines([f"{format_bytes(total)} {'would be freed' if dry_run else 'freed'}"])
     return exit_code

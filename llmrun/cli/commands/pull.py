@@ -1,7 +1,7 @@
-"""Fetch models. Their paths go to stdout, everything else to stderr.
+"""Download models. Their paths go to stdout, everything else to stderr.
 
-Interrupted downloads resume, and files already present are not fetched again. Without names, all models in this
-folder's llmrun.lock are fetched, exactly as it says.
+Interrupted downloads resume, and files already present are not downloaded again. Without arguments, the command
+downloads exactly the files listed in llmrun.lock in the current folder.
 
 Examples:
     llmrun pull qwen3:4b hf:org/repo:Q5_K_M
@@ -41,36 +41,38 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="Names, hf:OWNER/NAME[:QUANT], URLs.  [default: llmrun.lock's]",
+            help="Model names, hf:OWNER/NAME[:QUANT] or URLs.  [default: all in llmrun.lock]",
             autocompletion=values.models,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be downloaded without downloading it.")
+    ] = False,
     revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the repository.")
+        str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of the repository.")
     ] = None,
-    lock: Annotated[bool, typer.Option("--lock", help="Write which files these are into llmrun.lock.")] = False,
+    lock: Annotated[bool, typer.Option("--lock", help="Record the exact files in llmrun.lock.")] = False,
     locked: Annotated[
-        bool, typer.Option("--locked", help="Fetch exactly what llmrun.lock says; refuse anything else.")
+        bool, typer.Option("--locked", help="Download exactly the files in llmrun.lock, or fail.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Fetch what this machine's memory cannot hold, too.")
+        bool, typer.Option("--anyway", help="Download models even if they do not fit in memory.")
     ] = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a model instead of paths.")
+        bool, typer.Option("--json", help="Print one JSON object per model instead of paths.")
     ] = False,
 ) -> int:
-    del debug  # main() looks for it
+    del debug  # main() reads it from the arguments
     settings = apply_settings({"offline": offline, "quiet": quiet})
     out.verbose = verbose
     if locked and (lock or revision is not None):
-        raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
+        raise UsageError("--locked: cannot be combined with --lock or --revision")
     if revision is not None and not models:
-        raise UsageError("--revision: of which model?")
+        raise UsageError("--revision: no model given")
     asked = _PullFlags(
         tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, anyway, settings.offline, json_output
     )
@@ -79,7 +81,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _PullFlags:
-    """What was typed."""
+    """The arguments and flags of the command."""
 
     names: tuple[str, ...]
     revision: str | None
@@ -92,7 +94,10 @@ class _PullFlags:
 
 
 class _Pulling:
-    """One run: plan all, check for room, then fetch one after the other. One failure does not stop the others."""
+    """One run of the command: plan all downloads, check for disk space, then download one model after another.
+
+    One failure does not stop the others.
+    """
 
     def __init__(self, asked: _PullFlags) -> None:
         from llmrun.hub.resolve.lockfile import LOCK
@@ -108,13 +113,13 @@ class _Pulling:
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
-        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may be the same model
+        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may name the same model
         for planned in pulls:
             self._tell_plan(planned)
         fetching = [planned for planned in pulls if planned.here is None]
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
-            out.fields([f"together {format_bytes(total)} in {len(fetching)} models"])
+            out.fields([f"total {format_bytes(total)} in {len(fetching)} models"])
         if not self.asked.anyway:
             fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
         require_room(fetching)
@@ -138,12 +143,12 @@ class _Pulling:
         if not asked.locked and names:
             lock = None
         elif not asked.locked and not self.lock_path.exists():
-            raise UsageError("pull: which model?", hint="llmrun pull smollm2:135m; without a name, llmrun.lock is read")
+            raise UsageError("no model given, and there is no llmrun.lock here", hint="llmrun pull smollm2:135m")
         else:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
         if asked.lock and self.lock_path.exists():
-            read_lock(self.lock_path)  # a broken lock is reported before gigabytes are fetched
+            read_lock(self.lock_path)  # report a broken lock before downloading gigabytes
         if asked.lock and asked.revision is None:
             return names, lambda name: plan_lock(name, self.reporter, offline=asked.offline)
         if asked.revision is not None:
@@ -153,7 +158,7 @@ class _Pulling:
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
-        """Return what `step` returns. On failure, report it and return None; if there is only one model, raise it."""
+        """Return the result of `step`. Report a failure and return None, or raise it if there is only one model."""
         try:
             return step(given)
         except LlmrunError as error:
@@ -180,7 +185,7 @@ class _Pulling:
         else:
             out.fields(_plan_fields(planned))
         for file in planned.pinned.files if planned.pinned is not None else ():
-            out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'not known'}")
+            out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'unknown'}")
 
     def _pull(self, planned: Pull) -> None:
         from llmrun.hub.resolve.pulling import bytes_here
@@ -190,7 +195,7 @@ class _Pulling:
         try:
             path = planned.fetch(self.reporter)
         except KeyboardInterrupt:
-            out.note("stopped: the next pull goes on where this one stopped")
+            out.note("stopped; run the command again to resume the download")
             raise
         seconds = time.monotonic() - started
         if self.asked.lock:
@@ -215,7 +220,7 @@ class _Pulling:
 
 
 def _memory_checked(planned: Pull) -> Pull:
-    """Return the pull. Raises DoesNotFit for a model that cannot run here."""
+    """Return the pull unchanged. Raises DoesNotFit for a model that cannot run on this machine."""
     from llmrun.hub.resolve.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:
@@ -224,7 +229,7 @@ def _memory_checked(planned: Pull) -> Pull:
 
 
 def _plan_fields(planned: Pull) -> list[str]:
-    """`qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`"""
+    """Return the fields of `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
     from llmrun.hub.resolve.pulling import bytes_here
 
     artifact = planned.pinned
@@ -234,14 +239,14 @@ def _plan_fields(planned: Pull) -> list[str]:
     if len(artifact.files) > 1:
         fields += [f"{len(artifact.files)} files"]
     if held := bytes_here(artifact):
-        fields += [f"{format_bytes(held)} of it here already"]
+        fields += [f"{format_bytes(held)} already downloaded"]
     fields += [str(artifact.source)]
     entry = planned.wanted.entry if planned.wanted is not None else None
     return [*fields, entry.license] if entry is not None else fields
 
 
 def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
-    """Describe a model for --json, with the same keys for all models, except what no server was asked about."""
+    """Describe a model for --json. The keys about the source are left out if no server was asked."""
     body: dict[str, Any] = {"name": planned.name, "status": status, "path": str(path) if path else None}
     if planned.pinned is not None:
         body |= {

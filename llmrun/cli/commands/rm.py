@@ -1,6 +1,6 @@
 """Remove models from this machine.
 
-`rm` does not ask for confirmation. Files that another revision or name still needs stay, and so do models in use.
+`rm` does not ask for confirmation. It keeps models that are in use and files that another revision or name needs.
 
 Examples:
     llmrun rm qwen3:4b hf:org/repo:Q8_0
@@ -30,7 +30,9 @@ LISTING = {"place": 90, "aliases": ("remove",)}
 def command(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="As llmrun list shows them.", autocompletion=values.models_here),
+        typer.Argument(
+            metavar="NAME...", help="Model names as shown by llmrun list.", autocompletion=values.models_here
+        ),
     ],
     dry_run: options.DryRun = False,
     json_output: options.Json = False,
@@ -47,7 +49,7 @@ def command(
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []
     exit_code = 0
-    done: set[str] = set()  # several names may mean the same model
+    done: set[str] = set()  # several names may refer to the same model
     for name in names:
         try:
             planned = _planned(name, found, begun)
@@ -64,8 +66,8 @@ def command(
         for note in planned.notes:
             out.note(note)
         if not json_output:
-            verb, would = ("would be removed", "would be") if dry_run else ("removed", "were")
-            out.lines([f"{planned.name}: {verb}; {format_bytes(freed)} {would} freed"])
+            verb = "would be removed" if dry_run else "removed"
+            out.lines([f"{planned.name}: {verb}, freeing {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "models": told, "freed_bytes": sum(each.get("freed_bytes", 0) for each in told)})
     return exit_code

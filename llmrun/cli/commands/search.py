@@ -1,8 +1,8 @@
-"""List the models that llmrun knows by name.
+"""List or search the models that llmrun knows by name.
 
-Words keep the models that have all of them in their name, description or licence. Sizes are those of the usual
-quantization; `llmrun fit NAME` shows the others. FITS compares an estimate with the memory that is free now. No
-server is asked, except with --hub, which searches the Hugging Face Hub for GGUF models instead.
+If you give words, only models with all of them in their name, description or licence are listed. Sizes are for the
+default quantization; `llmrun fit NAME` shows the others. FITS compares the estimated memory need with the memory that
+is free now. The search works offline. With --hub, it searches the Hugging Face Hub for GGUF models instead.
 
 Examples:
     llmrun search
@@ -37,13 +37,18 @@ _MOST_FROM_HUB = 20
 
 def command(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Words that all must match.  [default: list all]")
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="Words that must all match.  [default: list all]")
     ] = None,
     hub: Annotated[bool, typer.Option("--hub", help="Search the Hugging Face Hub for GGUF models.")] = False,
     limit: Annotated[
         int | None,
         typer.Option(
-            "-n", "--limit", metavar="N", min=1, max=1000, help="Show at most N models.  [default: all; --hub: 20]"
+            "-n",
+            "--limit",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Show at most N models.  [default: all, or 20 with --hub]",
         ),
     ] = None,
     json_output: options.Json = False,
@@ -72,7 +77,7 @@ def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool)
     _show(_HEADER, [_row(model, memory) for model in shown], _DROPPABLE)
     facts = [_count(len(shown), len(found))]
     if memory is not None:
-        facts.append(f"{format_bytes(memory)} of memory are free")
+        facts.append(f"{format_bytes(memory)} of memory free")
     out.fields([*facts, "llmrun pull NAME", "llmrun fit NAME"])
 
 
@@ -117,16 +122,16 @@ def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: boo
 
     if is_offline(offline):
         raise NetworkError(
-            "search --hub: offline was asked for", hint="run without --offline, LLMRUN_OFFLINE and HF_HUB_OFFLINE"
+            "search --hub: not available offline", hint="run without --offline, LLMRUN_OFFLINE and HF_HUB_OFFLINE"
         )
-    out.progress("asking the Hugging Face Hub")
+    out.progress("searching the Hugging Face Hub")
     found = search_hub(" ".join(words), limit)
     out.clear_progress()
     if as_json:
         out.json({"models": [_hub_model_as_json(model) for model in found]})
         return
     if not found:
-        raise ModelNotFound(f"search --hub: {' '.join(words)[:200]!r}: no GGUF model on the Hub matches")
+        raise ModelNotFound(f"search --hub: no GGUF model on the Hub matches {' '.join(words)[:200]!r}")
     rows = [(model.name, f"{model.downloads:,}", f"{model.likes:,}", _licence_of(model)) for model in found]
     _show(_HUB_HEADER, rows, _HUB_DROPPABLE)
     more = f", the most downloaded; -n {2 * limit} shows more" if len(found) == limit else ""

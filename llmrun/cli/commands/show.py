@@ -1,7 +1,7 @@
-"""Show what a model is, without running it.
+"""Show a model's metadata without running it.
 
-This is what its file says about the architecture, tensors, tokenizer, sampling, chat template and licence, and what
-the catalogue says. For models not yet downloaded, only the header is fetched.
+The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, and the
+model's entry in the catalogue. For models not yet downloaded, only the header is fetched.
 
 Examples:
     llmrun show qwen3:4b
@@ -30,12 +30,12 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A model, here or on the Hub, or a .gguf file.", autocompletion=values.models
+            metavar="NAME", help="Model name (local or on the Hub) or .gguf file.", autocompletion=values.models
         ),
     ],
-    template: Annotated[bool, typer.Option("--template", help="The chat template alone.")] = False,
-    metadata: Annotated[bool, typer.Option("--metadata", help="Every key of the file.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor of the file.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Print all metadata keys.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List all tensors.")] = False,
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
@@ -47,7 +47,7 @@ def command(
         flag for flag, given in (("--template", template), ("--metadata", metadata), ("--tensors", tensors)) if given
     ]
     if len(parts) > 1:
-        raise UsageError(f"{parts[0]} and {parts[1]}: one at a time")
+        raise UsageError(f"{parts[0]}: cannot be combined with {parts[1]}")
 
     file, entry, called = opened(name, offline=settings.offline)
     with file:
@@ -56,9 +56,9 @@ def command(
 
 
 def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
-    """Return a model's header, its catalogue entry and its name. If it is not downloaded, only its header is fetched.
+    """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
 
-    Raises every LlmrunError of hub and reader.
+    Raises every LlmrunError of the hub and the reader.
     """
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing
@@ -82,7 +82,7 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     from llmrun.hub.resolve.offers import readable_in_parts
 
     refuse_if_offline(wanted, offline)
-    out.progress(f"{wanted.name}: asking for its header")
+    out.progress(f"{wanted.name}: reading the header")
     file = read_header(readable_in_parts(wanted, HubReporter()))
     out.clear_progress()
     return file
@@ -91,7 +91,7 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
     """Show the header of a local or remote file.
 
-    part  "--template", "--metadata" or "--tensors" to show only that part
+    part  "--template", "--metadata" or "--tensors" to show only that part; "" for the overview
     """
     from llmrun.cli import header_output
 
@@ -117,6 +117,6 @@ def _show_template(file: GGUFFile, name: str) -> None:
 
     text = file.string(TEMPLATE, "")
     if not text:
-        raise ModelNotFound(f"{name}: has no chat template of its own")
+        raise ModelNotFound(f"{name}: the file contains no chat template")
     out.answer(text)
     out.end_answer()

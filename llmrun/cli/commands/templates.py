@@ -1,8 +1,8 @@
-"""List your prompt templates, or show or edit one.
+"""List, show or edit your prompt templates.
 
-A template is a file NAME.toml with a prompt and a system prompt in which $name stands for a variable and $input for
-what you ask. It may set a model and sampling, too. `-T NAME` uses it in generate and chat, `-P NAME=VALUE` sets a
-variable.
+A template is a file NAME.toml with a prompt and a system prompt, in which $name stands for a variable and $input for
+your prompt. It can also set a model and sampling parameters. In generate and chat, `-T NAME` selects a template and
+`-P NAME=VALUE` sets a variable.
 
 Examples:
     llmrun templates
@@ -28,14 +28,14 @@ from llmrun.settings import load_settings
 
 LISTING = {"place": 130}
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A template's name, or the path of a .toml file.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Template name, or the path of a .toml file.")]
 
 _HEADER = ("NAME", "MODEL", "VARIABLES", "TEXT")
 _DROPPABLE = (("MODEL",), ("TEXT",))
 _MOST_TEXT = 50  # columns
 _STARTER = """\
-# $name stands for a variable, $input for what you ask, $$ for a dollar sign.
-prompt = "Summarise in $language, in one line: $input"
+# $name is a variable, $input is your prompt, and $$ is a dollar sign.
+prompt = "Summarize in $language, in one line: $input"
 # system = "You are brief."
 # model = "qwen3:4b"
 # temperature = 0.2
@@ -69,17 +69,15 @@ def list_templates(
     if json_output:
         out.json({"folder": str(templates_folder()), "templates": found})
     elif not found:
-        out.lines([f"No template is in {templates_folder()} yet: llmrun templates edit NAME makes one."])
+        out.lines([f"No templates in {templates_folder()} yet. `llmrun templates edit NAME` creates one."])
     else:
         _show(found)
     return 0
 
 
-@command.command(
-    "show", cls=SingleCommand, epilog="llmrun templates show summary", short_help="Print a template's file."
-)
+@command.command("show", cls=SingleCommand, epilog="llmrun templates show summary", short_help="Print a template file.")
 def show(name: Name, debug: options.Debug = False) -> int:
-    """Print a template's file. If it cannot be used, the error says why."""
+    """Print a template file. If the template is invalid, print the error instead."""
     del debug
     _prepare()
     from llmrun.cli.prompting.library import load_template, template_path
@@ -93,13 +91,13 @@ def show(name: Name, debug: options.Debug = False) -> int:
     "path",
     cls=SingleCommand,
     epilog="llmrun templates path",
-    short_help="Print the folder of templates, or a template's path.",
+    short_help="Print the path of the templates folder or of a template.",
 )
 def path_of(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A template's name.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Template name.")] = None,
     debug: options.Debug = False,
 ) -> int:
-    """Print the folder of templates, or the path of one, which need not exist."""
+    """Print the path of the templates folder, or of a template. The file need not exist."""
     del debug
     _prepare()
     from llmrun.cli.prompting.library import template_path, templates_folder
@@ -112,10 +110,10 @@ def path_of(
     "edit",
     cls=SingleCommand,
     epilog="llmrun templates edit summary",
-    short_help="Open a template in your editor; make it if it is new.",
+    short_help="Open a template in your editor, creating it if needed.",
 )
 def edit(name: Name, debug: options.Debug = False) -> int:
-    """Open a template in the editor that VISUAL or EDITOR names, and check it afterwards. A new one is an example."""
+    """Open a template in $VISUAL or $EDITOR and check it afterwards. A new template starts as an example."""
     del debug
     _prepare()
     from llmrun.cli.prompting.library import load_template, template_path
@@ -123,14 +121,16 @@ def edit(name: Name, debug: options.Debug = False) -> int:
     path = template_path(name)
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if not editor:
-        raise UsageError("environment: VISUAL and EDITOR: not set", hint=f"EDITOR=nano llmrun templates edit {name}")
+        raise UsageError(
+            "no editor: neither VISUAL nor EDITOR is set", hint=f"EDITOR=nano llmrun templates edit {name}"
+        )
     try:
         _make(path)
         code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
     except (OSError, ValueError) as error:
         raise LlmrunError(f"templates: {path}: cannot be edited with {editor}: {error}") from error
     if code:
-        raise LlmrunError(f"templates: {path}: {editor} ended with exit status {code}")
+        raise LlmrunError(f"templates: {path}: {editor} exited with status {code}")
     load_template(name)
     return 0
 
@@ -141,7 +141,7 @@ def _prepare(*, quiet: bool = False) -> None:
 
 
 def _make(path: Path) -> None:
-    """Write the example, unless there is a file already."""
+    """Write the example template unless the file exists."""
     if not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_STARTER, encoding="utf-8")

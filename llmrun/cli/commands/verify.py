@@ -1,7 +1,7 @@
 """Check that models are complete and unchanged.
 
-Every byte is read: the sha256 must match the expected one, the header must be valid, and no scale of a block of
-weights may be NaN or infinite.
+The command reads every byte and checks that the sha256 matches the expected one, that the header is valid, and that no
+scale of a weight block is NaN or infinite.
 
 Examples:
     llmrun verify
@@ -33,7 +33,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="As llmrun list shows them, or .gguf files; none: all.",
+            help="Names as shown by llmrun list, or .gguf files.  [default: all]",
             autocompletion=values.models_here_or_files,
         ),
     ] = None,
@@ -69,7 +69,7 @@ def command(
 
 
 def _model(name: str, found: list[Model]) -> Model:
-    """Return one of the models found, or a file by its path. Raises ModelNotFound and UsageError."""
+    """Return the model with this name, or the model in the file at this path. Raises ModelNotFound and UsageError."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import of_path, select
 
@@ -83,7 +83,7 @@ def _model(name: str, found: list[Model]) -> Model:
 
 
 def _exit_code(verdict: VerificationResult) -> int:
-    """Return a model's exit code. The one for damage is the highest."""
+    """Return the exit code for a model. Damage has the highest code."""
     if verdict.problems:
         return IntegrityError.exit_code
     if verdict.missing:
@@ -102,18 +102,18 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
     if verdict.problems:
         out.error(f"{model.name}: damaged", _advice(model, verdict))
     for path in verdict.missing:
-        beside = "all files of a model must lie beside the first one"
+        beside = "put all files of the model in the same folder"
         out.error(f"{model.name}: a file is missing: {path}", beside if model.holder == USERS else _again(model))
     for line in verdict.unread:
-        out.error(f"{model.name}: {line}", "nothing is known of its bytes: see to its rights, or to the disk")
+        out.error(f"{model.name}: {line}", "the file could not be checked; look at its permissions and the disk")
     if verdict.is_whole and not quietly:
-        known = "sha256 as promised" if all(verdict.expected) else "nobody says what its sha256 must be"
-        out.lines([f"{model.name}: whole: {known}; {counted(verdict.tensors, 'tensor')} of numbers"])
+        known = "sha256 matches" if all(verdict.expected) else "no known sha256 to compare with"
+        out.lines([f"{model.name}: OK: {known}, no NaN in {counted(verdict.tensors, 'tensor')}"])
     return verdict
 
 
 def _promised(model: Model) -> tuple[Expected, ...]:
-    """Return what the catalogue expects of a model that has a name from it."""
+    """Return the checksums and sizes that the catalogue expects of a model, or () if it is not in the catalogue."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import OWN, SHARED
 
@@ -130,14 +130,14 @@ def _advice(model: Model, verdict: VerificationResult) -> str:
     from llmrun.hub.upkeep.inventory import USERS
 
     if model.holder == USERS:
-        return "fetch or copy it again; if it stays like this, it was made so, and another one is needed"
+        return "download or copy it again; if that does not help, the original is damaged, so use another file"
     if not verdict.has_other_bytes:
-        return "the file was made like this: another quantization, or another maker's, may be sound"
+        return "the published file itself is damaged; try another quantization or another publisher"
     return _again(model)
 
 
 def _again(model: Model) -> str:
-    """Return the command that fetches a model again."""
+    """Return the command that downloads a model again."""
     holder, _, name = model.name.partition(":")
     if holder == "ollama":
         return f"ollama rm {name} && ollama pull {name}"

@@ -1,6 +1,6 @@
-"""What may stand in place of the last word of a command line.
+"""Completion candidates for the last word of a command line.
 
-Everything is read from the commands themselves: a new command or flag is completed without a line here.
+They are derived from the commands themselves, so new commands and flags need no changes here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from llmrun.cli.arguments.values import FILES
 from llmrun.cli.registry import Commands, aliases, page_of
 
-_HELP = "help"  # `llmrun help bench compare`: the rest is completed as if it were not there
+_HELP = "help"  # in `llmrun help bench compare`, the words after `help` are completed as if it were not there
 
 
 class Candidate(NamedTuple):
-    """A whole word, and a short description or ""."""
+    """A complete word with a short description, which may be empty."""
 
     word: str
     description: str = ""
@@ -24,12 +24,12 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """The words before the one to complete, as the parser will understand them.
+    """The parsed words before the one to complete.
 
-    context    of the innermost command
-    arguments  how many words were arguments of that command
-    flag       the flag whose value the next word is, or None
-    seen       the names of all flags
+    context    the context of the innermost command
+    arguments  the number of positional arguments so far
+    flag       the flag that expects the next word as its value, or None
+    seen       the names of all flags so far
     ended      whether `--` has ended the flags
     """
 
@@ -44,7 +44,7 @@ class _Line:
         return self.context.command
 
     def take(self, word: str) -> bool:
-        """Understand one more word. Return False for a command that there is not."""
+        """Parse one more word. Return False for an unknown command."""
         if self.flag is not None:
             self.flag = None
         elif word == "--" and not self.ended:
@@ -67,10 +67,10 @@ class _Line:
 
 
 def candidates(top: Any, words: Sequence[str]) -> tuple[list[Candidate], bool]:
-    """Return the candidates for the last word, and whether file names will do too.
+    """Return the candidates for the last word, and whether the shell should complete file names.
 
-    top    the command above all
-    words  what follows `llmrun`, up to the cursor; the last one may be empty
+    top    the `llmrun` command
+    words  the words after `llmrun`, up to the cursor; the last one may be empty
     """
     *before, current = words or [""]
     line = _Line(_context(top, "llmrun", None))
@@ -79,13 +79,13 @@ def candidates(top: Any, words: Sequence[str]) -> tuple[list[Candidate], bool]:
     prefix, found = _possible(line, current)
     matching = [each for each in found if each.word.startswith(current[len(prefix) :]) and each.word != FILES]
     files = any(each.word == FILES for each in found)
-    # Names come from folders and from other programs: one that a terminal would take for more than text is left out.
+    # Names come from folders and from other programs, so names with unprintable characters are left out.
     safe = [each for each in matching if f"{each.word}{each.description}".isprintable()]
     return [each._replace(word=prefix + each.word) for each in dict.fromkeys(safe)], files and not safe
 
 
 def _possible(line: _Line, current: str) -> tuple[str, list[Candidate]]:
-    """Return what of the current word stays as it is, and all that may follow."""
+    """Return the part of the current word that is already complete, and all candidates for the rest."""
     name, equals, value = current.partition("=")
     if line.flag is not None:
         return _kept(current), _values(line.context, line.flag)
@@ -101,12 +101,12 @@ def _possible(line: _Line, current: str) -> tuple[str, list[Candidate]]:
 
 
 def _kept(value: str) -> str:
-    """Return the part of a list that is complete: `cpu,` of `cpu,lla`."""
+    """Return the complete part of a comma-separated value: `cpu,` for `cpu,lla`."""
     return value[: value.rfind(",") + 1]
 
 
 def _commands(line: _Line, current: str) -> Iterator[Candidate]:
-    """Yield the commands below this one; an alias only where no command begins like the word."""
+    """Yield the subcommands. Aliases are yielded only if no command name begins with the current word."""
     if not isinstance(line.command, Commands):
         for name, command in line.command.commands.items():
             yield Candidate(name, command.get_short_help_str(200))
@@ -117,7 +117,7 @@ def _commands(line: _Line, current: str) -> Iterator[Candidate]:
 
 
 def _flag_names(line: _Line) -> Iterator[Candidate]:
-    """Yield the flags that may still be given, by all of their names."""
+    """Yield all names of the flags that can still be given."""
     for flag in dict.fromkeys(_flags(line.context).values()):
         names = (*flag.opts, *flag.secondary_opts)
         if not flag.hidden and (flag.multiple or not set(names) & set(line.seen)):
@@ -125,7 +125,7 @@ def _flag_names(line: _Line) -> Iterator[Candidate]:
 
 
 def _values(context: Any, parameter: Any) -> list[Candidate]:
-    """Return the values of a flag or an argument; none where it takes any text."""
+    """Return the possible values of a flag or an argument, or [] if it accepts any text."""
     if parameter is None:
         return []
     if parameter.type.name == "path":
@@ -134,7 +134,7 @@ def _values(context: Any, parameter: Any) -> list[Candidate]:
 
 
 def _argument(line: _Line) -> Any:
-    """Return the argument that the next word is, or None where there is no more."""
+    """Return the positional argument for the next word, or None if all are taken."""
     taken = 0
     for parameter in line.command.params:
         if parameter.param_type_name == "argument":

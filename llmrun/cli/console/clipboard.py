@@ -1,4 +1,4 @@
-"""Copying text to the clipboard: with the system's own program, or by asking the terminal (OSC 52)."""
+"""Copying text to the clipboard with the system's program or with the terminal's OSC 52 sequence."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PATIENCE_S = 5.0
 
 
 def copy_text(text: str) -> str:
-    """Copy text, and return where it went, as the end of a sentence. Raises UsageError if there is no way.
+    """Copy text to the clipboard and describe where it went, as the end of a sentence. Raises UsageError if it fails.
 
-    A session over SSH asks the terminal, which is on the user's own machine; the programs there would fill the
-    clipboard of the other one.
+    An SSH session uses the terminal, which runs on the user's machine. Clipboard programs would reach only the
+    clipboard of the remote machine.
     """
     data = text.encode("utf-8", "replace")
     remote = bool(os.environ.get("SSH_TTY") or os.environ.get("SSH_CONNECTION"))
@@ -31,10 +31,10 @@ def copy_text(text: str) -> str:
     if os.environ.get("TMUX") and _gave(("tmux", "load-buffer", "-w", "-"), data):
         return "to tmux's buffer, and to the clipboard if the terminal allows it"
     if not any(map(can_move_cursor, (sys.stdout, sys.stderr))):
-        raise UsageError("/copy: there is no clipboard here", hint="install wl-clipboard or xclip")
+        raise UsageError("/copy: no clipboard found", hint="install wl-clipboard or xclip")
     if len(data) > _MOST_BYTES:
         raise UsageError(
-            f"/copy: {len(data):,} bytes are too many for the terminal's clipboard, limit {_MOST_BYTES:,}",
+            f"/copy: {len(data):,} bytes exceed the terminal clipboard's limit of {_MOST_BYTES:,}",
             hint="install wl-clipboard or xclip",
         )
     out.sequence(_osc_52(data))
@@ -42,7 +42,7 @@ def copy_text(text: str) -> str:
 
 
 def _programs() -> Iterator[tuple[str, Sequence[str]]]:
-    """The programs that reach the clipboard of this session, the likeliest first."""
+    """Yield the clipboard programs for this session, most likely first."""
     if os.environ.get("WAYLAND_DISPLAY"):
         yield "wl-copy", ("wl-copy",)
     if os.environ.get("DISPLAY"):
@@ -53,8 +53,10 @@ def _programs() -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _gave(command: Sequence[str], data: bytes) -> bool:
-    """Whether a program took the text. Its output goes nowhere: xclip and wl-copy stay in the background to serve the
-    clipboard, and would hold a pipe open for as long."""
+    """Run a clipboard program and return whether it accepted the text.
+
+    Its output is discarded because xclip and wl-copy stay in the background, where they would keep a pipe open.
+    """
     program = shutil.which(command[0])
     if program is None:
         return False
@@ -73,7 +75,10 @@ def _gave(command: Sequence[str], data: bytes) -> bool:
 
 
 def _osc_52(data: bytes) -> str:
-    """The sequence that sets a terminal's clipboard. tmux hands it on in a wrapper, with every ESC doubled."""
+    """Return the escape sequence that sets the terminal's clipboard.
+
+    tmux passes the sequence on only in a wrapper in which every ESC is doubled.
+    """
     sequence = f"\x1b]52;c;{base64.b64encode(data).decode()}\x07"
     if os.environ.get("TMUX"):
         return "\x1bPtmux;" + sequence.replace("\x1b", "\x1b\x1b") + "\x1b\\"

@@ -1,4 +1,4 @@
-"""A table of plain text: columns as wide as they need to be, two blanks apart. Rich would take 60 ms to be imported."""
+"""Plain-text tables and wrapped text. Importing Rich for them would take 60 ms."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from llmrun.cli.console.terminal import columns, is_terminal, shortened, visible_line, width
 
-_LEAST_ROOM = 20  # columns that a text gets, however narrow the terminal
+_LEAST_ROOM = 20  # columns that a text gets even on a narrower terminal
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """A line for each row; what would move the cursor is shown instead.
+    """Format rows as lines with aligned columns, two spaces apart. Control characters are made visible.
 
-    right  the numbers of the columns that end at the same place
+    right  indices of the right-aligned columns
     """
     shown = [[visible_line(cell) for cell in row] for row in rows]
     widths = [max(map(width, column)) for column in zip(*shown, strict=True)]
@@ -24,10 +24,10 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 def narrowed(
     heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], droppable: Sequence[Collection[str]]
 ) -> list[str]:
-    """`aligned` under heads; on a terminal that is too narrow, without the columns that one can do without.
+    """Format rows like `aligned`, with a header line, and drop columns if the terminal is too narrow.
 
-    right      heads of columns that end at the same place
-    droppable  heads of columns that go, one group after the other, until the lines fit
+    right      headings of the right-aligned columns
+    droppable  headings of the columns to drop, one group after another, until the lines fit
     """
     gone: set[str] = set()
     for group in ((), *droppable):
@@ -41,7 +41,7 @@ def narrowed(
 
 
 def beside(label: str, text: str, most: int) -> list[str]:
-    """Text after its label; what does not fit into `most` columns goes on beneath itself."""
+    """Return the lines of a label followed by text, wrapped to `most` columns with a hanging indent."""
     left = width(label)
     first, *rest = wrapped(text, most - left)
     return [label + first, *(" " * left + line for line in rest)]
@@ -57,13 +57,13 @@ def hanging(line: str, most: int) -> list[str]:
 
 
 def wrapped(text: str, most: int) -> list[str]:
-    """Text in lines of at most `most` columns, broken at blanks, and within what is longer than a line.
+    """Wrap text at spaces to lines of at most `most` columns. Words longer than a line are split.
 
-    Not textwrap: it counts characters, of which Chinese, Japanese and Korean ones take two columns.
+    The standard textwrap counts characters, but Chinese, Japanese and Korean characters take two columns each.
     """
     most = max(most, _LEAST_ROOM)
     lines = [""]
-    for word in re.findall(" *[^ ]+", visible_line(text)):  # with the blanks before it
+    for word in re.findall(" *[^ ]+", visible_line(text)):  # each word with the spaces before it
         if width(lines[-1]) + width(word) <= most:
             lines[-1] += word
             continue

@@ -1,4 +1,4 @@
-"""Letting the user edit a text in an editor of their choice."""
+"""Editing a text in the user's editor."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _USUAL = ("editor", "nano", "vim", "vi", "notepad")
 
 
 def edited(text: str) -> str:
-    """Return the text as the user saved it, without the newlines at its end.
+    """Open the text in an editor and return the saved text without trailing newlines.
 
-    The editor is $VISUAL, $EDITOR or a usual one; a graphical one must wait for its window ("code --wait"). Raises
-    UsageError if there is none, if it fails, or if what it saved is not UTF-8.
+    The editor is $VISUAL, $EDITOR or a common one. A graphical editor must be told to wait for its window
+    ("code --wait"). Raises UsageError if no editor is found, if it fails, or if the saved text is not UTF-8.
     """
     command = _editor()
     descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # only the user can read it
@@ -35,10 +35,10 @@ def edited(text: str) -> str:
         _run([*command, name])
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n").rstrip("\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"editor: {command[0]}: it saved text that is not UTF-8: byte {error.start:,}") from error
+        raise UsageError(f"editor: {command[0]}: the saved text is not UTF-8: byte {error.start:,}") from error
     except OSError as error:
         raise UsageError(
-            f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another one"
+            f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another editor"
         ) from error
     finally:
         path.unlink(missing_ok=True)
@@ -58,20 +58,22 @@ def _editor() -> list[str]:
 
 
 def _run(command: list[str]) -> None:
-    """Run the editor on the terminal, which stdout need not be. Raises UsageError if it fails."""
+    """Run the editor on the terminal, even if stdout is redirected. Raises UsageError if it fails."""
     shown_on_stderr = is_terminal(sys.stderr) and not is_terminal(sys.stdout)
     with _interrupts_are_its_own():
         code = subprocess.run(command, stdout=sys.stderr if shown_on_stderr else None, check=False).returncode
     if code:
         raise UsageError(
-            f"editor: {command[0]}: exit code {code}, so nothing is sent", hint="EDITOR names the editor to use"
+            f"editor: {command[0]}: exit code {code}, so nothing was sent", hint="set EDITOR to choose another editor"
         )
 
 
 @contextmanager
 def _interrupts_are_its_own() -> Iterator[None]:
-    """Ctrl-C in the editor reaches us too: let it do nothing here. A handler, because the editor would inherit that
-    the signal is ignored."""
+    """Ignore Ctrl-C here while the editor runs, since the terminal sends it to both processes.
+
+    An empty handler is used because the editor would inherit SIG_IGN.
+    """
 
     def nothing(number: int, frame: FrameType | None) -> None:
         return

@@ -1,4 +1,4 @@
-"""How an answer that streams is written: at word ends on a terminal, in whole lines anywhere else."""
+"""Buffering of a streamed answer: a terminal gets whole words, a pipe or a file whole lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol, TextIO
 
 from llmrun.cli.console.terminal import columns, is_terminal, width
 
-# POSIX lets no other process write into the middle of a write of this size to a pipe.
+# POSIX guarantees that writes of up to this size to a pipe are atomic.
 _ATOMIC = getattr(select, "PIPE_BUF", 512)  # bytes
 _TAB = 8  # columns
 
-# A character of two columns is a word of its own (Chinese and Japanese have no blanks), with the closing punctuation
-# that may not begin a row.
+# A character of two columns counts as a word (Chinese and Japanese do not use spaces), together with the closing
+# punctuation after it, which must not begin a row.
 WIDE = (
     r"\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
     r"\U00020000-\U0003fffd"
@@ -26,22 +26,22 @@ _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 
 
 class Flow(Protocol):
-    """Decides when a text that comes in pieces is written."""
+    """Decides when the pieces of a streamed text are written."""
 
     def passed(self, text: str) -> str:
-        """Take the next piece, and return what to write now."""
+        """Take the next piece and return the text to write now."""
 
     def rest(self) -> str:
-        """Return what is still held at the end of the text."""
+        """Return the text that is still held back, at the end."""
 
 
 def flow_to(stream: TextIO) -> Flow:
-    """Return a new flow for a text that begins in the first column of this stream."""
+    """Return a new flow for a text that begins in the first column of the stream."""
     return WordWrap(columns) if is_terminal(stream) else WholeLines()
 
 
 class WholeLines:
-    """Holds each line until it is complete, so that the lines of concurrent processes do not mix."""
+    """Holds each line back until it is complete, so that lines from concurrent processes do not mix."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -62,19 +62,20 @@ class WholeLines:
 
 
 class WordWrap:
-    """Breaks lines at blanks, so that the terminal breaks no word at its edge. Holds the word that is being written.
+    """Breaks lines at spaces, so that the terminal does not split words. Holds an incomplete word back.
 
-    The lines of fenced code, and words longer than a row, are left to the terminal, so that a copy of them is whole.
+    Lines of fenced code, and words longer than a row, are left for the terminal to wrap, so that they can be copied
+    without extra line breaks.
 
-    limit  returns the columns of a row
+    limit  a function that returns the number of columns in a row
     """
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        self._held = ""  # blanks and a word that may go on
+        self._held = ""  # spaces and a possibly incomplete word
         self._column = 0
-        self._fence = ""  # what opened the block of code that the text is in
-        self._begins_line = True  # no word of the line was written yet
+        self._fence = ""  # the fence that opened the current code block
+        self._begins_line = True  # no word of the line has been written yet
         self._long = False  # a word longer than a row is being written
 
     def passed(self, text: str) -> str:
@@ -100,7 +101,7 @@ class WordWrap:
         return "".join(written)
 
     def _goes_on(self, blanks: str) -> bool:
-        """Whether what follows `blanks` belongs to a word whose beginning is on the screen already."""
+        """Return whether the next word continues one that is already partly on the screen."""
         return self._long and not blanks
 
     def _line_end(self, blanks: str, limit: int) -> str:
@@ -127,7 +128,7 @@ class WordWrap:
             self._fence = ""
 
     def _behind(self, blanks: str) -> int:
-        """Return the column behind blanks that are written now."""
+        """Return the column after writing these spaces and tabs at the current column."""
         column = self._column
         for blank in blanks:
             column = column + 1 if blank == " " else (column // _TAB + 1) * _TAB
@@ -135,8 +136,7 @@ class WordWrap:
 
 
 def atomic_writes(text: str) -> Iterator[str]:
-    """Split a text at line ends into writes that no other process can write into. A longer line is a write of its own,
-    which has no such promise."""
+    """Split a text at line ends into atomic writes. A line longer than the limit is a separate write, not atomic."""
     taken: list[str] = []
     size = 0
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
@@ -151,7 +151,7 @@ def atomic_writes(text: str) -> Iterator[str]:
 
 
 def reader_is_gone(stream: TextIO) -> bool:
-    """Return whether nobody can read a pipe any more, which a write would show with BrokenPipeError."""
+    """Return whether the reader of a pipe is gone, so that a write would raise BrokenPipeError."""
     if not hasattr(select, "poll"):  # Windows
         return False
     watched = select.poll()

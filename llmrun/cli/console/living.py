@@ -1,4 +1,4 @@
-"""What a long job is doing, on the living line: kept alive while a single pass of a large model takes a minute."""
+"""A progress line that a thread redraws, because a single forward pass of a large model can take a minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REDRAW_S = 0.2
 
 
 class LiveReporter:
-    """A bench.reporter.Reporter, for any job. Inside the `with` nothing else may write."""
+    """A bench.reporter.Reporter for any job. Inside its `with` block, nothing else may write."""
 
     def __init__(self) -> None:
         self._words: Callable[[], str] = str

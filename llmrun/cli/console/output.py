@@ -1,4 +1,4 @@
-"""`out`: the one place that writes. stdout carries the answer and nothing else; the rest goes to stderr."""
+"""`out`, through which all output is written. Only the answer goes to stdout; everything else goes to stderr."""
 
 from __future__ import annotations
 
@@ -31,39 +31,42 @@ from llmrun.errors import LlmrunError
 RED = "31"
 YELLOW = "33"
 DIM = "2"
-MARK = "1;31"  # as grep marks what it has found
+MARK = "1;31"  # the color that grep uses for matches
 
-MarkedLine = Sequence[tuple[str, bool]]  # pieces of a line, each with whether it is highlighted
+MarkedLine = Sequence[tuple[str, bool]]  # the pieces of a line; True means highlighted
 
 _COMMAND = re.compile(r"(?:llmrun|\S*/\S+) ")
 
-_SHOW_AFTER_S = 0.15  # most waits are shorter, and a line that flashes is worse than none
+_SHOW_AFTER_S = 0.15  # most waits are shorter, and a progress line that only flashes up is distracting
 _REDRAW_S = 0.05
-_PLAIN_LINE_S = 10.0  # in a log file, one line is enough for a long wait
+_PLAIN_LINE_S = 10.0  # interval of progress lines in a log file
 
 
 class Output:
-    """Human output, or quiet: then stderr carries errors alone.
+    """The program's output. In quiet mode, only errors and replies go to stderr.
 
-    A stderr that cannot be written is given up in silence: there is no one left to tell.
+    If writing to stderr fails, later output to it is discarded, because the failure cannot be reported anywhere.
     """
 
     def __init__(self) -> None:
         self.quiet = False
         self.verbose = False
         self.color = "auto"
-        self._answer: Flow | None = None  # of the answer that is open
+        self._answer: Flow | None = None  # the flow of an unfinished answer
         self._thinking: Flow | None = None
         self._thinking_ends_a_line = False
-        self._live_width = 0  # columns of the living line that is on the screen
+        self._live_width = 0  # columns of the progress line on the screen
         self._waiting_since: float | None = None
         self._last_drawn = 0.0
 
     # The answer
 
     def answer(self, text: str) -> None:
-        """Take a piece of the answer for stdout: a terminal shows it word by word and with its control characters made
-        visible; a pipe or a file gets whole lines. Raises BrokenPipeError as soon as nobody reads the pipe."""
+        """Write a piece of the answer to stdout.
+
+        A terminal gets whole words, with control characters made visible. A pipe or a file gets whole lines. Raises
+        BrokenPipeError as soon as the reader of the pipe is gone.
+        """
         if not text:
             return
         self.clear_progress()
@@ -75,23 +78,26 @@ class Output:
             raise BrokenPipeError
 
     def end_answer(self) -> None:
-        """The final newline, which every answer has, an empty one too."""
+        """Write the rest of the answer and a final newline. Even an empty answer gets the newline."""
         self._write_stdout(self._answer_rest() + "\n")
 
     def _answer_rest(self) -> str:
-        """Close the answer, and return what of it is not written yet."""
+        """Close the answer and return its unwritten text."""
         rest = self._answer.rest() if self._answer else ""
         self._answer = None
         return rest
 
     def _cut_answer(self) -> None:
-        """Write what is held of an answer that does not go on, and leave its last row on a terminal."""
+        """Write the unwritten text of an interrupted answer. On a terminal, end its last row."""
         if self._answer is not None:
             self._write_stdout(self._answer_rest() + ("\n" if is_terminal(sys.stdout) else ""))
 
     def thinking(self, text: str) -> None:
-        """Write a piece of what the model thinks to stderr: dim, or, where there is no color, after a line that says
-        what it is. It ends, with an empty line, when something else is written."""
+        """Write a piece of the model's thinking to stderr.
+
+        It is dim, or follows a line "thinking:" if there is no color. The next output of another kind ends it with an
+        empty line.
+        """
         if self.quiet or not text:
             return
         if self._thinking is None:
@@ -103,45 +109,45 @@ class Output:
         self._write_dim(self._thinking.passed(visible(text) if is_terminal(sys.stderr) else text))
 
     def answer_was_thinking(self) -> None:
-        """Say that the text of the answer so far was none."""
+        """Print a note that the text so far was thinking and not the answer."""
         self._cut_answer()
-        self.note("the text so far was thinking: the model has ended what it had not begun")
+        self.note("the text so far was thinking: the model closed a thinking block it never opened")
 
     def json(self, body: Mapping[str, Any]) -> None:
-        """The whole answer as one line of JSON."""
+        """Write a JSON object as one line on stdout."""
         self.clear_progress()
         self._write_stdout(visible_json(json.dumps(body, ensure_ascii=False)) + "\n")
 
     def json_list(self, bodies: Sequence[Mapping[str, Any]]) -> None:
-        """A JSON array, an element a line."""
+        """Write a JSON array to stdout, one element per line."""
         self.clear_progress()
         lines = ",\n".join(visible_json(json.dumps(body, ensure_ascii=False)) for body in bodies)
         self._write_stdout(f"[\n{lines}\n]\n" if bodies else "[]\n")
 
     def lines(self, lines: Iterable[str], *, dim: bool = False) -> None:
-        """A report on stdout, line by line, with control characters shown wherever it goes."""
+        """Write the lines of a report to stdout. Control characters are always made visible."""
         self.clear_progress()
         begin, end = ("\x1b[2m", "\x1b[0m") if dim and can_color(sys.stdout, self.color) else ("", "")
         self._write_stdout("".join(f"{begin}{visible_line(line)}{end}\n" for line in lines))
 
     def lines_marked(self, lines: Iterable[MarkedLine]) -> None:
-        """A report on stdout, with some of its text highlighted where there is color."""
+        """Write the lines of a report to stdout, with the marked text highlighted if there is color."""
         self.clear_progress()
         self._write_stdout("".join(_marked(line, can_color(sys.stdout, self.color)) for line in lines))
 
     def reply_marked(self, lines: Iterable[MarkedLine]) -> None:
-        """What the user asked the program itself, with some of it highlighted where there is color."""
+        """Write a reply like `reply`, with the marked text highlighted if there is color."""
         self._write_stderr("".join(_marked(line, can_color(sys.stderr, self.color)) for line in lines))
 
     def picture(self, renderable: Any) -> None:
-        """Something that Rich draws, on stdout. Its texts must have passed `visible_line`."""
+        """Write a Rich renderable to stdout. Its texts must have passed through `visible_line`."""
         self.clear_progress()
-        drawn = io.StringIO()  # Rich ends the process itself over a closed pipe, with another exit code
+        drawn = io.StringIO()  # on a closed pipe, Rich itself would exit the process, with another exit code
         self._console(drawn).print(renderable)
         self._write_stdout(drawn.getvalue())
 
     def width_of(self, renderable: Any) -> int:
-        """Columns that it would take if there were enough."""
+        """Return the number of columns that a Rich renderable needs."""
         console = self._console(io.StringIO())
         return int(console.measure(renderable, options=console.options.update(width=10_000)).maximum)
 
@@ -159,20 +165,20 @@ class Output:
             legacy_windows=False,
         )
 
-    # The rest
+    # Everything else
 
     def note(self, text: str) -> None:
-        """One line that a careful user wants to know."""
+        """Write a note: one line with something the user should know."""
         if not self.quiet:
             self._line("note:", text, YELLOW)
 
     def detail(self, text: str) -> None:
-        """One line that only --verbose shows."""
+        """Write a line that only --verbose shows."""
         if self.verbose and not self.quiet:
             self._write_stderr(self._styled(visible_line(text), DIM) + "\n")
 
     def fields(self, fields: Sequence[str]) -> None:
-        """Short facts on one line, on more when the terminal is too narrow for one."""
+        """Write short facts on one line, or on several lines if the terminal is too narrow."""
         if self.quiet:
             return
         limit = room(sys.stderr)
@@ -185,22 +191,22 @@ class Output:
         self._write_stderr("".join(self._styled(line, DIM) + "\n" for line in lines))
 
     def reply(self, lines: Iterable[str]) -> None:
-        """What the user asked the program itself, not the model: shown in quiet mode too."""
+        """Write the program's reply to a user's request, such as /help in a chat. Shown even in quiet mode."""
         self._write_stderr("".join(f"{row}\n" for line in lines for row in _rows(visible(line))))
 
     def sequence(self, text: str) -> None:
-        """Write a control sequence of our own to the terminal, on whichever stream it is."""
+        """Write a control sequence to the terminal, on the stream that is connected to it."""
         if can_move_cursor(sys.stderr):
             self._write_stderr(text)
         else:
             self._write_stdout(text)
 
     def prompt(self, text: str) -> None:
-        """What stands before the line that the user types, on a terminal that can do no more."""
+        """Write the input prompt on a basic terminal."""
         self._write_stderr(visible(text))
 
     def error(self, sentence: str, hint: str = "") -> None:
-        """`error: ...`, then what to try. Shown in quiet mode too."""
+        """Write `error: ...` and a hint about what to try. Shown even in quiet mode."""
         self._cut_answer()
         self._line("error:", sentence, RED)
         words, _, command = hint.rpartition(": ")
@@ -211,11 +217,11 @@ class Output:
             self._line("hint:", hint, DIM)
 
     def trace(self, text: str) -> None:
-        """Where an error came from, for --debug: lines of ours, and texts of anybody's."""
+        """Write the traceback of an error, for --debug. Control characters are made visible."""
         self._write_stderr(visible(text))
 
     def progress(self, text: str) -> None:
-        """What is going on now: a line that lives until something else is written. In a log, a line now and then."""
+        """Show what the program is doing, on a line that the next output replaces. A log gets a line every 10 s."""
         if self.quiet or self._thinking is not None:
             return
         now = time.monotonic()
@@ -234,8 +240,10 @@ class Output:
             self._write("\r" + self._styled(line, DIM) + rest)
 
     def clear_progress(self) -> None:
-        """End what the model thinks, or erase the living line. Blanks rather than an escape sequence: that works on
-        every terminal."""
+        """End the model's thinking, or erase the progress line.
+
+        The line is erased with spaces, which works on every terminal, unlike an escape sequence.
+        """
         self._waiting_since = None
         if self._thinking is not None:
             rest, self._thinking = self._thinking.rest(), None
@@ -243,11 +251,11 @@ class Output:
             newline = "" if self._thinking_ends_a_line else "\n"
             self._write(newline + ("\n" if can_color(sys.stderr, self.color) else "done thinking\n\n"))
         if self._live_width:
-            blanks = min(self._live_width + len("^C"), columns() - 1)  # what the terminal echoes goes too
+            blanks = min(self._live_width + len("^C"), columns() - 1)  # also erases the echo of Ctrl-C
             self._live_width = 0
             self._write("\r" + " " * blanks + "\r")
 
-    # How
+    # Helpers
 
     def _line(self, label: str, text: str, style: str) -> None:
         first, *rest = _rows(f"{label} {visible_line(text)}")
@@ -289,14 +297,14 @@ def _marked(line: MarkedLine, color: bool) -> str:
 
 
 class Stdout(io.TextIOWrapper):
-    """Standard output, in UTF-8 whatever the locale says, that fails in our words.
+    """Standard output, always in UTF-8, with clear errors.
 
-    BrokenPipeError stays what it is; any other OSError becomes LlmrunError, which nobody can take for trouble with a
-    file: an OSError of a stream carries no name.
+    Any OSError except BrokenPipeError becomes an LlmrunError that names the stream. The OSError of a stream has no file
+    name, so it could be mistaken for a problem with a file.
     """
 
     def __init__(self, buffer: BinaryIO) -> None:
-        # A path may hold bytes that are not UTF-8; "\udcff" is also how JSON writes such a byte.
+        # A path may contain bytes that are not UTF-8. "\udcff" is also how JSON writes such a byte.
         super().__init__(buffer, encoding="utf-8", errors="backslashreplace", newline="")
 
     def write(self, text: str) -> int:
@@ -314,12 +322,12 @@ class Stdout(io.TextIOWrapper):
         except BrokenPipeError:
             raise
         except OSError as error:
-            silence(self)  # or Python would try again at exit, and complain in its own words
-            raise LlmrunError(f"standard output: cannot be written: {error.strerror}") from error
+            silence(self)  # otherwise Python would flush again at exit and print its own error
+            raise LlmrunError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def silence(stream: TextIO) -> None:
-    """Let everything written to a stream from now on, its unwritten buffer included, go nowhere."""
+    """Discard everything written to a stream from now on, including its unflushed buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What is said while the user waits."""
+"""Progress of downloads and of loading a model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from llmrun.cli.console.terminal import columns, width
 
 _BAR = 20  # columns
 _SHORTEST_LABEL = 12
-_WINDOW_S = 8.0  # speed and time left follow the last seconds, not what was an hour ago
+_WINDOW_S = 8.0  # the speed and the time left are computed from the last few seconds
 
 
 class HubReporter:
-    """Shows the hub's work: notes as they are, downloads as a bar with speed and time left."""
+    """Shows the hub's notes, and its downloads as a bar with speed and time left."""
 
     def __init__(self) -> None:
         self._label = ""
-        self._seen: deque[tuple[float, int]] = deque()  # (seconds, bytes done), the last ones
+        self._seen: deque[tuple[float, int]] = deque()  # (time in seconds, bytes done) of the last few seconds
 
     def note(self, line: str) -> None:
         out.note(line)
@@ -37,7 +37,10 @@ class HubReporter:
         out.progress(download_line(label, done, total, done - then, now - first, columns() - 1))
 
     def _recent(self, now: float, done: int) -> tuple[float, int]:
-        """The oldest moment of the window, and what was done then: what was there at the start is not fetched."""
+        """Return the oldest time in the window and the bytes done by then.
+
+        Bytes that were present at the start therefore do not count toward the speed.
+        """
         if not self._seen or now - self._seen[-1][0] >= _WINDOW_S / 40:
             self._seen.append((now, done))
         while now - self._seen[0][0] > _WINDOW_S and len(self._seen) > 1:
@@ -46,14 +49,16 @@ class HubReporter:
 
 
 def download_line(label: str, done: int, total: int, fetched: int, seconds: float, limit: int = 100) -> str:
-    """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`, in at most `limit` columns.
+    """Return `smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`.
 
-    `fetched` of the `done` bytes came in the last `seconds`; the rest was there before. Where there is too little room
-    the bar gets shorter, the label loses its beginning (names differ at their ends), then the bar goes: what is asked
-    is how long yet.
+    The line has at most `limit` columns. If there is not enough room, the bar gets shorter, then the label is cut at
+    its beginning (because names differ at their ends), and then the bar is dropped. The figures always stay.
+
+    done     bytes present
+    fetched  bytes of `done` that arrived in the last `seconds`
     """
     fraction = done / total if total else 0.0
-    # Rounded down: 100 % is only said of what is all there.
+    # Round down, so that 100% appears only when the download is complete.
     figures = f"{int(fraction * 100)}%  {format_bytes_done(done, total)}"
     if fetched > 0 and seconds >= 0.5:
         speed = fetched / seconds
@@ -72,11 +77,11 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
 
 
 def progress_bar(fraction: float, columns: int = _BAR) -> str:
-    """`████████░░░░░░░░░░░░`"""
+    """Return a bar such as `████████░░░░░░░░░░░░`."""
     filled = int(fraction * columns)
     return "█" * filled + "░" * (columns - filled)
 
 
 def show_loading(what: str, fraction: float) -> None:
-    """The engine's progress while it opens a model."""
+    """Show the engine's progress while it loads a model."""
     out.progress(f"{what}  {fraction:.0%}")

@@ -1,4 +1,4 @@
-"""What a stream can show, judged for each stream by itself, and how foreign text is made safe to look at."""
+"""The capabilities of each output stream, and functions that make untrusted text safe to print."""
 
 from __future__ import annotations
 
@@ -9,45 +9,51 @@ import unicodedata
 from functools import lru_cache
 from typing import TextIO
 
-# A model, a file or a server may have written an escape sequence that moves the cursor, sets the clipboard or answers
-# for the user. On a terminal every control character but newline and tab is shown as a picture of itself (U+2400 to
-# U+2421); those without a picture are shown by number: the C1 ones, the two line separators that some programs break a
-# line at, and the bidirectional embeddings, overrides and isolates, which show text in another order than it has.
+# Text from a model, a file or a server may contain escape sequences that move the cursor, set the clipboard or type
+# input for the user. On a terminal, every control character except newline and tab is therefore replaced by its symbol
+# (U+2400 to U+2421). Characters without a symbol are shown by number: the C1 controls, the two Unicode line separators,
+# and the bidirectional embeddings, overrides and isolates, which change the order in which text is displayed.
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
-_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON itself spells the others
+_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON escapes the others itself
 
 
 def visible(text: str) -> str:
-    """Text with its control characters shown. One character at a time, so a sequence split over two tokens is too."""
+    """Make the control characters in a text visible.
+
+    Each character is replaced separately, so an escape sequence that is split over two tokens is handled too.
+    """
     return text.translate(_PICTURES)
 
 
 def visible_line(text: str) -> str:
-    """`visible`, and on one line."""
+    """Make control characters visible, and replace newlines and tabs with spaces."""
     return text.translate(_ONE_LINE)
 
 
 def visible_json(text: str) -> str:
-    """JSON that means the same, with its control characters spelled: `\\u009b`."""
+    """Escape the control characters in a JSON text, as in `\\u009b`. The JSON value stays the same."""
     return text.translate(_IN_JSON)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at this stream directly."""
+    """Return whether the stream is connected to a terminal."""
     return not stream.closed and stream.isatty()
 
 
 def can_move_cursor(stream: TextIO) -> bool:
-    """Whether a line may be overwritten in place."""
+    """Return whether the stream is a terminal on which a line can be overwritten."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
 def can_color(stream: TextIO, choice: str = "auto") -> bool:
-    """Whether to color this stream: NO_COLOR, then the user's setting, then FORCE_COLOR, then what the stream is."""
+    """Return whether to use color on a stream.
+
+    NO_COLOR takes precedence, then the user's setting `choice`, then FORCE_COLOR, and then the kind of stream.
+    """
     if os.environ.get("NO_COLOR") or choice == "never":
         return False
     if choice == "always" or os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -56,22 +62,25 @@ def can_color(stream: TextIO, choice: str = "auto") -> bool:
 
 
 def columns() -> int:
-    """Width of the terminal, 100 where there is none."""
+    """Return the width of the terminal, or 100 if there is none."""
     return shutil.get_terminal_size(fallback=(100, 24)).columns
 
 
 def room(stream: TextIO) -> int:
-    """Columns that a line of this stream may take: any number where no person looks."""
+    """Return the number of columns for a line of this stream, which is unlimited if it is not a terminal."""
     return columns() if is_terminal(stream) else sys.maxsize
 
 
 def width(text: str) -> int:
-    """Columns that text of one line takes. Where terminals differ (emoji of several characters), the most it may."""
+    """Return the number of columns that a line of text takes.
+
+    Terminals differ in the width of emoji with several characters; the result is the largest possible width.
+    """
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
 def shortened(text: str, limit: int) -> str:
-    """The beginning of text that fits into `limit` columns."""
+    """Return the beginning of the text that fits into `limit` columns."""
     taken = 0
     for end, character in enumerate(text):
         taken += _columns_of(character)
@@ -84,7 +93,7 @@ def shortened(text: str, limit: int) -> str:
 def _columns_of(character: str) -> int:
     if character in _TWO_ON_SOME_TERMINALS:
         return 2
-    if character == _EMOJI_STYLE:  # makes the narrow symbol before it a wide one
+    if character == _EMOJI_STYLE:  # makes the symbol before it one column wider
         return 1
     if unicodedata.category(character) in ("Mn", "Me", "Cf") and character != _SOFT_HYPHEN:
         return 0
@@ -93,4 +102,4 @@ def _columns_of(character: str) -> int:
 
 _EMOJI_STYLE = "\ufe0f"
 _SOFT_HYPHEN = "\u00ad"
-_TWO_ON_SOME_TERMINALS = frozenset(map(chr, range(0x1F1E6, 0x1F200)))  # the letters that flags are made of
+_TWO_ON_SOME_TERMINALS = frozenset(map(chr, range(0x1F1E6, 0x1F200)))  # the letters that form flag emoji

@@ -1,4 +1,4 @@
-"""The user's prompt templates: files in the folder `templates`, beside config.toml, found by their names."""
+"""The user's prompt templates, which are files in the folder `templates` next to config.toml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def templates_folder() -> Path:
 
 
 def template_names() -> list[str]:
-    """Return the names of the user's templates in alphabetical order. Raises UsageError if they cannot be listed."""
+    """Return the names of the user's templates, sorted. Raises UsageError if the folder cannot be read."""
     folder = templates_folder()
     try:
         return sorted(path.stem for path in folder.iterdir() if path.suffix == ENDING and _NAME.fullmatch(path.stem))
@@ -32,19 +32,20 @@ def template_names() -> list[str]:
 
 
 def template_path(name: str) -> Path:
-    """Return the file of a template, which need not exist: NAME's in the user's folder, or the path itself.
+    """Return the file of a template, which need not exist.
 
-    Anything with a slash or with .toml at its end is a path. Raises UsageError for a name that no template can have.
+    A name that contains a slash or ends with .toml is a path. Any other name refers to the user's templates folder.
+    Raises UsageError for an invalid name.
     """
     if name.endswith(ENDING) or "/" in name or os.sep in name:
         return Path(name)
     if not _NAME.fullmatch(name):
-        raise UsageError(f"template: {name!r:.80} is not a name", hint="letters, digits, blanks and . _ -")
+        raise UsageError(f"template: {name!r:.80} is not a valid name", hint="use letters, digits, spaces and . _ -")
     return templates_folder() / f"{name}{ENDING}"
 
 
 def load_template(name: str) -> PromptTemplate:
-    """Read a template by its name or path. Raises UsageError: with the nearest name if there is none of this one."""
+    """Read a template by name or path. Raises UsageError, which suggests a similar name if there is one."""
     path = template_path(name)
     if not os.path.lexists(path) and path.parent == templates_folder():
         raise UsageError(f"template: {name}: no such template", hint=_nearest(path.stem))
@@ -52,11 +53,11 @@ def load_template(name: str) -> PromptTemplate:
 
 
 def chosen_template(name: str | None, pairs: Sequence[str]) -> tuple[PromptTemplate, dict[str, str]]:
-    """Return the template of -T, or the empty one, and the values of -P. Raises UsageError."""
+    """Return the template named by -T, or the empty one, and the values of -P. Raises UsageError."""
     params = parse_params(pairs)
     if name is None:
         if params:
-            raise UsageError("--param: needs a template", hint="-T NAME; llmrun templates lists them")
+            raise UsageError("--param: requires a template", hint="add -T NAME; llmrun templates lists the names")
         return PromptTemplate(), params
     template = load_template(name)
     template.check_params(params)
@@ -70,4 +71,4 @@ def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"
-    return "llmrun templates lists them" if names else f"llmrun templates edit {name} makes one"
+    return "llmrun templates lists your templates" if names else f"llmrun templates edit {name} creates it"

@@ -1,4 +1,4 @@
-"""A prompt template: a prompt and a system prompt with variables, and settings that go with them.
+"""Prompt templates: a prompt and a system prompt with variables, and settings to use with them.
 
     prompt = "Translate into $language: $input"
     system = "You are a careful translator."
@@ -8,8 +8,8 @@
     [defaults]
     language = "English"
 
-Variables are those of Python's `string.Template`: `$name` or `${name}`; `$$` is a dollar sign. `$input` is what the
-user asks. Nothing that is put in place of a variable is searched for variables again.
+The syntax of variables is that of Python's `string.Template`: `$name` or `${name}`, and `$$` for a dollar sign.
+`$input` is the user's prompt. Values are inserted as they are, even if they contain variables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES
 
-INPUT = "input"  # the variable that stands for what the user asks
+INPUT = "input"  # the variable for the user's prompt
 SETTINGS = ("model", *SAMPLING, "max_tokens", "seed", "think", "think_budget", "hide_thinking")
 KEYS = ("prompt", "system", "defaults", *SETTINGS)
 
@@ -38,12 +38,12 @@ _NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A template as its file has it. The empty one, without a name, leaves everything as the user typed it.
+    """The contents of a template file. The empty template, which has no name, changes nothing.
 
-    prompt    None: `$input`
-    system    None: the template sets none
-    settings  by the names of SETTINGS, checked
-    defaults  of variables
+    prompt    None means `$input`
+    system    None means that the template sets no system prompt
+    settings  checked values, by the names in SETTINGS
+    defaults  default values of variables
     """
 
     name: str = ""
@@ -54,18 +54,18 @@ class PromptTemplate:
 
     @property
     def variables(self) -> list[str]:
-        """The names of its variables in their order, without `input`."""
+        """The names of the variables in order of appearance, without `input`."""
         return [name for name in _names(self.prompt, self.system) if name != INPUT]
 
     @property
     def needs_input(self) -> bool:
-        """Whether there is no prompt without what the user asks."""
+        """Whether the template needs a prompt from the user."""
         return self.prompt is None or INPUT in _names(self.prompt, self.system)
 
     def applied(self, flags: AnswerFlags) -> AnswerFlags:
-        """Return the flags with the template's settings where the user typed none."""
+        """Return the flags, with the template's settings for flags that the user did not give."""
         values = dict(self.settings)
-        if flags.think is not None or flags.think_budget is not None:  # they mean something only together
+        if flags.think is not None or flags.think_budget is not None:  # the two settings depend on each other
             values.pop("think", None)
             values.pop("think_budget", None)
         given = flags.given()
@@ -74,17 +74,17 @@ class PromptTemplate:
         return replace(flags, **others, sampling={**sampling, **flags.sampling})
 
     def check_params(self, params: Mapping[str, str]) -> None:
-        """Raise UsageError for a value of a variable that the template does not have."""
+        """Raise UsageError if a value is given for a variable that the template does not have."""
         for name in params:
             if name == INPUT:
-                raise UsageError("--param: input: stands for the prompt itself", hint="give it as the prompt")
+                raise UsageError("--param: input: this variable is the prompt itself", hint="give it as the prompt")
             if name not in self.variables:
                 raise UsageError(
                     f"--param: {name}: template {self.name} has no such variable", hint=_meant(name, self.variables)
                 )
 
     def check_complete(self, params: Mapping[str, str]) -> None:
-        """Raise UsageError, naming them, for variables without a value."""
+        """Raise UsageError if variables have no value. The message names them."""
         missing = [name for name in self.variables if name not in params and name not in self.defaults]
         if missing:
             raise UsageError(
@@ -93,9 +93,9 @@ class PromptTemplate:
             )
 
     def filled(self, asked: str, params: Mapping[str, str]) -> tuple[str, str | None]:
-        """Return the prompt and the system prompt with their variables replaced; `params` are complete.
+        """Return the prompt and the system prompt with their variables replaced. `params` must be complete.
 
-        If neither has a place for what is `asked`, it follows the prompt.
+        If neither text contains `$input`, `asked` is appended to the prompt.
         """
         values = {**self.defaults, **params, INPUT: asked}
         system = None if self.system is None else Template(self.system).substitute(values)
@@ -105,42 +105,42 @@ class PromptTemplate:
         return (f"{prompt}\n\n{asked}" if asked and not self.needs_input else prompt), system
 
     def filled_system(self, params: Mapping[str, str]) -> str | None:
-        """Return the system prompt of a chat, in which nothing has been asked yet. Raises UsageError."""
+        """Return the system prompt for a new chat. Raises UsageError if it contains `$input`."""
         if INPUT in _names(self.system):
-            raise UsageError(f"template {self.name}: system: $input means nothing in a chat")
+            raise UsageError(f"template {self.name}: system: $input cannot be used in a chat")
         return self.filled("", params)[1]
 
 
 def read_template(path: Path, name: str) -> PromptTemplate:
-    """Read a template's file. Raises UsageError, in one line, for anything but a valid one."""
+    """Read a template file. Raises UsageError with a one-line message if it is invalid."""
     return parse_template(_read(path), path, name)
 
 
 def parse_template(data: bytes, path: Path, name: str) -> PromptTemplate:
-    """Parse the bytes of a template's file. Raises UsageError."""
+    """Parse the bytes of a template file. Raises UsageError."""
     import tomllib  # 5 ms that most runs do not need
 
     try:
         table = tomllib.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # ValueError: of TOML, of UTF-8, and of numbers with too many digits
+    except (ValueError, RecursionError) as error:  # ValueError: bad TOML or UTF-8, or too many digits
         raise UsageError(f"template: {path}: not valid TOML: {error}") from None
     for key in table:
         if key not in KEYS:
             raise UsageError(f"template: {path}: {key}: no such key", hint=_meant(key, KEYS))
     if not table.keys() & {*_TEXTS, *SETTINGS}:
         raise UsageError(
-            f"template: {path}: empty", hint='a template needs a prompt, as in prompt = "Summarise: $input"'
+            f"template: {path}: empty", hint='a template needs a prompt, as in prompt = "Summarize: $input"'
         )
     texts = {key: _checked_text(table[key], key, path) for key in _TEXTS if key in table}
     settings = {key: _checked_setting(table[key], key, path) for key in SETTINGS if key in table}
     if settings.get("think") and settings.get("think_budget") == 0:
-        raise UsageError(f"template: {path}: think: a think_budget of 0 means no thinking at all")
+        raise UsageError(f"template: {path}: think: contradicts think_budget = 0, which turns thinking off")
     defaults = _checked_defaults(table.get("defaults", {}), _names(*texts.values()), path)
     return PromptTemplate(name, texts.get("prompt"), texts.get("system"), settings, defaults)
 
 
 def parse_params(pairs: Sequence[str]) -> dict[str, str]:
-    """`["language=French"]` -> `{"language": "French"}`; the last one of a name wins. Raises UsageError."""
+    """Parse `["language=French"]` into `{"language": "French"}`. The last value of a name wins. Raises UsageError."""
     params = {}
     for pair in pairs:
         name, equals, value = checked_text(pair, "--param").partition("=")
@@ -152,7 +152,7 @@ def parse_params(pairs: Sequence[str]) -> dict[str, str]:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.exists() and not path.is_file():  # a pipe would never come to its end
+        if path.exists() and not path.is_file():  # reading a pipe would never end
             raise UsageError(f"template: {path}: not a file")
         with path.open("rb") as file:
             data = file.read(_LARGEST + 1)
@@ -167,14 +167,14 @@ def _checked_text(value: object, key: str, path: Path) -> str:
     if not isinstance(value, str):
         raise UsageError(f"template: {path}: {key}: {value!r:.60} is not text")
     if key == "prompt" and not value.strip():
-        raise UsageError(f"template: {path}: {key}: empty", hint="leave it out: the prompt is $input then")
+        raise UsageError(f"template: {path}: {key}: empty", hint="leave it out to use $input as the prompt")
     for match in Template.pattern.finditer(value):
         if match["invalid"] is not None:
             line = value.count("\n", 0, match.start()) + 1
             begun = value[match.start() : match.start() + 12].partition("\n")[0]
             raise UsageError(
                 f"template: {path}: {key}: line {line}: {begun!r} is not a variable",
-                hint="a dollar sign that begins no variable is written $$",
+                hint="write $$ for a dollar sign",
             )
     return value
 
@@ -191,17 +191,17 @@ def _checked_defaults(table: object, known: Sequence[str], path: Path) -> dict[s
         raise UsageError(f'template: {path}: defaults: not a table, as in [defaults] and language = "English"')
     for name, value in table.items():
         if name == INPUT:
-            raise UsageError(f"template: {path}: defaults: $input stands for the prompt and has no default")
+            raise UsageError(f"template: {path}: defaults: $input is the prompt and cannot have a default")
         if name not in known:
             names = [one for one in known if one != INPUT]
-            raise UsageError(f"template: {path}: defaults: the texts have no ${name}", hint=_meant(name, names))
+            raise UsageError(f"template: {path}: defaults: ${name} is not used in the texts", hint=_meant(name, names))
         if type(value) not in (str, int, float):
             raise UsageError(f"template: {path}: defaults: {name}: {value!r:.60} is not text or a number")
     return {name: str(value) for name, value in table.items()}
 
 
 def _names(*texts: str | None) -> list[str]:
-    """Return the variables of texts that were checked, each once."""
+    """Return the distinct variables in checked texts, in order of appearance."""
     matches = [match for text in texts if text for match in Template.pattern.finditer(text)]
     return list(dict.fromkeys(match["named"] or match["braced"] for match in matches if not match["escaped"]))
 

@@ -15,7 +15,7 @@ from llmrun.settings import Settings, load_settings
 Capture = pytest.CaptureFixture[str]
 
 LINE = (
-    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:4b-instruct suits this machine "
+    "note: smollm2:135m is a toy model (98.4 MB) for trying out llmrun; qwen3:4b-instruct suits this machine "
     "(2.47 GB): llmrun chat qwen3:4b-instruct\n"
 )
 
@@ -50,7 +50,7 @@ def test_without_enough_known_memory_it_says_how_to_find_out(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, memory: int | None
 ) -> None:
     monkeypatch.setattr(free_memory, "free_memory", lambda: memory)
-    assert "`llmrun fit qwen3:4b` tells whether" in told(capsys)
+    assert "`llmrun fit qwen3:4b` shows whether" in told(capsys)
 
 
 def test_it_is_not_said_to_those_who_chose_the_model(

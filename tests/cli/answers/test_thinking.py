@@ -115,10 +115,10 @@ def test_thinking_cannot_be_asked_of_a_model_that_does_not(monkeypatch: pytest.M
     assert (done.stdout, done.returncode) == (b"", 2)
     assert done.stderr.startswith(b"error: thinking cannot be switched on: ")
     done = scripted("--no-think", "hello")
-    assert done.stderr.startswith(b"note: --no-think: no switch and no tags")
+    assert done.stderr.startswith(b"note: --no-think has no effect: this model has no known")
     assert done.returncode == 0
     for budget in ("0", "5"):
-        assert scripted("--think-budget", budget, "hello").stderr.startswith(b"note: --think-budget: no tags")
+        assert scripted("--think-budget", budget, "hello").stderr.startswith(b"note: --think-budget has no effect")
     monkeypatch.setenv("LLMRUN_THINK", "true")  # applies only to models that can think
     done = scripted("hello")
     assert (done.stdout, done.stderr.count(b"\n"), done.returncode) == (b"You said: hello\n", 1, 0)
@@ -150,7 +150,7 @@ def test_a_raw_prompt_has_no_thinking_to_ask_for(tmp_path: Path) -> None:
 def test_an_answer_cut_while_the_model_thinks_says_so(tmp_path: Path) -> None:
     done = scripted("-n", "12", "-m", thinking_script(tmp_path), "Is it so?")
     assert done.stdout == b"\n"
-    assert b"note: the answer was cut while the model was thinking (--think-budget N" in done.stderr
+    assert b"note: the answer was cut off while the model was thinking (--think-budget N" in done.stderr
 
 
 def test_thinking_that_was_never_opened_is_told_when_it_ends(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_what_was_set_for_good_is_not_asked_of_a_server_and_no_advice_is_given_f
         done = llmrun("generate", "-m", server.url, "-n", "1", "hi")
         assert done.returncode == 0
         assert "chat_template_kwargs" not in server.asked[0].body
-    assert done.stderr.startswith(b"note: think, think_budget: set for models that run here, and not asked of a server")
-    assert b"cut while the model was thinking\n" in done.stderr
+    assert done.stderr.startswith(b"note: think, think_budget: not sent to the server")
+    assert b"cut off while the model was thinking\n" in done.stderr
 
 
 # --- chat

@@ -59,12 +59,12 @@ def test_every_source_and_how_they_combine(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize(
     ("words", "option", "file", "stdin", "expected"),
     [
-        ((), None, None, None, "prompt: none given"),
-        ((), None, None, b"", "prompt: empty: standard input"),
-        ((), None, None, b" \n\n", "prompt: empty: standard input"),
-        (("",), None, None, b"piped", "prompt: empty"),
-        ((), "", None, b"piped", "prompt: empty"),
-        (("a",), "b", None, b"", "prompt: given twice"),
+        ((), None, None, None, "no prompt given"),
+        ((), None, None, b"", "the prompt is empty"),
+        ((), None, None, b" \n\n", "the prompt is empty"),
+        (("",), None, None, b"piped", "the prompt is empty"),
+        ((), "", None, b"piped", "the prompt is empty"),
+        (("a",), "b", None, b"", "the prompt was given twice"),
         (("-", "-"), None, None, b"", "standard input can be read only once"),
         (("-",), None, "-", b"", "standard input can be read only once"),
         ((), None, "/no/such/file", b"", "prompt: /no/such/file: No such file or directory"),

@@ -108,7 +108,7 @@ def test_an_old_tmux_hands_the_sequence_on(
 
 
 def test_more_than_a_terminal_takes_is_refused(programs: Path, sequences: list[str]) -> None:
-    with pytest.raises(UsageError, match="74,995 bytes are too many"):
+    with pytest.raises(UsageError, match="74,995 bytes exceed"):
         copy_text("x" * 74_995)
     copy_text("x" * 74_994)
     assert len(sequences[0]) <= 100_000
@@ -116,5 +116,5 @@ def test_more_than_a_terminal_takes_is_refused(programs: Path, sequences: list[s
 
 def test_without_a_terminal_and_a_program_there_is_no_clipboard(programs: Path) -> None:
     assert not os.isatty(1) or pytest.skip("on a terminal")
-    with pytest.raises(UsageError, match="there is no clipboard here"):
+    with pytest.raises(UsageError, match="no clipboard found"):
         copy_text(TEXT)

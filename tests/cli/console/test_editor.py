@@ -57,8 +57,8 @@ def test_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("editor", "said"),
     [
         ("missing", "editor: missing: No such file"),
-        ("fails", "editor: fails: exit code 3, so nothing is sent"),
-        ("bytes", "it saved text that is not UTF-8"),
+        ("fails", "editor: fails: exit code 3, so nothing was sent"),
+        ("bytes", "the saved text is not UTF-8"),
         ("'open", "EDITOR"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_name_is_in_the_folder_and_a_path_is_itself(folder: Path) -> None:
     for path in ("./a", "a.toml", "x/a.toml", "../a"):
         assert template_path(path) == Path(path)
     for name in ("", ".a", "a\x1b", "a\nb", "x" * 65, "-a"):
-        with pytest.raises(UsageError, match="is not a name"):
+        with pytest.raises(UsageError, match="is not a valid name"):
             template_path(name)
 
 
@@ -42,8 +42,8 @@ def test_a_name_is_in_the_folder_and_a_path_is_itself(folder: Path) -> None:
     ("there", "hint"),
     [
         (["summary", "joke"], "did you mean summary?"),
-        (["joke"], "llmrun templates lists them"),
-        ([], "llmrun templates edit sumary makes one"),
+        (["joke"], "llmrun templates lists your templates"),
+        ([], "llmrun templates edit sumary creates it"),
     ],
 )
 def test_misspelled_names_get_a_suggestion(folder: Path, there: list[str], hint: str) -> None:
@@ -56,7 +56,7 @@ def test_misspelled_names_get_a_suggestion(folder: Path, there: list[str], hint:
 
 def test_parameters_need_a_template(folder: Path) -> None:
     assert chosen_template(None, [])[0].name == ""
-    with pytest.raises(UsageError, match="--param: needs a template"):
+    with pytest.raises(UsageError, match="--param: requires a template"):
         chosen_template(None, ["a=b"])
     (folder / "a.toml").write_text('prompt = "$x"')
     assert chosen_template("a", ["x=1"])[1] == {"x": "1"}

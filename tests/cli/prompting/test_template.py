@@ -31,7 +31,7 @@ def test_variables_are_replaced_once_and_dollars_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("text", "asked", "prompt", "system"),
     [
-        ('prompt = "Summarise:"', "a text", "Summarise:\n\na text", None),
+        ('prompt = "Summarize:"', "a text", "Summarize:\n\na text", None),
         ('prompt = "Tell a joke."', "", "Tell a joke.", None),
         ('system = "Be brief."', "a text", "a text", "Be brief."),
         ('prompt = "Go."\nsystem = "About $input"', "a text", "Go.", "About a text"),
@@ -74,7 +74,7 @@ def test_all_missing_variables_are_named() -> None:
     ("params", "said", "hint"),
     [
         ({"langage": "x"}, "--param: langage: template t has no such variable", "did you mean language?"),
-        ({"input": "x"}, "--param: input: stands for the prompt itself", "give it as the prompt"),
+        ({"input": "x"}, "--param: input: this variable is the prompt itself", "give it as the prompt"),
     ],
 )
 def test_values_for_no_variable_are_refused(params: dict[str, str], said: str, hint: str) -> None:
@@ -92,7 +92,7 @@ def test_parameters_are_pairs() -> None:
 
 def test_a_chat_has_a_system_prompt_and_no_input() -> None:
     assert template('system = "As $a"').filled_system({"a": "b"}) == "As b"
-    with pytest.raises(UsageError, match=r"\$input means nothing in a chat"):
+    with pytest.raises(UsageError, match=r"\$input cannot be used in a chat"):
         template('system = "About $input"').filled_system({})
 
 
@@ -103,31 +103,31 @@ def test_a_chat_has_a_system_prompt_and_no_input() -> None:
         (b"prompt = ", "not valid TOML: Invalid value", ""),
         (b"a = " + b"[" * 5000, "not valid TOML: ", ""),
         (b"seed = " + b"9" * 5000, "not valid TOML: Exceeds the limit", ""),
-        (b"", "empty", 'a template needs a prompt, as in prompt = "Summarise: $input"'),
+        (b"", "empty", 'a template needs a prompt, as in prompt = "Summarize: $input"'),
         (b'promt = "x"', "promt: no such key", "did you mean prompt?"),
         (b'zzz = "x"', "zzz: no such key", "known: prompt, system, defaults, model, "),
         (b"prompt = 3", "prompt: 3 is not text", ""),
-        (b'prompt = " "', "prompt: empty", "leave it out: the prompt is $input then"),
+        (b'prompt = " "', "prompt: empty", "leave it out to use $input as the prompt"),
         (
             b'prompt = "a\\nfor $5\\nb"',
             "prompt: line 2: '$5' is not a variable",
-            "a dollar sign that begins no variable",
+            "write $$ for a dollar sign",
         ),
-        (b'system = "${a b}"', "system: line 1: '${a b}' is not a variable", "a dollar sign that begins no variable"),
-        (b'prompt = "100$"', "prompt: line 1: '$' is not a variable", "a dollar sign that begins no variable"),
+        (b'system = "${a b}"', "system: line 1: '${a b}' is not a variable", "write $$ for a dollar sign"),
+        (b'prompt = "100$"', "prompt: line 1: '$' is not a variable", "write $$ for a dollar sign"),
         (b"temperature = 'hot'", "temperature: 'hot' is not a number from 0 to 100", ""),
         (b"top_k = true", "top_k: True is not an integer", ""),
         (b"model = ''", "model: '' is not text", ""),
-        (b"think = true\nthink_budget = 0", "think: a think_budget of 0 means no thinking", ""),
+        (b"think = true\nthink_budget = 0", "think: contradicts think_budget = 0", ""),
         (b"threads = 3", "threads: no such key", ""),
         (b"prompt = 'x'\ndefaults = 3", "defaults: not a table", ""),
-        (b"prompt = 'x'\ndefaults.a = 3", "defaults: the texts have no $a", "known: none"),
+        (b"prompt = 'x'\ndefaults.a = 3", "defaults: $a is not used in the texts", "known: none"),
         (
             b"prompt = '$language'\ndefaults.langage = 3",
-            "defaults: the texts have no $langage",
+            "defaults: $langage is not used in the texts",
             "did you mean language?",
         ),
-        (b"prompt = '$input'\ndefaults.input = 3", "defaults: $input stands for the prompt", ""),
+        (b"prompt = '$input'\ndefaults.input = 3", "defaults: $input is the prompt", ""),
         (b"prompt = '$a'\ndefaults.a = [1]", "defaults: a: [1] is not text or a number", ""),
     ],
 )

@@ -24,7 +24,7 @@ PROMPT = rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # a prompt is drawn; brack
 PATIENCE_S = 180  # for any single step: a busy machine is not a bug, a chat that hangs is
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _BUGS = re.compile(
-    r"Traceback \(most recent call last\)|internal: \w|Unhandled exception|Press ENTER to continue|"
+    r"Traceback \(most recent call last\)|internal error: \w|Unhandled exception|Press ENTER to continue|"
     r"your terminal doesn't support|Exception ignored in|was never awaited|Segmentation fault|Aborted"
 )
 _SIZE = re.compile(r"rows \d+; columns \d+;")
