@@ -1,4 +1,4 @@
-"""What was true of the machine when it was measured, and what of it spoils a measurement."""
+"""Records the state of the machine during a benchmark, and warns about conditions that distort measurements."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 from llmrun.amounts import format_bytes
 from llmrun.machine.system import system_facts
 
-# Where there is a preference (intel_pstate, amd-pstate-epp), the governor says "powersave" on a fast machine too.
+# Drivers with an energy preference (intel_pstate, amd-pstate-epp) report the "powersave" governor even at full speed.
 _SLOW_GOVERNORS = ("powersave", "conservative")
 _SLOW_PREFERENCES = ("power", "balance_power")
-_BUSY = 0.25  # processes that ran or waited in the last minute, for each core: more than that disturbs
-_STOLEN = 0.01  # share of the processors' time
-_LEAST_FREE = 0.125  # share of the memory, where that is less than 2 GiB
+_BUSY = 0.25  # A higher load average per core over the last minute disturbs measurements.
+_STOLEN = 0.01  # The share of CPU time above which steal time disturbs measurements.
+_LEAST_FREE = 0.125  # The minimum share of memory that should be free, capped at 2 GiB.
 _GIB = 1 << 30
 
 
 def system_state(root: Path = Path("/")) -> dict[str, Any]:
-    """`system_facts`, and the instruction level of the kernels. Raises UsageError for a level (LLMRUN_CPU_LEVEL) that
-    this processor does not have."""
+    """Return `system_facts` and the instruction level of the kernels.
+
+    Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
+    """
     return {**system_facts(root), "cpu_level": _instruction_level()}
 
 
 def warnings_about(state: Mapping[str, Any]) -> list[str]:
-    """A sentence for each thing that makes what is about to be measured slower, or less steady, than it need be."""
+    """Return a sentence for each condition that would make a measurement slower or less stable."""
     found = []
     load, cores = state.get("load_average"), state.get("cores_physical") or 1
     if load and load[0] > _BUSY * cores:
@@ -51,7 +53,7 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
 
 
 def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The same for what happened between two states, the measurement between them."""
+    """Return a sentence for each such condition that occurred between two states, taken before and after measuring."""
     found = []
     if all(state.get("processor_seconds") is not None for state in (before, after)):
         names = ("stolen_seconds", "processor_seconds")
