@@ -256,7 +256,7 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 
     step = _warm(run, seconds / 4)
     in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / step)))
-    # Run one step uncounted after each switch of teams, while the threads wake up. In long steps this cost is invisible.
+    # After each switch of teams, run one uncounted step while the threads wake up. Long steps do not need this.
     settles = step < seconds / 4 / _LEAST_TURNS
     begun = time.perf_counter()
     turns = 0
