@@ -1,4 +1,4 @@
-"""The figures of a benchmark: their names, units, and whether more is better. Terms are vLLM's."""
+"""The metrics of a benchmark: their names and explanations, and whether more is better. The terms are those of vLLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`name` is the key in a document; values are in seconds, or a second."""
+    """A metric. `name` is its key in a document. Values are in seconds, or per second for speeds."""
 
     name: str
     words: str

@@ -26,8 +26,8 @@ from llmrun.machine.cpu_count import default_threads
 from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.machine.free_memory import free_memory
 
-# The minimum length of a turn. A shorter workload is repeated, because its time would be mostly noise from the clock and
-# from waking up. Turns are not longer than needed: two configurations measured close together see the same conditions.
+# The minimum length of a turn. A shorter workload is repeated, because its time would be mostly noise from the clock
+# and from waking up. Longer turns would not help: configurations measured close together see the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # The memory to read, which is larger than any CPU cache.
@@ -65,11 +65,11 @@ class Outcome:
 class Effort:
     """How long to measure.
 
-    seconds      the time per configuration, including warm-up but not loading. A round does not start if the previous
-                 rounds suggest that it would end too late. The first round always runs to its end, because a figure
-                 needs a whole answer.
+    seconds      the time per configuration, including warm-up but not loading; a round does not start if, judging by
+                 the previous one, it would end too late, but the first round always runs to its end, because a figure
+                 needs a whole answer
     repetitions  the number of rounds; None to continue until `enough` returns True
-    enough       returns whether the intervals of all trials are narrow. It considers only their widths, never the values.
+    enough       returns whether the intervals of all trials are narrow; looks only at their widths, never at the values
     """
 
     seconds: float

@@ -37,7 +37,7 @@ class WorkerProcess:
     """One worker. Not thread-safe."""
 
     def __init__(self, reporter: BenchReporter, command: Sequence[str] | None = None) -> None:
-        """Start the process, or `command`, which must speak the same protocol. Raises LlmrunError if it cannot start."""
+        """Start the worker, or `command`, which must speak the same protocol. Raises LlmrunError if it cannot start."""
         self._reporter = reporter
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         try:
