@@ -3,16 +3,16 @@
 The order of the configurations alternates between rounds: A B, B A, A B, ... Each round gives one pair of values. The
 logarithm of their ratio is called d.
 
-1. Order effect: the first turn of a round may be slowed down by whatever ran before it (4 to 7 % for llama.cpp's prefill
-   in the recordings). Half of the difference between even and odd rounds is subtracted, so that the effect counts
-   neither as a difference nor as noise.
-2. Center: the trimmed mean of d, without the lowest and the highest 20 %. A burst that hits one turn of a pair does not
+1. Order effect: the first turn of a round may be slowed down by whatever ran before it (4 to 7 % for llama.cpp's
+   prefill in the recordings). Half of the difference between even and odd rounds is subtracted, so that the effect
+   counts neither as a difference nor as noise.
+2. Centre: the trimmed mean of d, without the lowest and the highest 20 %. A burst that hits one turn of a pair does not
    affect it.
 3. Interval: a symmetric bootstrap-t with the winsorized error (Wilcox). Percentile bootstraps are too narrow for fewer
    than 50 rounds. With 4 to 7 rounds, as for large models, Student's t around the plain mean is used instead; its rate
    of false claims is 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
-4. Autocorrelation: the interval is widened by sqrt((1 + r)/(1 - r)), where r is the correlation of neighboring d, if it
-   is positive.
+4. Autocorrelation: the interval is widened by sqrt((1 + r)/(1 - r)), where r is the correlation of neighbouring d, if
+   it is positive.
 
 The table shows the false claims in percent at the 99 % level, from 1200 to 1500 trials of 12, 24 and 48 rounds with 5 %
 noise. The noise of `all` has heavy tails, bursts, drift, autocorrelation of the machine and an order effect of 4 %. In
@@ -91,9 +91,9 @@ def verdict_level(count: int) -> float:
 def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
     """Return the ratio of the speed of a to the speed of b.
 
-    a[i] and b[i] were measured in round i, and their order alternates between rounds. If `is_speed` is False, the values
-    are times, and less is faster. The interval is (0, infinity) for fewer than MINIMUM_ROUNDS rounds. Raises ValueError
-    if a value is not positive and finite, or if a and b differ in length.
+    a[i] and b[i] were measured in round i, and their order alternates between rounds. If `is_speed` is False, the
+    values are times, and less is faster. The interval is (0, infinity) for fewer than MINIMUM_ROUNDS rounds. Raises
+    ValueError if a value is not positive and finite, or if a and b differ in length.
     """
     rounds = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     if rounds[0].size != rounds[1].size:
@@ -223,7 +223,7 @@ def _student_share(angle: float, freedom: int) -> float:
 def _widening(values: Array) -> float:
     """Return the factor by which autocorrelation widens the interval, compared with independent rounds.
 
-    Only a positive correlation of neighbors counts. Estimates from few rounds are too small, so a correction is added.
+    Only a positive correlation of neighbours counts. Estimates from few rounds are too small, so a correction is added.
     """
     count = values.size
     near = np.clip(values, *np.quantile(values, (0.1, 0.9)))

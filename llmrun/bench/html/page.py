@@ -2,7 +2,7 @@
 
 The modules in this folder compute the charts as plain values, and the Jinja templates next to them draw the charts.
 The text in a document may come from a model file, an endpoint or another machine, so it is untrusted. The templates
-escape all text, and unprintable characters are made visible. As a second line of defense, a Content-Security-Policy
+escape all text, and unprintable characters are made visible. In addition, a Content-Security-Policy
 prevents the browser from loading anything.
 """
 

@@ -1,4 +1,4 @@
-"""`bench compare`: one run beside another, and an exit code for those who watch over speed."""
+"""Implements `bench compare`, which compares two runs and can fail if one is slower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llmrun.errors import UsageError
 _LOST = 1
 _NO_INTERVAL = "one sample"
 _TOO_FEW = "too few to say"
-# Recorded on a shared host: an engine beside itself, minutes apart, differed by 10 % in the median of 40 comparisons.
+# On a shared host, the speed of one engine differed by 10 % between sessions minutes apart (median of 40 comparisons).
 _WHAT_IT_DOES_NOT_KNOW = (
     "an interval knows the noise within each run, not what changed on the machine between them: to be sure, measure"
     " both in one run"
@@ -37,7 +37,7 @@ _WHAT_IT_DOES_NOT_KNOW = (
 
 
 def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
-    """Print the ratios; 1 when something lost more than `fail_above`. Raises UsageError."""
+    """Print the ratios and return the exit code: 1 if a test lost more than `fail_above`. Raises UsageError."""
     limit = None if fail_above is None else parse_limit(fail_above)
     found = compare(_series(before), _series(after), unpaired_ratio)
     if not found.comparisons:
@@ -57,7 +57,7 @@ def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bo
 
 
 def _series(reference: str) -> list[Series]:
-    """A file, or a run of the history."""
+    """Read the series of a results file, or of a run in the history."""
     path = Path(reference).expanduser()
     if path.suffix or path.exists() or len(path.parts) > 1:
         return read_series(path)
@@ -110,7 +110,7 @@ def _interval(one: Comparison) -> str:
 
 
 def _body(one: Comparison) -> dict[str, Any]:
-    """JSON has no infinity: an interval that ends nowhere has no end."""
+    """Return a comparison as JSON. The ends of an infinite interval are null, because JSON has no infinity."""
     is_known = one.low is not None and one.low > 0
     return {
         "test": one.b.test,

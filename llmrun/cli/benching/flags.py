@@ -1,4 +1,4 @@
-"""The flags of `llmrun bench`, and what they ask for."""
+"""The flags of `llmrun bench`, and the targets and workloads that they describe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.bench.measuring.workload import Workload
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
-LISTS = ("table", "json", "jsonl")  # of runs
+LISTS = ("table", "json", "jsonl")  # the formats for lists of runs
 DEFAULT_SECONDS = 30.0
 _LIST = "A number, 1,2,8 or 1-8."
 _BACKENDS = ", ".join(CHOICES)
@@ -30,7 +30,7 @@ _BACKENDS = ", ".join(CHOICES)
 
 @dataclass(frozen=True, slots=True)
 class BenchFlags:
-    """What was typed; None, or False, was not. In the order of --help."""
+    """The flags in the order of --help. A flag that was not given is None or False."""
 
     model: Annotated[
         list[str] | None,
@@ -123,14 +123,14 @@ class BenchFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """The settings of this run, for what the lists among the flags leave open. Raises UsageError."""
+        """Load the settings, which hold the defaults of some flags, and configure the output. Raises UsageError."""
         settings = load_settings({"offline": self.offline or None, "quiet": self.quiet or None})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
 
     @property
     def format(self) -> str:
-        """One of FORMATS. Raises UsageError."""
+        """The output format, one of FORMATS. Raises UsageError."""
         if self.json_output and self.output not in (None, "json"):
             raise UsageError(f"--json: together with -o {self.output}: one of them")
         chosen = "json" if self.json_output else self.output or "table"
@@ -140,7 +140,7 @@ class BenchFlags:
 
     @property
     def time_limit(self) -> float:
-        """Seconds. Raises UsageError."""
+        """The time limit per configuration in seconds. Raises UsageError."""
         if self.seconds is None:
             return DEFAULT_SECONDS
         if not (math.isfinite(self.seconds) and self.seconds > 0):
@@ -150,7 +150,7 @@ class BenchFlags:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """The lists of a sweep, parsed."""
+    """The parsed lists of a sweep."""
 
     backends: Sequence[str]
     threads: Sequence[int | None]
@@ -159,7 +159,7 @@ class Knobs:
 
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
-    """Raises UsageError."""
+    """Parse the lists of a sweep, with defaults from the settings. Raises UsageError."""
     from llmrun.bench.measuring.sweep import numbers, words
 
     threads: list[int | None] = [settings.threads]
@@ -176,7 +176,7 @@ def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
 
 
 def _layers(text: str) -> list[int | str]:
-    """`auto`, `all`, numbers and ranges, mixed."""
+    """Parse a list that may mix `auto`, `all`, numbers and ranges."""
     from llmrun.bench.measuring.sweep import numbers
 
     found: list[int | str] = []
@@ -186,7 +186,7 @@ def _layers(text: str) -> list[int | str]:
 
 
 def workloads(flags: BenchFlags) -> list[Workload]:
-    """What each target is asked, in the order of --help. Raises UsageError."""
+    """Return the workloads to run on each target, in the order of --help. Raises UsageError."""
     from itertools import product
 
     from llmrun.bench.measuring.sweep import numbers

@@ -1,4 +1,4 @@
-"""`bench --profile`: where the CPU engine's time goes, op by op."""
+"""Implements `bench --profile`, which shows where the CPU engine spends its time, op by op."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEADS = [
 
 
 def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
-    """Raises UsageError for what has no plan."""
+    """Raise UsageError if the flags ask for something that cannot be profiled."""
     if kind not in LISTS:
         raise UsageError(f"--profile: -o {kind}: one of {', '.join(LISTS)}")
     if any(name != AUTO and not _is_cpu_engine(name) for name in backends):
@@ -51,7 +51,7 @@ def _is_cpu_engine(name: str) -> bool:
 
 
 def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
-    """Each model with each depth and prompt."""
+    """Profile each model with each combination of depth and prompt, and print the results. Returns the exit code."""
     shapes = dict.fromkeys((workload.facts.prompt, workload.facts.depth) for workload in workloads)
     bodies = []
     for target in targets:

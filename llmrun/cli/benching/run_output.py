@@ -1,4 +1,4 @@
-"""A benchmark's document, in the format that was asked for."""
+"""Prints a benchmark's document in the chosen format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.errors import LlmrunError
 
 
 def show(document: Document, kind: str, *, api_price: float | None = None) -> None:
-    """`kind`: one of flags.FORMATS. The answer goes to stdout, failures and notes to stderr."""
+    """Print a document in the format `kind` (one of flags.FORMATS) to stdout, and failures and notes to stderr."""
     if kind == "table":
         from llmrun.cli.benching.table import show_tables
 
@@ -47,7 +47,7 @@ def _show_rows(document: Document, kind: str) -> None:
 
 
 def write_page(document: Document, path: Path) -> None:
-    """Raises LlmrunError where it cannot be written."""
+    """Write the HTML page of a document. Raises LlmrunError if the file cannot be written."""
     from llmrun.bench.html.page import page
 
     path = path.expanduser()
@@ -59,7 +59,7 @@ def write_page(document: Document, path: Path) -> None:
 
 
 def show_history(documents: Sequence[Document], kind: str) -> None:
-    """A line for each run, the last one last."""
+    """Print one line per run, oldest first."""
     if kind != "table":
         from llmrun.bench.documents.document_json import to_json
 

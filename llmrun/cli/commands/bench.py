@@ -50,6 +50,7 @@ command = typer.Typer(
 @command.callback(invoke_without_command=True)
 @takes_flags(BenchFlags)
 def measure(context: typer.Context, *, flags: BenchFlags) -> int:
+    """Run the benchmark that the flags describe, unless a subcommand was given. Returns the exit code."""
     if context.invoked_subcommand is not None:
         return 0
     settings = flags.settings()
@@ -59,7 +60,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     if flags.compare_price is not None and flags.price_kwh is None:
         raise UsageError("--compare-price: what electricity costs is not known: --price-kwh")
 
-    # Nothing heavy is imported above this line, so that usage errors come at once.
+    # No heavy imports above this line, so that usage errors appear immediately.
     from llmrun.bench.measuring.sweep import configurations
 
     if flags.profile:
@@ -73,7 +74,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
-    """Find, and if need be fetch, all models before anything is measured. Endpoints count as models too."""
+    """Return the targets, and download missing models before anything is measured. Endpoints count as models too."""
     from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint
 
@@ -116,7 +117,7 @@ def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
 
 
 def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
-    """Return what to call a model, and its file."""
+    """Return the display name of a model and the path of its file."""
     if any(map(is_stand_in, backends)):
         return Path(name).stem, name
     from llmrun.cli.console.progress import HubReporter
@@ -127,7 +128,10 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
 
 
 def _measured(configurations: Sequence[Configuration], flags: BenchFlags, seconds: float) -> Document:
-    """Measure. If everything failed, raises the first error; if nothing was measured, KeyboardInterrupt."""
+    """Measure the configurations and return the document.
+
+    Raises the first error if all configurations failed, and KeyboardInterrupt if nothing was measured.
+    """
     from llmrun.bench.measuring.digests import file_sha256
     from llmrun.bench.measuring.results import document, is_precise
     from llmrun.bench.measuring.runner import Effort, Runner
