@@ -28,12 +28,12 @@ def beside_api(cost_per_million: float, price_per_million: float) -> tuple[float
     Returns the ratio of cost to price, and a sentence that states it. Raises ValueError if the price is not positive.
     """
     if price_per_million <= 0:
-        raise ValueError(f"price of a million tokens: {price_per_million}, must be more than 0")
+        raise ValueError(f"the price of a million tokens must be greater than 0, not {price_per_million}")
     ratio = cost_per_million / price_per_million
     if ratio == 0:
-        return 0.0, f"Electricity costs nothing here, the API's price for a million tokens is {price_per_million:.3g}."
+        return 0.0, f"Electricity is free here, and the API charges {price_per_million:.3g} for a million tokens."
     compared = f"{1 / ratio:.3g} times cheaper" if ratio < 1 else f"{ratio:.3g} times the price"
     return ratio, (
-        f"Electricity for a million generated tokens costs {cost_per_million:.3g}, the API's price for them is "
+        f"Electricity for a million generated tokens costs {cost_per_million:.3g}, and the API charges "
         f"{price_per_million:.3g}: {compared}."
     )

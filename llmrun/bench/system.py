@@ -31,23 +31,25 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
     found = []
     load, cores = state.get("load_average"), state.get("cores_physical") or 1
     if load and load[0] > _BUSY * cores:
-        found.append(f"Other programs are busy: the load was {load[0]:.2f} over the last minute, on {cores} cores.")
+        found.append(
+            f"Other programs are running: the load average of the last minute is {load[0]:.2f} on {cores} cores."
+        )
     governor, preference = state.get("governor"), state.get("energy_preference")
     if preference in _SLOW_PREFERENCES:
-        found.append(f"The processor saves power: its energy preference is {preference}.")
+        found.append(f"The CPU is in a power-saving mode: its energy preference is {preference}.")
     elif preference is None and governor in _SLOW_GOVERNORS:
-        found.append(f"The processor saves power: its frequency governor is {governor}.")
+        found.append(f"The CPU is in a power-saving mode: its frequency governor is {governor}.")
     if state.get("on_battery"):
-        found.append("The machine runs on its battery, and may be slower than on mains power.")
+        found.append("The machine is running on battery and may be slower than on mains power.")
     share = _stolen_share(state)
     if state.get("virtual") and share > _STOLEN:
         found.append(
-            f"This virtual machine was kept waiting for its processors {share:.0%} of the time since it started."
+            f"This virtual machine has waited for its CPUs {share:.0%} of the time since it started (steal time)."
         )
     free, total = state.get("memory_free"), state.get("memory_bytes")
     if free and total and free < min(_LEAST_FREE * total, 2 * _GIB):
         found.append(
-            f"Little memory is free: {format_bytes(free)} of {format_bytes(total)}; what is swapped out is slow."
+            f"Little memory is free ({format_bytes(free)} of {format_bytes(total)}): swapping may slow models down."
         )
     return found
 
@@ -59,9 +61,9 @@ def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
         names = ("stolen_seconds", "processor_seconds")
         share = _stolen_share({name: after[name] - before[name] for name in names})
         if share > _STOLEN:
-            found.append(f"Another virtual machine took {share:.0%} of the processors' time during the measurement.")
+            found.append(f"Other virtual machines took {share:.0%} of the CPU time during the measurement.")
     if after.get("on_battery") and not before.get("on_battery"):
-        found.append("The machine was unplugged during the measurement, and ran on its battery from then on.")
+        found.append("The machine was unplugged during the measurement and has run on battery since then.")
     return found
 
 

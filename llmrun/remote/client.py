@@ -28,7 +28,8 @@ _LAST_S = 0.1  # The time after [DONE] to read the end of the body, so that the 
 _MOST_ERROR = 64 << 10  # the maximum length of an error body in bytes
 _MOST_MODELS = 4 << 20  # the maximum length of a list of models in bytes
 _MOST_BYTES = 256 << 20  # the maximum length of a stream in bytes
-_TO_TRY = "check the address, and that the server is running"
+_CHECK_API = "check that the server has an OpenAI-compatible API"
+_TO_TRY = "check the address and that the server is running"
 
 
 class RemoteModel:
@@ -49,7 +50,7 @@ class RemoteModel:
         """
         # Quotes and backslashes are not allowed: if quoting could change the key, it could not be found and redacted.
         if key is not None and not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
-            raise UsageError(f"environment: {KEY_VARIABLE}: has a character that no key has")
+            raise UsageError(f"environment: {KEY_VARIABLE}: contains a character that is not allowed in a key")
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
         self._first_s, self._between_s = first_s, between_s
@@ -74,8 +75,8 @@ class RemoteModel:
         """
         if offline and not endpoint.is_loopback:
             raise NetworkError(
-                f"endpoint: {endpoint.host}: is another machine, and offline was asked for",
-                hint="run once without --offline and LLMRUN_OFFLINE",
+                f"endpoint: {endpoint.host}: not available offline, because it is another machine",
+                hint="run again without --offline and LLMRUN_OFFLINE",
             )
         model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
         try:
@@ -133,12 +134,12 @@ class RemoteModel:
         finished = False
         try:
             for count, chunk in enumerate(read_chunks(pieces, self._teller), 1):
-                call.expect(f"silent for {self._between_s:g} s in the middle of an answer", self._between_s)
+                call.expect(f"nothing received for {self._between_s:g} s in the middle of an answer", self._between_s)
                 if count > most_events:
-                    raise self._teller.fault("answer does not end", f"more than {most_events:,} events")
+                    raise self._teller.fault("answer is too long", f"more than {most_events:,} events")
                 finished = finished or chunk.finish is not None
                 yield chunk
-            call.expect("the stream goes on after its end", _LAST_S)
+            call.expect("the stream continues after its end", _LAST_S)
             for _ in pieces:  # Read to the end of the body. Otherwise the connection cannot be reused.
                 pass
         except NetworkError:
@@ -153,7 +154,7 @@ class RemoteModel:
                 arrived = time.perf_counter()
                 total += len(data)
                 if total > _MOST_BYTES:
-                    raise self._teller.fault("answer does not end", f"more than {_MOST_BYTES:,} bytes")
+                    raise self._teller.fault("answer is too long", f"more than {_MOST_BYTES:,} bytes")
                 yield arrived, data
         self._check_call(call)  # A body of unknown length ends without an error if the connection is shut down.
 
@@ -238,7 +239,7 @@ class RemoteModel:
         status = response.status_code
         if response.is_redirect:
             where = self._teller.shown(response.headers.get("location", "nowhere"))
-            raise self._teller.fault(f"redirected (HTTP {status})", where, "if you trust it, name that address")
+            raise self._teller.fault(f"redirected (HTTP {status})", where, "if you trust that address, use it instead")
         body = b"".join(self._read(response, call, _MOST_ERROR))
         said, code = _refusal(body)
         words = f"{self._teller.shown(said) or 'no reason given'} (HTTP {status})"
@@ -247,12 +248,12 @@ class RemoteModel:
             raise ContextExceeded(f"prompt does not fit in the context: {model} @ {self.endpoint.host}: {words}")
         if status == 404 and ("model" in said.lower() or "model" in code):
             raise ModelNotFound(
-                f"model: {model}: not at {self.endpoint.host}: {words}",
-                hint=f"{self.endpoint.base}/models lists those that are",
+                f"model: {model}: not found at {self.endpoint.host}: {words}",
+                hint=f"{self.endpoint.base}/models lists the available models",
             )
-        what = {401: "not authorised", 403: "no access", 404: "no such address", 429: "too many requests"}
-        hint = {401: f"set {KEY_VARIABLE} to your key", 403: f"check {KEY_VARIABLE}", 404: "is it an OpenAI-style API?"}
-        default = "the server failed" if status >= 500 else "refused"
+        what = {401: "not authorised", 403: "access denied", 404: "address not found", 429: "too many requests"}
+        hint = {401: f"set {KEY_VARIABLE} to your key", 403: f"check {KEY_VARIABLE}", 404: _CHECK_API}
+        default = "the server failed" if status >= 500 else "request rejected"
         raise self._teller.fault(what.get(status, default), words, hint.get(status, ""))
 
     def _check_kind(self, response: httpx2.Response, call: Call) -> None:
@@ -262,19 +263,19 @@ class RemoteModel:
         if kind.lower().startswith("text/event-stream") and coding.lower() == "identity":
             return
         if coding.lower() != "identity":
-            seen = f"content encoding {self._teller.shown(coding, 40)}, which was not asked for"
+            seen = f"content encoding {self._teller.shown(coding, 40)}, which was not requested"
             raise self._teller.fault("answer is compressed", seen)
         said, _ = _refusal(b"".join(self._read(response, call, _MOST_ERROR)))
         if said:
-            raise self._teller.fault("the server broke off", self._teller.shown(said))
+            raise self._teller.fault("the server reported an error", self._teller.shown(said))
         seen = f"content type {self._teller.shown(kind, 60)}, text/event-stream expected"
-        raise self._teller.fault("answer is no event stream", seen, "is it an OpenAI-style API?")
+        raise self._teller.fault("answer is not an event stream", seen, _CHECK_API)
 
     def _check_call(self, call: Call) -> None:
         if call.stopped:
             raise Cancelled(f"request was stopped: {self.endpoint.host}")
         if call.expired:
-            raise self._teller.fault("the server does not go on", call.expired)
+            raise self._teller.fault("the server timed out", call.expired)
 
     @contextlib.contextmanager
     def _translated(self, call: Call) -> Iterator[None]:
@@ -296,25 +297,27 @@ class RemoteModel:
         if isinstance(error, httpx2.ConnectTimeout):
             return self._teller.fault("unreachable", f"no connection within {CONNECT_S:g} s", _TO_TRY)
         if isinstance(error, httpx2.ProxyError):
-            return self._teller.fault("unreachable", f"the proxy: {words}", "check the proxy variables")
+            return self._teller.fault("unreachable", f"proxy: {words}", "check the proxy variables")
         if isinstance(error, httpx2.ConnectError):
             return self._teller.fault("unreachable", words, _TO_TRY)
         if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
             return UsageError(f"endpoint: {self.endpoint.host}: {words}")
         if isinstance(error, httpx2.HTTPError | httpx2.StreamError):
-            return self._teller.fault("connection was lost", words)
-        return self._teller.fault("network settings", words, "check SSL_CERT_FILE and the proxy variables")
+            return self._teller.fault("connection lost", words)
+        return self._teller.fault("invalid network settings", words, "check SSL_CERT_FILE and the proxy variables")
 
     def _only_model(self) -> str:
         names = self.models()
         if not names:
-            raise ModelNotFound(f"model: {self.endpoint.host}: has none", hint="load one into the server")
+            raise ModelNotFound(
+                f"model: {self.endpoint.host}: the server has no models", hint="load a model into the server"
+            )
         if len(names) > 1:
             some = ", ".join(self._teller.shown(name, 40) for name in names[:5])
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UsageError(
-                f"model: {self.endpoint.host}: which of {len(names)}: {some}{more}",
-                hint=f"-m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
+                f"model: {self.endpoint.host}: the server has {len(names)} models: {some}{more}",
+                hint=f"choose one: -m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
             )
         return names[0]
 

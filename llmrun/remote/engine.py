@@ -274,7 +274,7 @@ class RemoteEngine:
         Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
         """
         if not self.idle:
-            raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
+            raise UsageError("cannot generate while other requests are unfinished: use submit and step instead")
         request_id = self.submit(request)
         try:
             yield PrefillProgress(request_id, 0, 0)
@@ -352,7 +352,7 @@ class RemoteEngine:
 
     def _tell_left_out(self) -> None:
         if self.left_out != self._explained and self._explain is not None:
-            self._explain(f"{self._info.device} takes no {', '.join(self.left_out)}: left out")
+            self._explain(f"{self._info.device} does not support {', '.join(self.left_out)}: continuing without")
         self._explained = self.left_out
 
     def _end_cancelled(self) -> list[Event]:

@@ -26,8 +26,8 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     check_request(request, _ANY_TOKEN)
     if request.think_budget:
         raise UsageError(
-            "--think-budget: not for a model behind a server: there is no field for it that servers agree on",
-            hint="0 means no thinking at all; or set it where the server is started",
+            "--think-budget: servers do not support thinking budgets",
+            hint="use 0 to turn thinking off, or set a budget when you start the server",
         )
     prompt, sampling = request.prompt, request.sampling
     body: dict[str, Any] = {
@@ -52,7 +52,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         body["prompt"] = prompt.text if hasattr(prompt, "text") else [*prompt.tokens]
         return RemoteRequest("/completions", body, extras)
     if not prompt.add_generation_prompt:
-        raise UsageError("a server cannot be asked to go on with an answer that has begun: add_generation_prompt")
+        raise UsageError("servers cannot continue an answer that has begun: add_generation_prompt must be True")
     if request.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     if prompt.tools:

@@ -96,17 +96,17 @@ def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterat
             said = server_words(event)
         except (ValueError, RecursionError):  # invalid JSON, a number with thousands of digits, or deep nesting
             seen = f"an event of {len(data):,} bytes: {teller.shown(data, 60)}"
-            raise teller.fault("answer is not JSON", seen) from None
+            raise teller.fault("answer is not valid JSON", seen) from None
         if said:
-            raise teller.fault("the server broke off", teller.shown(said))
+            raise teller.fault("the server reported an error", teller.shown(said))
         try:
             chunk = _chunk(arrived, event)
         except _Unexpected as wrong:
-            raise teller.fault("answer is not what the API says", str(wrong)) from None
+            raise teller.fault("answer does not match the API", str(wrong)) from None
         count, finished = count + 1, finished or chunk.finish is not None
         yield chunk
     if not finished:
-        raise teller.fault("answer was cut", f"the stream ended after {count:,} events, without its end")
+        raise teller.fault("answer was cut off", f"the stream ended after {count:,} events without a finish reason")
 
 
 def server_words(body: object) -> str:
@@ -120,7 +120,7 @@ def server_words(body: object) -> str:
         error = next(iter(error), None)
     if isinstance(error, dict):
         error = error.get("message") or error.get("msg") or error
-    return "" if error is None else str(error) or "it does not say what"
+    return "" if error is None else str(error) or "no reason given"
 
 
 def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes]]:
@@ -136,7 +136,7 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
             start = end + 1
         del held[:start]
         if len(held) > LONGEST_LINE:
-            raise teller.fault("answer is no event stream", f"a line of more than {LONGEST_LINE:,} bytes")
+            raise teller.fault("answer is not an event stream", f"a line of more than {LONGEST_LINE:,} bytes")
     if held:
         yield arrived, bytes(held)
 
@@ -156,7 +156,7 @@ def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
             data.append(value.removeprefix(b" "))
             size += len(line)
             if size > LONGEST_LINE:
-                raise teller.fault("answer is no event stream", f"an event of more than {LONGEST_LINE:,} bytes")
+                raise teller.fault("answer is not an event stream", f"an event of more than {LONGEST_LINE:,} bytes")
     if data:
         yield arrived, b"\n".join(data)
 
@@ -219,25 +219,25 @@ def _number(value: object) -> float:
         or not isinstance(value, int | float)
         or not (-1e30 < value < 1e-3 or value == -math.inf)
     ):
-        raise _Unexpected(f"logprob: {type(value).__name__} seen, a number of at most 0 expected")
+        raise _Unexpected(f"logprob: expected a number of at most 0, got {type(value).__name__}")
     return float(value)
 
 
 def _count(table: object, name: str) -> int:
     value = _value(table, name, int) or 0
     if not 0 <= value < 1 << 31:
-        raise _Unexpected(f"{name}: a count of tokens expected")
+        raise _Unexpected(f"{name}: expected a token count")
     return int(value)
 
 
 def _value(table: object, name: str, kind: type) -> Any:
     """Return a field of a JSON object, which must be of type `kind`, or None if it is missing or null."""
     if not isinstance(table, dict):
-        raise _Unexpected(f"{type(table).__name__} where the object with {name} is expected")
+        raise _Unexpected(f"expected an object with {name}, got {type(table).__name__}")
     value = table.get(name)
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
-    raise _Unexpected(f"{name}: {type(value).__name__} seen, {kind.__name__} expected")
+    raise _Unexpected(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
 
 
 def _whole(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
-_EXAMPLE = "as in http://127.0.0.1:8080/v1#MODEL"
+_EXAMPLE = "example: http://127.0.0.1:8080/v1#MODEL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,22 @@ def parse_endpoint(name: str) -> Endpoint:
     url, _, model = name.partition("#")
     if "@" in url:
         raise UsageError(
-            "endpoint: a URL may carry no user name or password",
-            hint="set LLMRUN_API_KEY, which is sent as a Bearer token and shown to nobody",
+            "endpoint: the URL must not contain a user name or password",
+            hint="set LLMRUN_API_KEY instead, which is sent as a Bearer token and never shown",
         )
     if not url.isprintable() or " " in url or not model.isprintable():
-        raise UsageError(f"endpoint: {shown(name)}: has a character that no URL has", hint=_EXAMPLE)
+        raise UsageError(f"endpoint: {shown(name)}: contains a character that is not allowed in a URL", hint=_EXAMPLE)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"endpoint: {shown(url)}: {error}", hint=_EXAMPLE) from None
     if not is_endpoint(url) or not host:
-        raise UsageError(f"endpoint: {shown(url)}: not a URL of http or https with a host", hint=_EXAMPLE)
+        raise UsageError(f"endpoint: {shown(url)}: not an http or https URL with a host", hint=_EXAMPLE)
     if "?" in url:
-        raise UsageError(f"endpoint: {shown(parts.hostname or '')}: a URL with a query (?...)", hint=_EXAMPLE)
+        raise UsageError(
+            f"endpoint: {shown(parts.hostname or '')}: the URL must not contain a query (?...)", hint=_EXAMPLE
+        )
     path = parts.path.rstrip("/")
     # OpenAI's API is at /v1. A path that already contains a version (/api/paas/v4, /v1beta/openai) is complete.
     versioned = any(re.fullmatch(r"v\d\w*", part) for part in path.split("/"))

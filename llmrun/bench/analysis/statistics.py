@@ -84,7 +84,7 @@ def distribution(values: Sequence[float]) -> Distribution:
 def verdict_level(count: int) -> float:
     """Return the level for each of `count` verdicts, so that all of them hold in 99 of 100 runs (Bonferroni)."""
     if count < 1:
-        raise ValueError(f"verdict level: a run of one verdict or more, not {count}")
+        raise ValueError(f"verdict level: a run has at least one verdict, not {count}")
     return 1 - (1 - LEVEL) / count
 
 
@@ -97,7 +97,9 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, leve
     """
     rounds = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     if rounds[0].size != rounds[1].size:
-        raise ValueError(f"paired ratio: as many values of each, not {rounds[0].size} and {rounds[1].size}")
+        raise ValueError(
+            f"paired ratio: both sides need the same number of values, not {rounds[0].size} and {rounds[1].size}"
+        )
     differences = _without_order(rounds[0] - rounds[1])
     # Removing the order effect costs one degree of freedom.
     lost = math.sqrt((differences.size - 1) / (differences.size - 2)) if differences.size > 2 else math.inf
@@ -138,7 +140,7 @@ def _refuse(name: str, numbers: Array, good: npt.NDArray[np.bool_], words: str) 
     if not numbers.size:
         raise ValueError(f"{name}: no values")
     if not good.all():
-        raise ValueError(f"{name}: a value is {words}: {numbers[~good][0]:g}")
+        raise ValueError(f"{name}: a value is not {words}: {numbers[~good][0]:g}")
 
 
 def _interval(centre: float, half: float) -> Interval:

@@ -39,8 +39,8 @@ def from_json(value: object, where: str) -> Document:
         _refuse(where, "format", found, f"an integer from 1 to {FORMAT}")
     if found > FORMAT:
         raise UsageError(
-            f"{where}: format: {found if found <= LARGEST else 'a huge one'} is of a later llmrun, this one reads up "
-            f"to {FORMAT}",
+            f"{where}: format: {found if found <= LARGEST else 'a huge one'} is from a newer llmrun; this version "
+            f"reads formats up to {FORMAT}",
             hint="update llmrun: git pull in its clone, or install a newer wheel",
         )
     fields = {key: item for key, item in value.items() if key != "format"}
@@ -59,7 +59,7 @@ def _check_verdicts(document: Document, where: str) -> None:
 
 def _encoded(value: Any, key: str, depth: int) -> Any:
     if depth > 2 * DEEPEST:
-        raise LlmrunError(f"results: {key}: nested too deep to be kept")
+        raise LlmrunError(f"results: {key}: nested too deeply to be saved")
     if dataclasses.is_dataclass(value):
         return {
             field.name: _encoded(getattr(value, field.name), f"{key}.{field.name}", depth + 1)
@@ -73,7 +73,7 @@ def _encoded(value: Any, key: str, depth: int) -> Any:
         return _text(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise LlmrunError(f"results: {key}: {value!r} cannot be kept as JSON")
+    raise LlmrunError(f"results: {key}: {value!r} cannot be saved as JSON")
 
 
 def _text(text: str) -> str:
@@ -102,7 +102,7 @@ class _Decoder:
                 raise UsageError(f"{self._where}: {before}{name}: missing")
         for name in value:
             if name not in fields:
-                raise UsageError(f"{self._where}: {before}{_shown(name)}: no such key")
+                raise UsageError(f"{self._where}: {before}{_shown(name)}: unknown key")
         return kind(**{name: self.value(hint, value[name], before + name) for name, hint in fields.items()})
 
     def value(self, kind: Any, value: object, key: str) -> Any:
@@ -137,7 +137,7 @@ class _Decoder:
 
     def anything(self, value: object, key: str, depth: int) -> Any:
         if depth > DEEPEST:
-            raise UsageError(f"{self._where}: {key}: nested too deep, limit {DEEPEST}")
+            raise UsageError(f"{self._where}: {key}: nested too deeply, limit {DEEPEST}")
         if isinstance(value, dict):
             return {
                 self.text(name, key): self.anything(item, f"{key}.{_shown(name)}", depth + 1)

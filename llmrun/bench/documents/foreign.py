@@ -93,7 +93,7 @@ def read_series(path: Path) -> list[Series]:
     text = strict_json.read_text(path)
     found = [series for value, where in _values(text, f"results: {path}") for series in _series_of_value(value, where)]
     if not found:
-        raise UsageError(f"results: {path}: holds no results")
+        raise UsageError(f"results: {path}: no results found")
     return found
 
 
@@ -139,8 +139,8 @@ def _series_of_value(value: object, where: str) -> list[Series]:
         return series_of(from_json(value, where))
     if not isinstance(value, dict) or "n_prompt" not in value:
         raise UsageError(
-            f"{where}: neither a document of llmrun bench nor a row of llama-bench",
-            hint="llmrun bench -o json, or llama-bench -o json",
+            f"{where}: not a result of llmrun bench or llama-bench",
+            hint="write results with `llmrun bench -o json` or `llama-bench -o json`",
         )
     return [_series(value, where)]
 
@@ -185,7 +185,7 @@ def _speed(value: object, where: str) -> float:
     except (ValueError, OverflowError):
         speed = math.nan
     if not _SPEEDS[0] <= speed <= _SPEEDS[1]:
-        raise UsageError(f"{where}: a speed: {ascii(value)[:40]} is not a number of tokens a second above 0")
+        raise UsageError(f"{where}: speed: {ascii(value)[:40]} is not a positive number of tokens per second")
     return speed
 
 
@@ -204,7 +204,7 @@ def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
     if value in (None, ""):
         return 0
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise UsageError(f"{where}: {key}: not a count")
+        raise UsageError(f"{where}: {key}: not a valid count")
     return value
 
 
@@ -267,7 +267,8 @@ def parse_limit(text: str) -> float:
         limit = math.nan
     if not 0 <= limit < 1:
         raise UsageError(
-            f"--fail-above: {text!r} is not a percentage below 100%, or a share below 1", hint="--fail-above 5%"
+            f"--fail-above: {text!r} is not a percentage below 100% or a share below 1",
+            hint="for example --fail-above 5%",
         )
     return limit
 
@@ -285,7 +286,7 @@ def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
     share = 1 - worst.ratio
     sentence = f"{worst.b.test}: {share:.1%} slower, limit {limit:.1%}"
     if worst.low is None or worst.high is None:
-        sentence += " (a single sample on a side: by how much it varies is not known)"
+        sentence += " (one side has a single sample, so the noise is unknown)"
     else:
         sentence += f" (between {1 - worst.high:.1%} and {1 - worst.low:.1%})"
     return Loss(worst, share, sentence)

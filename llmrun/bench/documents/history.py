@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.amounts import counted
 from llmrun.bench.documents.document import Document
 from llmrun.bench.documents.document_json import from_json, to_json
 from llmrun.bench.documents.strict_json import parse
@@ -75,7 +76,7 @@ def _writing(path: Path) -> Iterator[None]:
         why = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
         raise LlmrunError(
             f"history: {path}: cannot be written: {why}",
-            hint="make room" if full else "set LLMRUN_DATA_DIR to a folder you may write to",
+            hint="free some disk space" if full else "set LLMRUN_DATA_DIR to a folder you may write to",
         ) from error
 
 
@@ -107,12 +108,12 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
     Raises UsageError.
     """
     if not documents:
-        raise UsageError(f"history: {reference!r}: no run is kept", hint="`llmrun bench --save` keeps one")
+        raise UsageError(f"history: {reference!r}: no runs are saved", hint="save a run with `llmrun bench --save`")
     match = _FROM_THE_END.fullmatch(reference)
     if match:
         back = int(match[1] or 0)
         if back >= len(documents):
-            raise UsageError(f"history: {reference}: only {len(documents)} runs are kept")
+            raise UsageError(f"history: {reference}: only {counted(len(documents), 'run')} saved")
         return documents[-1 - back]
     by_identity = {
         document.identity: document for document in documents
@@ -124,5 +125,5 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
         return by_identity[found[0]]
     recent = ", ".join(list(by_identity)[-3:])
     if not found:
-        raise UsageError(f"history: {reference!r}: no such run", hint=f"the most recent: {recent}")
-    raise UsageError(f"history: {reference!r}: the beginning of {len(found)} runs: {', '.join(found[-3:])}")
+        raise UsageError(f"history: {reference!r}: no such run", hint=f"the most recent runs: {recent}")
+    raise UsageError(f"history: {reference!r}: matches {len(found)} runs: {', '.join(found[-3:])}")

@@ -17,12 +17,12 @@ def read_text(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
-            raise UsageError(f"results: {path}: {size:,} bytes, limit {MOST_BYTES:,}")
+            raise UsageError(f"results: {path}: too large: {size:,} bytes, limit {MOST_BYTES:,}")
         return path.read_text("utf-8-sig")
     except OSError as error:
         raise UsageError(f"results: {path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # invalid UTF-8, or a NUL in the path
-        raise UsageError(f"results: {path}: not text in UTF-8: {error}") from error
+        raise UsageError(f"results: {path}: not UTF-8 text: {error}") from error
 
 
 def parse(text: str, where: str) -> Any:
@@ -30,7 +30,7 @@ def parse(text: str, where: str) -> Any:
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except RecursionError:
-        raise UsageError(f"{where}: nested too deep") from None
+        raise UsageError(f"{where}: nested too deeply") from None
     except ValueError as error:  # a JSONDecodeError, or an integer with too many digits
         raise UsageError(f"{where}: not valid JSON: {error}") from error
 

@@ -55,7 +55,7 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
     said = f"({'; '.join([*common, interval])})"
     if verdict.is_different:
         return f"{one} is {verdict.ratio:,.{digits}f}x as fast as {other} in {metric} {said}"
-    return f"no difference shown between {one} and {other} in {metric} {said}"
+    return f"no significant difference between {one} and {other} in {metric} {said}"
 
 
 def _faster_first(verdict: Verdict) -> Verdict:

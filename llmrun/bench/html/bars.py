@@ -107,14 +107,14 @@ def roofline_charts(document: Document) -> RooflineCharts:
             continue
         limits[
             f"{format_bandwidth(roof.read_bandwidth)} read from memory, "
-            f"{format_number(roof.multiply_rate / 1e9)} billion int8 products a second"
+            f"{format_number(roof.multiply_rate / 1e9)} billion int8 products per second"
         ] = None
         where = names[index], color_of(document, index)
         if roof.decode_share is not None:
             reached = format_bandwidth(roof.decode_share * roof.read_bandwidth)
             decode.append((*where, roof.decode_share, reached))
         if roof.prefill_share is not None:
-            reached = f"{format_number(roof.prefill_share * roof.multiply_rate / 1e9)} billion products a second"
+            reached = f"{format_number(roof.prefill_share * roof.multiply_rate / 1e9)} billion products per second"
             prefill.append((*where, roof.prefill_share, reached))
     charts = [
         _share_chart("decode", "share of memory bandwidth", decode),

@@ -76,7 +76,7 @@ def gap_chart(document: Document) -> CurveChart | None:
         points = [(gap, 100 * place / (len(gaps) - 1)) for place, gap in enumerate(gaps)]
         note = f"median {format_seconds(_percentile(gaps, 50))}, 99% within {format_seconds(_percentile(gaps, 99))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
-    return _distribution("gaps", "between two tokens", lines)
+    return _distribution("gaps", "inter-token latency", lines)
 
 
 def first_token_chart(document: Document) -> CurveChart | None:
@@ -91,7 +91,7 @@ def first_token_chart(document: Document) -> CurveChart | None:
             points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
         note = f"median {format_seconds(median(samples))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
-    return _distribution("first", "to the first token", lines)
+    return _distribution("first", "time to first token", lines)
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
@@ -109,7 +109,7 @@ def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | 
         key=key,
         title=title,
         across=unit,
-        upwards="share that took no longer",
+        upwards="cumulative share",
         across_ticks=axis.ticks,
         upwards_ticks=_SHARE_TICKS,
         curves=tuple(_drawn(line, factor, axis, upwards) for line in lines),

@@ -58,9 +58,9 @@ def _facts(result: Result) -> tuple[str, ...]:
     if subject.kv_type:
         facts.append(f"KV cache {subject.kv_type}")
     if workload.depth:
-        facts.append(f"{workload.depth:,} tokens in the cache before")
+        facts.append(f"{workload.depth:,} tokens already in the cache")
     if workload.concurrency > 1:
-        facts.append(f"{workload.concurrency} requests at once")
+        facts.append(f"{workload.concurrency} concurrent requests")
     if repetitions:
         facts.append(counted(repetitions, "repetition"))
     if result.peak_memory:
@@ -71,9 +71,9 @@ def _facts(result: Result) -> tuple[str, ...]:
 
 
 def _energy_facts(energy: Energy) -> list[str]:
-    facts = [f"{format_number(energy.watts)} W, {format_number(energy.joules_per_token)} J a token ({energy.source})"]
+    facts = [f"{format_number(energy.watts)} W, {format_number(energy.joules_per_token)} J per token ({energy.source})"]
     if energy.cost_per_million is not None:
-        facts.append(f"{format_number(energy.cost_per_million)} for electricity of a million tokens")
+        facts.append(f"{format_number(energy.cost_per_million)} for the electricity of a million tokens")
     return facts
 
 
@@ -120,7 +120,7 @@ def _value_words(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value == "":
-        return "not known"
+        return "unknown"
     if isinstance(value, int | float):
         return _number_fact(name.lower(), value)
     if isinstance(value, Mapping):

@@ -133,10 +133,10 @@ def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, u
                     running[engine.submit(following)] = session
         if (waiting or running) and time.perf_counter() > until:
             _cancel_all(engine)
-            raise Cancelled("a run of the benchmark was cancelled: its time is over")
+            raise Cancelled("benchmark run cancelled: it reached its time limit")
     seconds = time.perf_counter() - started
     if not all(timings.generated_tokens for timings in ended):
-        raise LlmrunError("an answer was empty: nothing to measure: 0 tokens, at least 1")
+        raise LlmrunError("nothing to measure: an answer had no tokens")
     return Sample(tuple(ended), seconds)
 
 

@@ -53,5 +53,5 @@ def cold_start(target: BenchTarget) -> Sample:
 
 def _failure(status: int, written: str) -> LlmrunError:
     said = [line.removeprefix("error: ") for line in written.splitlines() if line.startswith("error: ")]
-    words = shown(said[-1] if said else f"llmrun generate ended with exit status {status}", _LAST_WORDS)
+    words = shown(said[-1] if said else f"llmrun generate exited with status {status}", _LAST_WORDS)
     return _KINDS.get(status, LlmrunError)(words)

@@ -106,7 +106,7 @@ class Pool:
         try:
             self.opened[target].peak_memory = max(self.opened[target].peak_memory, worker.peak_memory())
         except LlmrunError as error:
-            self._reporter.note(f"peak memory of {target.model} is not known: {error}")
+            self._reporter.note(f"peak memory of {target.model} is unknown: {error}")
         finally:
             worker.close()
 

@@ -235,7 +235,7 @@ class _MachineLimits:
             bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
         except LlmrunError as error:
             self._is_given_up = True
-            self._reporter.note(f"the machine's limits cannot be measured: {error}")
+            self._reporter.note(f"cannot measure the machine's limits: {error}")
             return
         outcome.bandwidths.append(bandwidth)
         outcome.multiply_rates.append(multiply_rate)

@@ -113,11 +113,12 @@ def numbers(text: str, flag: str, minimum: int = 0) -> list[int]:
         match = _RANGE.fullmatch(part.strip())
         if match is None or len(part) > 40:
             raise UsageError(
-                f"{flag}: {text!r}: {part!r} is no number or range", hint="as in 4, 1,2,8, 1-8, 0-512+128 or 64-512*2"
+                f"{flag}: {text!r}: {part!r} is not a number or range",
+                hint="examples: 4 or 1,2,8 or 1-8 or 0-512+128 or 64-512*2",
             )
         for number in _between(match, flag, text):
             if not minimum <= number < 1 << 31:
-                raise UsageError(f"{flag}: {text!r}: {number}, at least {minimum}")
+                raise UsageError(f"{flag}: {text!r}: {number} is not between {minimum} and {(1 << 31) - 1}")
             found[number] = None
     return list(found)
 

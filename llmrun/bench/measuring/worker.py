@@ -48,7 +48,7 @@ class Worker:
                 from llmrun.machine.peak_memory import peak_memory
 
                 return {"peak": peak_memory()}
-        raise LlmrunError(f"no such question: {question['do']}")
+        raise LlmrunError(f"unknown question: {question['do']}")
 
     def _warm(self, workload: Workload, seed: int, seconds: float) -> Mapping[str, Any]:
         try:

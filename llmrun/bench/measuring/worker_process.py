@@ -46,7 +46,7 @@ class WorkerProcess:
             )
         except OSError as error:
             self._stderr.close()
-            raise LlmrunError(f"cannot start a process: {sys.executable}: {error.strerror}") from error
+            raise LlmrunError(f"cannot start a worker process: {sys.executable}: {error.strerror}") from error
 
     @property
     def pid(self) -> int:
@@ -61,7 +61,9 @@ class WorkerProcess:
 
     def run(self, workload: Workload, seed: int) -> Sample:
         """Run a workload once. Raises BackendCrashed, NetworkError and the error of a failed request."""
-        return Sample.from_json(self._ask("running", do="run", workload=workload.to_json(), seed=seed)["sample"])
+        return Sample.from_json(
+            self._ask("running a workload", do="run", workload=workload.to_json(), seed=seed)["sample"]
+        )
 
     def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
         """Run a workload once and return its time in seconds, or None if it was cancelled after `seconds`.
@@ -79,7 +81,7 @@ class WorkerProcess:
 
     def peak_memory(self) -> int:
         """Return the peak memory of the worker in bytes."""
-        return int(self._ask("counting memory", do="peak")["peak"])
+        return int(self._ask("measuring its peak memory", do="peak")["peak"])
 
     def close(self) -> None:
         """End the process and give it time to clean up. Idempotent."""
@@ -106,7 +108,7 @@ class WorkerProcess:
     def _ask(self, doing: str, **question: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None or stdin.closed:
-            raise LlmrunError("the process of a benchmark has been closed")
+            raise LlmrunError("the worker process of the benchmark is closed")
         try:
             stdin.write(json.dumps(question).encode() + b"\n")
             stdin.flush()
@@ -130,7 +132,7 @@ class WorkerProcess:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         why = f": {shown(lines[-1], _LAST_WORDS)}" if lines else ""
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-        return BackendCrashed(f"a process of the benchmark died while {doing}: {how}{why}")
+        return BackendCrashed(f"a worker process of the benchmark died while {doing}: {how}{why}")
 
 
 def _raised(answer: Mapping[str, Any]) -> LlmrunError:

@@ -61,7 +61,7 @@ class Workload:
 def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:
     """Return a workload of random tokens, which differ in every repetition. Raises UsageError if it is empty."""
     if prompt == 0 and generate == 0:
-        raise UsageError("nothing to measure: -p and -n: both 0, at least one is needed")
+        raise UsageError("nothing to measure: -p and -n are both 0")
     label = ", ".join(
         words
         for words, number in (
@@ -105,13 +105,15 @@ def from_file(path: Path, concurrency: int) -> Workload:
     try:
         size = path.stat().st_size
         if size > _MOST_FILE_BYTES:
-            raise UsageError(f"prompts: {path}: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
+            raise UsageError(f"prompts: {path}: too large: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"prompts: {path}: cannot be read: {error.strerror}") from error
     turns = [_turn(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not turns:
-        raise UsageError(f"prompts: {path}: no prompt in it", hint='a line is {"prompt": "..."}')
+        raise UsageError(
+            f"prompts: {path}: the file has no prompts", hint='write one JSON object per line: {"prompt": "..."}'
+        )
     facts = WorkloadFacts("prompts", _with_others(f"{path.name}: {len(turns)} prompts", concurrency))
     return Workload(replace(facts, concurrency=concurrency), tuple((turn,) for turn in turns))
 
@@ -120,30 +122,30 @@ def _turn(line: bytes, where: str) -> Turn:
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"prompts: {where}: not JSON: {error}") from None
+        raise UsageError(f"prompts: {where}: not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise UsageError(f"prompts: {where}: not a JSON object")
     max_tokens = body.get("max_tokens", _ANSWER_TOKENS)
     if type(max_tokens) is not int or not 1 <= max_tokens <= 1 << 20:
-        raise UsageError(f"prompts: {where}: max_tokens: {max_tokens!r} is not an integer of at least 1")
+        raise UsageError(f"prompts: {where}: max_tokens: {max_tokens!r} is not an integer from 1 to {1 << 20:,}")
     messages, text = body.get("messages"), body.get("prompt")
     if (messages is None) == (text is None):
-        raise UsageError(f'prompts: {where}: needs "prompt" or "messages", one of them')
+        raise UsageError(f'prompts: {where}: must have either "prompt" or "messages"')
     if messages is not None:
         return Turn(_checked_messages(messages, where), max_tokens=max_tokens)
     if not isinstance(text, str) or not text:
-        raise UsageError(f"prompts: {where}: prompt: not a text, or empty")
+        raise UsageError(f"prompts: {where}: prompt: must be a non-empty string")
     return Turn(({"role": "user", "content": text},), max_tokens=max_tokens)
 
 
 def _checked_messages(messages: object, where: str) -> tuple[Message, ...]:
     if not isinstance(messages, list) or not messages:
-        raise UsageError(f"prompts: {where}: messages: not a list, or empty")
+        raise UsageError(f"prompts: {where}: messages: must be a non-empty list")
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise UsageError(f"prompts: {where}: messages: each needs a role, one of {', '.join(_ROLES)}")
+            raise UsageError(f"prompts: {where}: messages: each needs one of these roles: {', '.join(_ROLES)}")
         if not isinstance(message.get("content"), str):
-            raise UsageError(f"prompts: {where}: messages: each needs a content, a text")
+            raise UsageError(f"prompts: {where}: messages: each needs a string as content")
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 

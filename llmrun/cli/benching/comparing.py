@@ -28,11 +28,11 @@ from llmrun.errors import UsageError
 
 _LOST = 1
 _NO_INTERVAL = "one sample"
-_TOO_FEW = "too few to say"
+_TOO_FEW = "too few samples"
 # On a shared host, the speed of one engine differed by 10 % between sessions minutes apart (median of 40 comparisons).
-_WHAT_IT_DOES_NOT_KNOW = (
-    "an interval knows the noise within each run, not what changed on the machine between them: to be sure, measure"
-    " both in one run"
+_CAVEAT = (
+    "the intervals reflect only the noise within each run, not changes of the machine between runs: for a reliable"
+    " comparison, measure both in one run"
 )
 
 
@@ -42,7 +42,7 @@ def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bo
     found = compare(_series(before), _series(after), unpaired_ratio)
     if not found.comparisons:
         raise UsageError(
-            f"nothing to compare: {before} and {after}: no test of one is a test of the other",
+            f"nothing to compare: {before} and {after} have no test in common",
             hint=f"{before} has {_tests(found.only_a)}; {after} has {_tests(found.only_b)}",
         )
     if as_json:
@@ -80,14 +80,14 @@ def _show(found: Compared) -> None:
         ]
         for one in found.comparisons
     ]
-    out.picture(table_of(["test", "what", "before", "after", "ratio", "99%"], rows, numbers_from=2))
-    out.note(_WHAT_IT_DOES_NOT_KNOW)
+    out.picture(table_of(["test", "model", "before", "after", "ratio", "99%"], rows, numbers_from=2))
+    out.note(_CAVEAT)
     for one in found.comparisons:
         if one.note:
             out.note(f"{one.b.test}: {one.note}")
-    for name, series in (("before", found.only_a), ("after", found.only_b)):
+    for name, series in (("BEFORE", found.only_a), ("AFTER", found.only_b)):
         if series:
-            out.note(f"only {name}: {_tests(series)}")
+            out.note(f"only in {name}: {_tests(series)}")
 
 
 def _speed(series: Series) -> str:
@@ -106,7 +106,7 @@ def _interval(one: Comparison) -> str:
     if one.low == 0:
         return _TOO_FEW
     shown = f"{one.low:.2f} to {one.high:.2f}"
-    return f"{shown}, no difference shown" if one.low <= 1 <= one.high else shown
+    return f"{shown}, no significant difference" if one.low <= 1 <= one.high else shown
 
 
 def _body(one: Comparison) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def markdown(document: Document) -> str:
         "",
         *(head_words(name).replace("\n", ", ") for name in names),
         "memory",
-        "of bandwidth",
-        "of int8 peak",
+        "share of bandwidth",
+        "share of int8 peak",
     ]
     rows = [
         [escaped(result.subject.model), escaped(name), *(figure_words(result, one) for one in names), *_machine(result)]

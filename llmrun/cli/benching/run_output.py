@@ -29,7 +29,7 @@ def show(document: Document, kind: str, *, api_price: float | None = None) -> No
         if result.failure is not None:
             out.error(f"{visible_line(result.subject.name)}: {result.failure.message}", result.failure.hint)
     if document.interrupted:
-        out.note("interrupted: these are the figures up to then")
+        out.note("interrupted: showing the figures measured so far")
 
 
 def _show_rows(document: Document, kind: str) -> None:
@@ -71,12 +71,12 @@ def show_history(documents: Sequence[Document], kind: str) -> None:
             out.json_list(bodies)
         return
     if not documents:
-        out.note("nothing is kept yet: llmrun bench --save keeps a run")
+        out.note("no runs are saved yet: save one with llmrun bench --save")
         return
     from llmrun.cli.benching.table import table_of
 
     rows = [_history_row(document) for document in documents]
-    out.picture(table_of(["run", "when (UTC)", "what", "prefill", "decode"], rows, numbers_from=3))
+    out.picture(table_of(["run", "when (UTC)", "configuration", "prefill", "decode"], rows, numbers_from=3))
 
 
 def _history_row(document: Document) -> list[str]:

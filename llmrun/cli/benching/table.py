@@ -59,7 +59,7 @@ def _unjudged(document: Document) -> list[str]:
     labels = [result.workload.label for result in document.results if result.samples]
     if document.verdicts or len(labels) == len(set(labels)):
         return []
-    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed (more --seconds, or less of -p and -n)"]
+    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed (raise --seconds, or lower -p and -n)"]
 
 
 def _rounds(document: Document) -> str:
@@ -138,7 +138,7 @@ def _limits(document: Document) -> Table | None:
     bars = [""] if with_bars else []
     return table_of(
         [
-            "of this machine's limits",
+            "share of machine limits",
             f"decode\nof {format_bandwidth(limits.read_bandwidth)} read",
             *bars,
             f"prefill\nof {format_number(limits.multiply_rate / 1e9)} G int8 products/s",
@@ -166,9 +166,9 @@ def _energy_lines(document: Document, api_price: float | None) -> list[str]:
         if energy is None:
             continue
         joules, watts = format_number(energy.joules_per_token), format_number(energy.watts)
-        words = f"{name}: {joules} J a token, {watts} W ({energy.source})"
+        words = f"{name}: {joules} J per token, {watts} W ({energy.source})"
         if energy.cost_per_million is not None:
-            words += f", {format_number(energy.cost_per_million)} for a million tokens"
+            words += f", {format_number(energy.cost_per_million)} per million tokens"
             if api_price:
                 words += f". {beside_api(energy.cost_per_million, api_price)[1]}"
         lines.append(words)
