@@ -85,7 +85,7 @@ class BenchFlags:
             "--gpu-layers",
             "-ngl",
             metavar="N",
-            help="Layers to run on the GPU: auto, all, or numbers",
+            help="Layers on the GPU: auto, all, or numbers  [default: auto]",
             autocompletion=one_of("auto", "all"),
         ),
     ] = None
@@ -104,7 +104,7 @@ class BenchFlags:
             "-o",
             "--output",
             metavar="FORMAT",
-            help="Output format: table, md, csv, json or jsonl",
+            help="Format: table, md, csv, json or jsonl  [default: table]",
             autocompletion=one_of(*FORMATS),
         ),
     ] = None
