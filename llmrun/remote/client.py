@@ -144,7 +144,7 @@ class RemoteModel:
                 pass
         except NetworkError:
             if not finished:
-                raise  # After the finish reason, the answer is complete, and later errors do not matter.
+                raise  # Otherwise the answer is already complete, so later errors do not matter.
 
     def _pieces(self, response: httpx2.Response, call: Call) -> Iterator[tuple[float, bytes]]:
         """Yield the bytes of a body, with the time of their arrival."""

@@ -152,9 +152,8 @@ class RemoteEngine:
         self._explained: tuple[str, ...] = ()
         self._waiting: deque[_RemoteAnswer] = deque()
         self._running: dict[int, _RemoteAnswer] = {}
-        self._arrivals: queue.SimpleQueue[_Arrival | None] = (
-            queue.SimpleQueue()
-        )  # None wakes `step` to handle cancellations
+        # An item of None wakes `step`, so that it handles cancellations.
+        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, as in Engine.
         self._cancel_numbers = itertools.count(1)

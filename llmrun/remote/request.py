@@ -58,9 +58,8 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if prompt.tools:
         body["tools"] = [*prompt.tools]
     variables = _thinking_variables(request) | dict(prompt.template_kwargs)
-    if (
-        variables
-    ):  # These are not among the extras, because an answer without them would not be what the user asked for.
+    # The variables are not among the extras, because an answer without them would not be what the user asked for.
+    if variables:
         body["chat_template_kwargs"] = variables
     # Earlier thinking is not sent back, because some servers reject it.
     body["messages"] = [

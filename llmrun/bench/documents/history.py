@@ -115,9 +115,8 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
         if back >= len(documents):
             raise UsageError(f"history: {reference}: only {counted(len(documents), 'run')} saved")
         return documents[-1 - back]
-    by_identity = {
-        document.identity: document for document in documents
-    }  # The later one wins if two have the same identity.
+    # If two runs have the same identity, the later one counts.
+    by_identity = {document.identity: document for document in documents}
     if reference in by_identity:
         return by_identity[reference]
     found = [identity for identity in by_identity if reference and identity.startswith(reference)]

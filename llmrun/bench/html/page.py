@@ -27,7 +27,7 @@ from llmrun.bench.html.tables import (
 )
 from llmrun.gguf.problems import shown
 
-_LONGEST_TEXT = 1000  # The middle of longer names and lines, in characters, is left out.
+_LONGEST_TEXT = 1000  # Names and lines with more characters are shortened in the middle.
 
 
 def page(document: Document) -> str:

@@ -37,9 +37,8 @@ def file_sha256(path: Path, reporter: Reporter) -> str:
         return known[-1]
     sha256 = digest(path, reporter, f"hashing {path.name}")
     if _fingerprint(path) == fingerprint:
-        others = [
-            (name, entry) for name, entry in _remembered().items() if name != key
-        ]  # read again: another process may have written
+        # Read the cache again, because another process may have written to it in the meantime.
+        others = [(name, entry) for name, entry in _remembered().items() if name != key]
         _remember(dict(others[1 - _MOST :]) | {key: [*fingerprint, sha256]})
     return sha256
 

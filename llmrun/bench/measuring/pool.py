@@ -16,8 +16,8 @@ from llmrun.machine.free_memory import free_memory
 
 Start = Callable[[BenchTarget, BenchReporter], WorkerProcess]
 
-_MORE_THAN_THE_FILE = 1.2  # The estimated memory of an open model relative to its file, including packed weights.
-_AND_SO_MUCH = 300 << 20  # Bytes on top of that for the interpreter, libraries and a short KV cache.
+_FILE_FACTOR = 1.2  # The estimated memory of an open model relative to its file, including packed weights.
+_OVERHEAD_BYTES = 300 << 20  # Bytes on top of that for the interpreter, libraries and a short KV cache.
 
 
 @dataclass(slots=True)
@@ -81,14 +81,14 @@ class Pool:
             worker.close()
             worker, facts = self._started(target)
         if target not in self.opened:
-            self._tell_of_long_context(target, facts.get("train_context", 0))
+            self._warn_about_long_context(target, facts.get("train_context", 0))
         opened = self.opened.setdefault(target, OpenedFacts())
         opened.facts = facts
         opened.loads.append(facts["load_s"])
         self._open[target] = worker
         return worker
 
-    def _tell_of_long_context(self, target: BenchTarget, trained: int) -> None:
+    def _warn_about_long_context(self, target: BenchTarget, trained: int) -> None:
         if words := beyond_training(target.model, self._rooms[target].context_size or 0, trained):
             self._reporter.note(words)
 
@@ -119,7 +119,7 @@ class Pool:
             file_bytes = Path(target.path).stat().st_size
         except OSError:
             return False  # Opening the file will report the error.
-        return free < (known or file_bytes * _MORE_THAN_THE_FILE + _AND_SO_MUCH)
+        return free < (known or file_bytes * _FILE_FACTOR + _OVERHEAD_BYTES)
 
 
 def rooms(configurations: Sequence[Configuration]) -> dict[BenchTarget, Room]:

@@ -30,7 +30,7 @@ from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
 _PATIENCE_S = 10.0
-_LAST_WORDS = 400  # The maximum length of the quoted last line of the worker's stderr.
+_LAST_WORDS = 400  # The last line of the worker's stderr is quoted up to this length.
 
 
 class WorkerProcess:
