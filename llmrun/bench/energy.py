@@ -1,4 +1,4 @@
-"""The energy of an answer: joules per token, and the cost of a million tokens."""
+"""Energy figures: joules per token, and the electricity cost of a million tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _JOULES_PER_KWH = 3.6e6
 def energy_of(
     joules: float, seconds: float, tokens: int, *, source: str, price_kwh: float | None = None
 ) -> Energy | None:
-    """What `tokens` generated in `seconds` took; a cost in the currency of `price_kwh`, a price of one kilowatt-hour.
+    """Return the energy figures for `tokens` generated in `seconds`, or None if nothing was generated.
 
-    None where nothing was generated. The energy of the prompts is in it: it was needed for these tokens.
+    `price_kwh` is the price of one kilowatt-hour, and the cost is in its currency. The energy of prefill is included,
+    because the generated tokens needed it.
     """
     if tokens <= 0 or seconds <= 0:
         return None
@@ -22,14 +23,17 @@ def energy_of(
 
 
 def beside_api(cost_per_million: float, price_per_million: float) -> tuple[float, str]:
-    """Electricity for a million generated tokens over an API's price for them, in the same currency, and a sentence."""
+    """Compare the electricity cost of a million generated tokens with an API's price in the same currency.
+
+    Returns the ratio of cost to price, and a sentence that states it. Raises ValueError if the price is not positive.
+    """
     if price_per_million <= 0:
-        raise ValueError(f"price of a million tokens: {price_per_million}, must be more than 0")
+        raise ValueError(f"the price of a million tokens must be greater than 0, not {price_per_million}")
     ratio = cost_per_million / price_per_million
     if ratio == 0:
-        return 0.0, f"Electricity costs nothing here, the API's price for a million tokens is {price_per_million:.3g}."
+        return 0.0, f"Electricity is free here, and the API charges {price_per_million:.3g} for a million tokens."
     compared = f"{1 / ratio:.3g} times cheaper" if ratio < 1 else f"{ratio:.3g} times the price"
     return ratio, (
-        f"Electricity for a million generated tokens costs {cost_per_million:.3g}, the API's price for them is "
+        f"Electricity for a million generated tokens costs {cost_per_million:.3g}, and the API charges "
         f"{price_per_million:.3g}: {compared}."
     )

@@ -1,4 +1,4 @@
-"""What was true of the machine when it was measured, and what of it spoils a measurement."""
+"""Records the state of the machine during a benchmark, and warns about conditions that distort measurements."""
 
 from __future__ import annotations
 
@@ -9,57 +9,61 @@ from typing import Any
 from llmrun.amounts import format_bytes
 from llmrun.machine.system import system_facts
 
-# Where there is a preference (intel_pstate, amd-pstate-epp), the governor says "powersave" on a fast machine too.
+# Drivers with an energy preference (intel_pstate, amd-pstate-epp) report the "powersave" governor even at full speed.
 _SLOW_GOVERNORS = ("powersave", "conservative")
 _SLOW_PREFERENCES = ("power", "balance_power")
-_BUSY = 0.25  # processes that ran or waited in the last minute, for each core: more than that disturbs
-_STOLEN = 0.01  # share of the processors' time
-_LEAST_FREE = 0.125  # share of the memory, where that is less than 2 GiB
+_BUSY = 0.25  # A higher load average per core over the last minute disturbs measurements.
+_STOLEN = 0.01  # The share of CPU time above which steal time disturbs measurements.
+_LEAST_FREE = 0.125  # The minimum share of memory that should be free, capped at 2 GiB.
 _GIB = 1 << 30
 
 
 def system_state(root: Path = Path("/")) -> dict[str, Any]:
-    """`system_facts`, and the instruction level of the kernels. Raises UsageError for a level (LLMRUN_CPU_LEVEL) that
-    this processor does not have."""
+    """Return `system_facts` and the instruction level of the kernels.
+
+    Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
+    """
     return {**system_facts(root), "cpu_level": _instruction_level()}
 
 
 def warnings_about(state: Mapping[str, Any]) -> list[str]:
-    """A sentence for each thing that makes what is about to be measured slower, or less steady, than it need be."""
+    """Return a sentence for each condition that would make a measurement slower or less stable."""
     found = []
     load, cores = state.get("load_average"), state.get("cores_physical") or 1
     if load and load[0] > _BUSY * cores:
-        found.append(f"Other programs are busy: the load was {load[0]:.2f} over the last minute, on {cores} cores.")
+        found.append(
+            f"Other programs are running: the load average of the last minute is {load[0]:.2f} on {cores} cores."
+        )
     governor, preference = state.get("governor"), state.get("energy_preference")
     if preference in _SLOW_PREFERENCES:
-        found.append(f"The processor saves power: its energy preference is {preference}.")
+        found.append(f"The CPU is in a power-saving mode: its energy preference is {preference}.")
     elif preference is None and governor in _SLOW_GOVERNORS:
-        found.append(f"The processor saves power: its frequency governor is {governor}.")
+        found.append(f"The CPU is in a power-saving mode: its frequency governor is {governor}.")
     if state.get("on_battery"):
-        found.append("The machine runs on its battery, and may be slower than on mains power.")
+        found.append("The machine is running on battery and may be slower than on mains power.")
     share = _stolen_share(state)
     if state.get("virtual") and share > _STOLEN:
         found.append(
-            f"This virtual machine was kept waiting for its processors {share:.0%} of the time since it started."
+            f"This virtual machine has waited for its CPUs {share:.0%} of the time since it started (steal time)."
         )
     free, total = state.get("memory_free"), state.get("memory_bytes")
     if free and total and free < min(_LEAST_FREE * total, 2 * _GIB):
         found.append(
-            f"Little memory is free: {format_bytes(free)} of {format_bytes(total)}; what is swapped out is slow."
+            f"Little memory is free ({format_bytes(free)} of {format_bytes(total)}): swapping may slow models down."
         )
     return found
 
 
 def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The same for what happened between two states, the measurement between them."""
+    """Return a sentence for each such condition that occurred between two states, taken before and after measuring."""
     found = []
     if all(state.get("processor_seconds") is not None for state in (before, after)):
         names = ("stolen_seconds", "processor_seconds")
         share = _stolen_share({name: after[name] - before[name] for name in names})
         if share > _STOLEN:
-            found.append(f"Another virtual machine took {share:.0%} of the processors' time during the measurement.")
+            found.append(f"Other virtual machines took {share:.0%} of the CPU time during the measurement.")
     if after.get("on_battery") and not before.get("on_battery"):
-        found.append("The machine was unplugged during the measurement, and ran on its battery from then on.")
+        found.append("The machine was unplugged during the measurement and has run on battery since then.")
     return found
 
 

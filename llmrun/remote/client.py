@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server: the HTTP side alone. JSON bodies go in, chunks of answers come out."""
+"""The HTTP client for a model on an OpenAI-compatible server. It sends JSON bodies and yields chunks of answers."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ if TYPE_CHECKING:
     import httpx2
 
 KEY_VARIABLE = "LLMRUN_API_KEY"
-FIRST_S = 600.0  # to the first event: a server may have to load the model first
+FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
 BETWEEN_S = 120.0
-_LAST_S = 0.1  # after [DONE], for the end of the body: then the connection can be used again
-_MOST_ERROR = 64 << 10  # bytes read of what a server says about an error
-_MOST_MODELS = 4 << 20  # bytes of a list of models
-_MOST_BYTES = 256 << 20  # of one stream
-_TO_TRY = "check the address, and that the server is running"
+_LAST_S = 0.1  # The time after [DONE] to read the end of the body, so that the connection can be reused.
+_MOST_ERROR = 64 << 10  # the maximum length of an error body in bytes
+_MOST_MODELS = 4 << 20  # the maximum length of a list of models in bytes
+_MOST_BYTES = 256 << 20  # the maximum length of a stream in bytes
+_CHECK_API = "check that the server has an OpenAI-compatible API"
+_TO_TRY = "check the address and that the server is running"
 
 
 class RemoteModel:
-    """One model of a server. Safe for several threads: each request has a connection of its own while it runs.
+    """One model of a server. Thread-safe: each running request has its own connection.
 
-    left_out  fields beyond OpenAI's API that the server refused, and is not sent any more
+    left_out  fields beyond OpenAI's API that the server rejected and that are no longer sent
     """
 
     def __init__(
         self, endpoint: Endpoint, *, key: str | None = None, first_s: float = FIRST_S, between_s: float = BETWEEN_S
     ) -> None:
-        """Nothing is sent yet.
+        """Create a client without sending anything.
 
-        first_s, between_s  how long the first event of an answer may take, and each one after it
+        first_s, between_s  the timeouts in seconds for the first event of an answer and for each later one
 
-        Raises UsageError for a key that no header can carry, and NetworkError for a proxy or
-        certificates that cannot be used.
+        Raises UsageError if the key contains characters that are not allowed in a header, and NetworkError if the proxy
+        or the certificates cannot be used.
         """
-        # Without quotes and backslashes, nobody who quotes it spells it in another way.
+        # Quotes and backslashes are not allowed: if quoting could change the key, it could not be found and redacted.
         if key is not None and not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
-            raise UsageError(f"environment: {KEY_VARIABLE}: has a character that no key has")
+            raise UsageError(f"environment: {KEY_VARIABLE}: contains a character that is not allowed in a key")
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
         self._first_s, self._between_s = first_s, between_s
         self._teller = Teller(endpoint.host, key)
-        # identity: what is not compressed cannot unpack to gigabytes, and comes as soon as it is written.
+        # "identity" asks for no compression. A compressed stream could unpack to gigabytes, and could arrive delayed.
         self._headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
@@ -63,18 +64,19 @@ class RemoteModel:
         self._closed = False
         with self._translated(Call()):
             self._tls = _tls_settings(endpoint)
-            self._idle = [self._new_line()]  # here, so that no request pays for it
+            self._idle = [self._new_line()]  # Create it now, so that the first request need not wait for it.
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, offline: bool = False) -> RemoteModel:
-        """A model with the key from the environment; where the URL names none, the server's only one.
+        """Create a client with the key from the environment.
 
-        Raises NetworkError, ModelNotFound and UsageError.
+        If the endpoint names no model, ask the server for its only one. Raises NetworkError, ModelNotFound and
+        UsageError.
         """
         if offline and not endpoint.is_loopback:
             raise NetworkError(
-                f"endpoint: {endpoint.host}: is another machine, and offline was asked for",
-                hint="run once without --offline and LLMRUN_OFFLINE",
+                f"endpoint: {endpoint.host}: not available offline, because it is another machine",
+                hint="run again without --offline and LLMRUN_OFFLINE",
             )
         model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
         try:
@@ -86,7 +88,7 @@ class RemoteModel:
         return model
 
     def models(self) -> list[str]:
-        """The names of the models there. Raises NetworkError, and ModelNotFound when there is no such list."""
+        """Return the names of the server's models. Raises NetworkError, and ModelNotFound if it has no such list."""
         call = Call()
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:
@@ -103,14 +105,15 @@ class RemoteModel:
     def stream(
         self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call, *, most_events: int
     ) -> Iterator[Chunk]:
-        """Ask for an answer, and yield what comes of it as it comes.
+        """Request an answer and yield its chunks as they arrive.
 
         path         "/chat/completions" or "/completions"
         body         fields of OpenAI's API
-        extras       fields of others' APIs: a server that refuses them is asked again without, and not sent them again
-        most_events  a stream of more is ended
+        extras       fields of other APIs; if the server rejects them, the request is repeated without them, and they
+                     are not sent again
+        most_events  the maximum number of events in the stream
 
-        Raises Cancelled when `call` was stopped, NetworkError, ModelNotFound and ContextExceeded.
+        Raises Cancelled if `call` was stopped, NetworkError, ModelNotFound and ContextExceeded.
         """
         call.expect(f"no answer within {self._first_s:g} s", self._first_s)
         with self._accepted(path, body, extras, call) as response:
@@ -118,7 +121,7 @@ class RemoteModel:
             yield from self._chunks(response, call, most_events)
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Stop all requests and close all connections. Idempotent."""
         self._closed = True
         self._watch.close()
         with self._lock:
@@ -131,32 +134,32 @@ class RemoteModel:
         finished = False
         try:
             for count, chunk in enumerate(read_chunks(pieces, self._teller), 1):
-                call.expect(f"silent for {self._between_s:g} s in the middle of an answer", self._between_s)
+                call.expect(f"nothing received for {self._between_s:g} s in the middle of an answer", self._between_s)
                 if count > most_events:
-                    raise self._teller.fault("answer does not end", f"more than {most_events:,} events")
+                    raise self._teller.fault("answer is too long", f"more than {most_events:,} events")
                 finished = finished or chunk.finish is not None
                 yield chunk
-            call.expect("the stream goes on after its end", _LAST_S)
-            for _ in pieces:  # what is left is the end of the body; a connection is used again only after that
+            call.expect("the stream continues after its end", _LAST_S)
+            for _ in pieces:  # Read to the end of the body. Otherwise the connection cannot be reused.
                 pass
         except NetworkError:
             if not finished:
-                raise  # else the answer is whole, whatever came after it
+                raise  # Otherwise the answer is already complete, so later errors do not matter.
 
     def _pieces(self, response: httpx2.Response, call: Call) -> Iterator[tuple[float, bytes]]:
-        """What the server writes, with the moment it was here."""
+        """Yield the bytes of a body, with the time of their arrival."""
         total = 0
         with self._translated(call):
             for data in response.iter_raw():
                 arrived = time.perf_counter()
                 total += len(data)
                 if total > _MOST_BYTES:
-                    raise self._teller.fault("answer does not end", f"more than {_MOST_BYTES:,} bytes")
+                    raise self._teller.fault("answer is too long", f"more than {_MOST_BYTES:,} bytes")
                 yield arrived, data
-        self._check_call(call)  # a body without a length just ends when its line is shut
+        self._check_call(call)  # A body of unknown length ends without an error if the connection is shut down.
 
     def _read(self, response: httpx2.Response, call: Call, most: int) -> Iterator[bytes]:
-        """The beginning of a body that is no stream."""
+        """Yield the first `most` bytes of a body that is not a stream."""
         total = 0
         for _, data in self._pieces(response, call):
             yield data[: most - total]
@@ -170,7 +173,7 @@ class RemoteModel:
     def _accepted(
         self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call
     ) -> Iterator[httpx2.Response]:
-        """A response that is no refusal."""
+        """Yield a successful response. If the server rejects `extras`, repeat the request without them."""
         wanted = {name: value for name, value in extras.items() if name not in self.left_out}
         with contextlib.ExitStack() as stack:
             content = json.dumps({**body, **wanted}).encode()
@@ -212,7 +215,7 @@ class RemoteModel:
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                 line.close()
                 if not kept or call.stopped or call.expired:
-                    raise  # else the server hung up on a connection it had not been asked anything on for a while
+                    raise  # Otherwise the server had closed an idle connection, so try again on another one.
             except BaseException:
                 line.close()
                 raise
@@ -227,16 +230,16 @@ class RemoteModel:
                 return
         line.close()
 
-    # What can be wrong
+    # Errors
 
     def _check(self, response: httpx2.Response, call: Call) -> None:
-        """Raise what a refusal means."""
+        """Raise the error that an unsuccessful response stands for."""
         if response.is_success:
             return
         status = response.status_code
         if response.is_redirect:
             where = self._teller.shown(response.headers.get("location", "nowhere"))
-            raise self._teller.fault(f"redirected (HTTP {status})", where, "if you trust it, name that address")
+            raise self._teller.fault(f"redirected (HTTP {status})", where, "if you trust that address, use it instead")
         body = b"".join(self._read(response, call, _MOST_ERROR))
         said, code = _refusal(body)
         words = f"{self._teller.shown(said) or 'no reason given'} (HTTP {status})"
@@ -245,45 +248,45 @@ class RemoteModel:
             raise ContextExceeded(f"prompt does not fit in the context: {model} @ {self.endpoint.host}: {words}")
         if status == 404 and ("model" in said.lower() or "model" in code):
             raise ModelNotFound(
-                f"model: {model}: not at {self.endpoint.host}: {words}",
-                hint=f"{self.endpoint.base}/models lists those that are",
+                f"model: {model}: not found at {self.endpoint.host}: {words}",
+                hint=f"{self.endpoint.base}/models lists the available models",
             )
-        what = {401: "not authorised", 403: "no access", 404: "no such address", 429: "too many requests"}
-        hint = {401: f"set {KEY_VARIABLE} to your key", 403: f"check {KEY_VARIABLE}", 404: "is it an OpenAI-style API?"}
-        default = "the server failed" if status >= 500 else "refused"
+        what = {401: "not authorised", 403: "access denied", 404: "address not found", 429: "too many requests"}
+        hint = {401: f"set {KEY_VARIABLE} to your key", 403: f"check {KEY_VARIABLE}", 404: _CHECK_API}
+        default = "the server failed" if status >= 500 else "request rejected"
         raise self._teller.fault(what.get(status, default), words, hint.get(status, ""))
 
     def _check_kind(self, response: httpx2.Response, call: Call) -> None:
-        """Raise unless it is an event stream in plain bytes."""
+        """Raise NetworkError unless the response is an uncompressed event stream."""
         kind = response.headers.get("content-type", "none")
         coding = response.headers.get("content-encoding", "identity")
         if kind.lower().startswith("text/event-stream") and coding.lower() == "identity":
             return
         if coding.lower() != "identity":
-            seen = f"content encoding {self._teller.shown(coding, 40)}, which was not asked for"
+            seen = f"content encoding {self._teller.shown(coding, 40)}, which was not requested"
             raise self._teller.fault("answer is compressed", seen)
         said, _ = _refusal(b"".join(self._read(response, call, _MOST_ERROR)))
         if said:
-            raise self._teller.fault("the server broke off", self._teller.shown(said))
+            raise self._teller.fault("the server reported an error", self._teller.shown(said))
         seen = f"content type {self._teller.shown(kind, 60)}, text/event-stream expected"
-        raise self._teller.fault("answer is no event stream", seen, "is it an OpenAI-style API?")
+        raise self._teller.fault("answer is not an event stream", seen, _CHECK_API)
 
     def _check_call(self, call: Call) -> None:
         if call.stopped:
             raise Cancelled(f"request was stopped: {self.endpoint.host}")
         if call.expired:
-            raise self._teller.fault("the server does not go on", call.expired)
+            raise self._teller.fault("the server timed out", call.expired)
 
     @contextlib.contextmanager
     def _translated(self, call: Call) -> Iterator[None]:
-        """What httpx2 and the network raise becomes one of our errors."""
+        """Translate the errors of httpx2 and of the network into LlmrunError."""
         import httpx2
 
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
             self._check_call(call)
-            # Protocol errors quote the server, which may have quoted the key: --debug would show it.
+            # Protocol errors may quote the server, and the server may quote the key, which --debug would then show.
             raise self._in_our_words(error) from (error if self._teller.is_harmless(error) else None)
 
     def _in_our_words(self, error: Exception) -> LlmrunError:
@@ -294,46 +297,48 @@ class RemoteModel:
         if isinstance(error, httpx2.ConnectTimeout):
             return self._teller.fault("unreachable", f"no connection within {CONNECT_S:g} s", _TO_TRY)
         if isinstance(error, httpx2.ProxyError):
-            return self._teller.fault("unreachable", f"the proxy: {words}", "check the proxy variables")
+            return self._teller.fault("unreachable", f"proxy: {words}", "check the proxy variables")
         if isinstance(error, httpx2.ConnectError):
             return self._teller.fault("unreachable", words, _TO_TRY)
         if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
             return UsageError(f"endpoint: {self.endpoint.host}: {words}")
         if isinstance(error, httpx2.HTTPError | httpx2.StreamError):
-            return self._teller.fault("connection was lost", words)
-        return self._teller.fault("network settings", words, "check SSL_CERT_FILE and the proxy variables")
+            return self._teller.fault("connection lost", words)
+        return self._teller.fault("invalid network settings", words, "check SSL_CERT_FILE and the proxy variables")
 
     def _only_model(self) -> str:
         names = self.models()
         if not names:
-            raise ModelNotFound(f"model: {self.endpoint.host}: has none", hint="load one into the server")
+            raise ModelNotFound(
+                f"model: {self.endpoint.host}: the server has no models", hint="load a model into the server"
+            )
         if len(names) > 1:
             some = ", ".join(self._teller.shown(name, 40) for name in names[:5])
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UsageError(
-                f"model: {self.endpoint.host}: which of {len(names)}: {some}{more}",
-                hint=f"-m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
+                f"model: {self.endpoint.host}: the server has {len(names)} models: {some}{more}",
+                hint=f"choose one: -m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
             )
         return names[0]
 
 
 def _tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
-    """To read the certificates takes 15 ms, which a server on this machine does not need."""
+    """Return the TLS settings. Reading the certificates takes 15 ms, so it is skipped for plain HTTP to localhost."""
     import httpx2
 
     if endpoint.is_loopback and endpoint.base.startswith("http:"):
         import ssl
 
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificates
     return httpx2.create_ssl_context()
 
 
 def _refusal(body: bytes) -> tuple[str, str]:
-    """What a refusal says, and the code or type it gives; empty where it has none."""
+    """Return the message of an error body and its code or type. Either is "" if it is missing."""
     try:
         table = json.loads(body)
         said = server_words(table)
-    except (ValueError, RecursionError):  # a page for people, or nothing
+    except (ValueError, RecursionError):  # an HTML page, or an empty body
         return "", ""
     error = table.get("error") if isinstance(table, dict) else None
     codes = [error.get("code"), error.get("type")] if isinstance(error, dict) else []

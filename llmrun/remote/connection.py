@@ -1,7 +1,7 @@
-"""One connection to a server, and how whoever waits for it is called back.
+"""A connection to a server whose requests can be cancelled from other threads and can time out.
 
-httpx2 has no way to end a request from another thread. So the socket below it is remembered, and shut down: the thread
-that reads from it wakes at once, wherever it is.
+httpx2 cannot end a request from another thread. Therefore this module keeps the socket below it and shuts it down,
+which immediately wakes the thread that reads from it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 WRITE_S = 60.0
-KEPT_S = 3.0  # an unused connection; uvicorn hangs up after 5
+KEPT_S = 3.0  # The time to keep an idle connection. uvicorn closes it after 5 s.
 
 
 class Line:
-    """A connection that is used for one request at a time, and kept open in between."""
+    """A connection that carries one request at a time and stays open between requests."""
 
     def __init__(self, headers: dict[str, str], tls: ssl.SSLContext, *, through_proxy: bool) -> None:
-        """`through_proxy`: if the environment names one. Raises what httpx2 does about a proxy it cannot use."""
+        """Create a connection, which is opened by the first request.
+
+        If `through_proxy` is True, it uses the proxy from the environment, if there is one. Raises the errors of httpx2
+        for an invalid proxy.
+        """
         import httpx2
 
         self.socket: socket.socket | None = None
@@ -35,13 +39,13 @@ class Line:
             headers=headers,
             verify=tls,
             trust_env=through_proxy,
-            follow_redirects=False,  # the key is for this host alone
-            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S),  # what is read has a Call's deadlines
+            follow_redirects=False,  # The key must not be sent to other hosts.
+            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S),  # A Call's deadlines limit reading.
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEPT_S),
         )
 
     def send(self, method: str, url: str, content: bytes | None, call: Call) -> httpx2.Response:
-        """Begin a request. The response is still to be read, and to be closed."""
+        """Send a request and return its response, which the caller must read and close."""
 
         def watch(event: str, facts: dict[str, Any]) -> None:
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
@@ -56,21 +60,22 @@ class Line:
         return response
 
     def hang_up(self) -> None:
-        """End whatever waits for the other side, now."""
+        """Shut the socket down, which immediately wakes a thread that waits for the server."""
         if self.socket is not None:
-            with contextlib.suppress(OSError):  # it is closed already
-                # Not SSLSocket's own, which would let go of the TLS state under the thread that reads.
+            with contextlib.suppress(OSError):  # already closed
+                # SSLSocket.shutdown would drop the TLS state that the reading thread still uses.
                 socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Close the connection."""
         self.client.close()
 
 
 class Call:
-    """One request on its way. `stop` may be called at any time, by any thread and by a signal handler.
+    """A running request. `stop` may be called at any time from any thread or signal handler.
 
-    stopped  it is not wanted any more
-    expired  what the other side had to do by its deadline, when it did not: "no answer within 600 s"
+    stopped  True after `stop`
+    expired  a description of the deadline that has passed, such as "no answer within 600 s"; empty if none has
     """
 
     def __init__(self) -> None:
@@ -78,29 +83,31 @@ class Call:
         self.expired = ""
         self._line: Line | None = None
         self._deadline = (time.monotonic() + CONNECT_S, "")
-        self._lock = threading.RLock()  # a signal handler may come while its own thread holds it
+        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt the thread that holds it
 
     def take(self, line: Line) -> None:
-        """This line carries the call now."""
+        """Record the connection that carries the call now."""
         with self._lock:
             self._line = line
             if self.stopped:
                 line.hang_up()
 
     def let_go(self) -> None:
-        """The call is over; its line may carry another one."""
+        """Forget the connection after the call, so that it can carry another call."""
         with self._lock:
             self._line = None
 
     def expect(self, what: str, seconds: float) -> None:
-        """From now on, something has to come within `seconds`, or else `what` has happened."""
+        """Set the deadline to `seconds` from now. `what` describes the failure if it passes."""
         self._deadline = (time.monotonic() + seconds, what)
 
     def stop(self) -> None:
+        """Cancel the request and wake the thread that waits for it."""
         self.stopped = True
         self._hang_up()
 
     def expire_if_late(self, now: float) -> None:
+        """End the request if its deadline has passed."""
         deadline, what = self._deadline
         if what and now > deadline and not self.expired:
             self.expired = what
@@ -113,7 +120,7 @@ class Call:
 
 
 class Watch:
-    """Ends the calls whose deadline has passed: a thread that looks ten times a second while there are calls."""
+    """A thread that ends calls whose deadline has passed. It checks ten times a second while there are calls."""
 
     LOOKS_S = 0.1
 
@@ -124,6 +131,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def add(self, call: Call) -> None:
+        """Watch a call. The first one starts the thread."""
         with self._changed:
             self._calls.add(call)
             if self._thread is None:
@@ -132,11 +140,12 @@ class Watch:
             self._changed.notify()
 
     def remove(self, call: Call) -> None:
+        """Stop watching a call."""
         with self._changed:
             self._calls.discard(call)
 
     def close(self) -> None:
-        """End the thread, and every call that is left."""
+        """Stop the thread and all remaining calls."""
         with self._changed:
             self._over = True
             for call in self._calls:

@@ -1,7 +1,7 @@
-"""Requests in, events out, over a model behind a server: what Engine is for a model that runs here.
+"""RemoteEngine, the counterpart of Engine for a model on a server.
 
-Each request that runs has a thread, which does nothing but wait for the server and put what comes into one queue;
-`step` takes it out. Everything else happens in the caller's thread.
+Each running request has a thread that waits for the server and puts everything that arrives into a shared queue, from
+which `step` takes it. Everything else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from llmrun.engine.thinking.prompting import ModelThinking
     from llmrun.remote.stream import Chunk, Usage
 
-_AWAKE_S = 0.25  # how long `step` waits before it says that nothing has come yet
-_MOST_TOKENS = 1 << 20  # of an answer whose length nobody limited
-_MARKS = Marks("<think>", ("</think>",))  # what servers leave in the text that tell no thinking apart
-_MORE_EVENTS = 1024  # than tokens: the first one, the last ones, and what a server says in between
+_AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
+_MOST_TOKENS = 1 << 20  # the maximum length of an answer if the request does not limit it
+_MARKS = Marks("<think>", ("</think>",))  # the tags that servers leave in the text if they do not separate thinking
+_MORE_EVENTS = 1024  # A stream may have this many more events than tokens, as for its start, its end and keep-alives.
 
 
 @dataclass(slots=True, eq=False)
 class _RemoteAnswer:
-    """What is known of a request until its last event.
+    """The state of a request until its last event.
 
-    moments       when each piece of text, or of reasoning, arrived
-    first_answer  when the first text of the answer proper did
-    splitter      finds thinking in a text in which the server has left it; None: it has told them apart
+    moments       the arrival time of each piece of text or reasoning
+    first_answer  the arrival time of the first text of the answer itself
+    splitter      finds thinking that the server left in the text; None if the server separates it
     """
 
     request_id: int
@@ -73,6 +73,7 @@ class _RemoteAnswer:
             self.splitter = ThinkingSplitter(_MARKS)
 
     def accept(self, chunk: Chunk) -> list[Event]:
+        """Return the events for a chunk."""
         self.usage = chunk.usage or self.usage
         self.finish = chunk.finish or self.finish
         if not (chunk.text or chunk.reasoning):
@@ -90,11 +91,11 @@ class _RemoteAnswer:
         return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative)]
 
     def end(self, ended: float, reason: FinishReason, load_s: float) -> list[Event]:
-        """What text is still held, then the last event."""
+        """Return the text that is still held back, and the Finished event."""
         self.over = True
         held = self.splitter.finish() if self.splitter else Split()
         if not self.moments and reason is not FinishReason.CANCELLED:
-            self.moments.append(ended)  # the end itself was its one token
+            self.moments.append(ended)  # The end token counts as the only token.
         prompt, cached, generated, thinking = 0, 0, len(self.moments), 0
         if self.usage is not None:
             prompt, cached = self.usage.prompt_tokens, self.usage.cached_tokens
@@ -118,7 +119,7 @@ class _RemoteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """What a thread has to say of its request: a chunk, or the end with the error that made it."""
+    """A message from a request's thread: a chunk, or the end of the answer with its error, if any."""
 
     answer: _RemoteAnswer
     chunk: Chunk | None
@@ -127,13 +128,12 @@ class _Arrival:
 
 
 class RemoteEngine:
-    """One model of a server, asked up to `info.max_sequences` requests at a time; more wait in line.
+    """One model of a server that runs up to `info.max_sequences` requests at a time and queues the others.
 
-    Has the surface of Engine, and its rules: not thread-safe, except for `cancel` and `cancel_current`. TTFT is from
-    `submit` to the arrival of the first piece that carries text, of the answer or of its reasoning: for a request that
-    waits in line, the waiting is part of it.
+    It has the same interface as Engine. Only `cancel` and `cancel_current` are thread-safe. TTFT is the time from
+    `submit` to the arrival of the first text, whether answer or reasoning, and includes the time in the queue.
 
-    left_out  fields that the server refused, so that they were left out: "ignore_eos", "top_k", ...
+    left_out  the fields that the server rejected and that are no longer sent, such as "ignore_eos" or "top_k"
     """
 
     def __init__(
@@ -145,21 +145,22 @@ class RemoteEngine:
         load_s: float = 0.0,
         explain: Callable[[str], None] | None = None,
     ) -> None:
-        """Take over a model, and close it in `close`. See `open`."""
+        """Create an engine that owns `model`; `close` closes it. `open` describes the other parameters."""
         self._model = model
         self._ignore_eos = ignore_eos
         self._explain = explain
         self._explained: tuple[str, ...] = ()
         self._waiting: deque[_RemoteAnswer] = deque()
         self._running: dict[int, _RemoteAnswer] = {}
-        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()  # None: look who is cancelled
+        # An item of None wakes `step`, so that it handles cancellations.
+        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._ids = itertools.count()
-        # Written by other threads and signal handlers, as in Engine.
+        # Other threads and signal handlers may write these at any time, as in Engine.
         self._cancel_numbers = itertools.count(1)
         self._last_cancel = 0
         self._cancel_wishes: deque[int] = deque()
         self.load_s = load_s
-        self.template: ChatTemplate | None = None  # the server's own
+        self.template: ChatTemplate | None = None  # The server applies its own template.
         endpoint = model.endpoint
         self._info = ModelInfo(
             path=endpoint.base,
@@ -188,11 +189,11 @@ class RemoteEngine:
         offline: bool = False,
         explain: Callable[[str], None] | None = None,
     ) -> RemoteEngine:
-        """The model at `http://host:port/v1#MODEL`; without `#MODEL` the only one there.
+        """Connect to the model at `http://host:port/v1#MODEL`. Without `#MODEL`, use the server's only model.
 
-        ignore_eos  ask the server to go on past the end of an answer, to max_tokens
-        offline     refuse a server on another machine
-        explain     is told, from `step`, what the server would not take
+        ignore_eos  ask the server to ignore end tokens and generate max_tokens tokens
+        offline     refuse to connect to another machine
+        explain     called from `step` with a message if the server rejects a field
 
         Raises UsageError, NetworkError and ModelNotFound.
         """
@@ -208,32 +209,36 @@ class RemoteEngine:
 
     @property
     def info(self) -> ModelInfo:
+        """The model's name and the server's address. Unknown sizes are 0."""
         return self._info
 
     @property
     def thinking(self) -> ModelThinking | None:
-        return None  # the server knows
+        """None, because the server handles thinking."""
+        return None
 
     @property
     def takes_chats(self) -> bool:
+        """True, because servers have a chat template for their models."""
         return True
 
     @property
     def left_out(self) -> tuple[str, ...]:
+        """The fields that the server rejected and that are no longer sent."""
         return self._model.left_out
 
     @property
     def idle(self) -> bool:
-        """No request is waiting or running."""
+        """True if no request is waiting or running."""
         return not self._waiting and not self._running
 
     def prompt_tokens(self, request: Request) -> int | None:
-        """Return None: the server has the tokenizer."""
+        """Return None, because only the server has the tokenizer."""
         del request
         return None
 
     def submit(self, request: Request) -> int:
-        """Send a request, or let it wait in line, and return its id. Raises UsageError. The clock starts here."""
+        """Send or queue a request and return its id. The clock of `Timings` starts here. Raises UsageError."""
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         wire = remote_request(request, self._info.name, ignore_eos=self._ignore_eos)
@@ -243,14 +248,14 @@ class RemoteEngine:
         return answer.request_id
 
     def step(self) -> list[Event]:
-        """Wait until something has come, and return it.
+        """Wait until something arrives, and return the resulting events.
 
-        When nothing comes for a moment, that is what the PrefillProgress events of unanswered requests say. A request
-        that fails ends in Failed; the others go on.
+        If nothing arrives for a moment, return PrefillProgress events for the requests without an answer so far. A
+        request that fails ends with Failed; the others continue.
         """
         events: list[Event] = []
         while True:
-            while not self._arrivals.empty():  # nobody else takes any
+            while not self._arrivals.empty():  # Only this thread takes arrivals, so `get` does not block.
                 events += self._take(self._arrivals.get())
             events += self._end_cancelled()
             self._start_waiting()
@@ -262,13 +267,13 @@ class RemoteEngine:
                 return [PrefillProgress(one.request_id, 0, 0) for one in self._running.values() if not one.moments]
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Submit one request and yield its events to the Finished one; raises what `submit` and `Failed` would.
+        """Submit one request and yield its events, the last of which is Finished.
 
-        Nothing happens, and no clock runs, before the first event is asked for. Closing the iterator early drops the
-        request. Raises UsageError while other requests are unfinished.
+        The request is submitted when the first event is requested. Closing the iterator early drops the request.
+        Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
         """
         if not self.idle:
-            raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
+            raise UsageError("cannot generate while other requests are unfinished: use submit and step instead")
         request_id = self.submit(request)
         try:
             yield PrefillProgress(request_id, 0, 0)
@@ -281,19 +286,19 @@ class RemoteEngine:
             self._drop_all()
 
     def cancel(self, request_id: int) -> None:
-        """Let a request end with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        """Cancel a request: it ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
         self._cancel_wishes.append(request_id)
         self._arrivals.put(None)
 
     def cancel_current(self) -> None:
-        """Cancel everything that is waiting or running, now, and hang up: for a signal handler or another thread."""
+        """Cancel all waiting and running requests immediately. Signal handlers and other threads may call this."""
         self._last_cancel = next(self._cancel_numbers)
         for answer in list(self._running.values()):
             answer.call.stop()
         self._arrivals.put(None)
 
     def close(self) -> None:
-        """Drop all requests and hang up. Idempotent."""
+        """Drop all requests and close all connections. Idempotent."""
         self._drop_all()
         self._model.close()
 
@@ -312,7 +317,7 @@ class RemoteEngine:
             threading.Thread(target=self._run, args=(answer,), name="llmrun-remote", daemon=True).start()
 
     def _run(self, answer: _RemoteAnswer) -> None:
-        """In a thread of its own: wait for the server, and hand on what comes."""
+        """Put everything that arrives for a request into the queue. Runs in the request's thread."""
         error: LlmrunError | None = None
         try:
             most = _MOST_TOKENS if answer.request.max_tokens is None else answer.request.max_tokens
@@ -323,7 +328,7 @@ class RemoteEngine:
                 self._arrivals.put(_Arrival(answer, chunk))
         except LlmrunError as refused:
             error = refused
-        except BaseException as wrong:  # noqa: BLE001 (carried to the thread that waits)
+        except BaseException as wrong:  # noqa: BLE001 (passed on to the thread that waits)
             error = LlmrunError(f"internal: {self._info.device}: {type(wrong).__name__}")
             error.__cause__ = wrong
         self._arrivals.put(_Arrival(answer, None, error, time.perf_counter()))
@@ -335,7 +340,7 @@ class RemoteEngine:
         if arrival.chunk is not None:
             return answer.accept(arrival.chunk)
         if answer.call.stopped:
-            return []  # it is about to be ended as cancelled
+            return []  # `_end_cancelled` will end it.
         del self._running[answer.request_id]
         if arrival.error is not None:
             answer.over = True
@@ -346,7 +351,7 @@ class RemoteEngine:
 
     def _tell_left_out(self) -> None:
         if self.left_out != self._explained and self._explain is not None:
-            self._explain(f"{self._info.device} takes no {', '.join(self.left_out)}: left out")
+            self._explain(f"{self._info.device} does not support {', '.join(self.left_out)}: continuing without")
         self._explained = self.left_out
 
     def _end_cancelled(self) -> list[Event]:

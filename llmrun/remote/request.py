@@ -1,4 +1,4 @@
-"""A request in the words of OpenAI's API."""
+"""Converts a request to the JSON of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from llmrun.engine.requests import ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
 
-_ANY_TOKEN = 1 << 31  # how many tokens the vocabulary has is not known here
+_ANY_TOKEN = 1 << 31  # an upper bound for token ids, because the size of the server's vocabulary is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteRequest:
-    """`body` are fields of OpenAI's API, `extras` those that other servers have, and OpenAI's may refuse."""
+    """The JSON of a request. `body` holds fields of OpenAI's API, and `extras` fields that only some servers accept."""
 
     path: str
     body: dict[str, Any]
@@ -22,12 +22,12 @@ class RemoteRequest:
 
 
 def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteRequest:
-    """What to send. Raises UsageError for a request that cannot be meant, or that no server could be asked."""
+    """Return the JSON to send. Raises UsageError if the request is invalid, or if servers do not support it."""
     check_request(request, _ANY_TOKEN)
     if request.think_budget:
         raise UsageError(
-            "--think-budget: not for a model behind a server: there is no field for it that servers agree on",
-            hint="0 means no thinking at all; or set it where the server is started",
+            "--think-budget: servers do not support thinking budgets",
+            hint="use 0 to turn thinking off, or set a budget when you start the server",
         )
     prompt, sampling = request.prompt, request.sampling
     body: dict[str, Any] = {
@@ -43,7 +43,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if request.stop:
         body["stop"] = [*request.stop]
     if sampling.logit_bias:
-        # -100 bans and 100 forces there; JSON has no infinity.
+        # OpenAI's range is -100 (ban) to 100 (force), and JSON has no infinity.
         body["logit_bias"] = {str(token): max(-100.0, min(100.0, bias)) for token, bias in sampling.logit_bias.items()}
     extras = _sampling_fields(request, openai=False) | ({"ignore_eos": True} if ignore_eos else {})
     if not isinstance(prompt, ChatPrompt):
@@ -52,15 +52,16 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         body["prompt"] = prompt.text if hasattr(prompt, "text") else [*prompt.tokens]
         return RemoteRequest("/completions", body, extras)
     if not prompt.add_generation_prompt:
-        raise UsageError("a server cannot be asked to go on with an answer that has begun: add_generation_prompt")
+        raise UsageError("servers cannot continue an answer that has begun: add_generation_prompt must be True")
     if request.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     if prompt.tools:
         body["tools"] = [*prompt.tools]
     variables = _thinking_variables(request) | dict(prompt.template_kwargs)
-    if variables:  # not among the extras: who asks for them wants no answer without
+    # The variables are not among the extras, because an answer without them would not be what the user asked for.
+    if variables:
         body["chat_template_kwargs"] = variables
-    # What was thought before is not sent back: some servers refuse it.
+    # Earlier thinking is not sent back, because some servers reject it.
     body["messages"] = [
         {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
     ]
@@ -68,16 +69,16 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:
-    """The names by which most templates know it; those that know one leave the other aside."""
+    """Return the variables that switch thinking on or off. Templates use one of these names and ignore the other."""
     think = False if request.think_budget == 0 else request.think
     return {} if think is None else {"enable_thinking": think, "thinking": think}
 
 
 def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
-    """Return the fields of OpenAI's API, or those that only other servers have.
+    """Return the sampling fields that are part of OpenAI's API, or those that only other servers accept.
 
-    A parameter that is to be sent is sent even if its value is the one that turns it off here: it may be on there
-    (llama-cpp-python's repeat penalty is 1.1).
+    A parameter is sent even if its value turns it off, because the server's default may turn it on (llama-cpp-python
+    has a repeat penalty of 1.1).
     """
     return {
         field: getattr(request.sampling, name)

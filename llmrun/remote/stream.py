@@ -1,7 +1,7 @@
-"""From the bytes of a stream to pieces of an answer: Server-Sent Events that hold OpenAI's completion chunks.
+"""Parses a stream of Server-Sent Events that contain OpenAI's completion chunks.
 
-The other side may be anybody: every line is bounded, every value's type is looked at, and whatever is wrong becomes one
-NetworkError in which the server's own words are harmless.
+The server is not trusted. The length of every line is limited, the type of every value is checked, and every problem
+becomes a NetworkError, in which quotes from the server are sanitized.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from llmrun.gguf.problems import shown
 from llmrun.types import TokenLogprob
 
 LONGEST_LINE = 1 << 20  # bytes
-UNKNOWN_TOKEN = -1  # a server tells a token's text, not its id
+UNKNOWN_TOKEN = -1  # Servers send the text of a token, but not its id.
 
-Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token, and the likeliest ones
+Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and the most likely ones
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the server counted. A `cached` token of the prompt was not computed again; `reasoning` ones are among those
-    of the completion."""
+    """The token counts that the server reports.
+
+    `prompt_tokens` includes `cached_tokens`, which were not computed again. `completion_tokens` includes
+    `reasoning_tokens`.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -37,10 +40,10 @@ class Usage:
 class Chunk:
     """One event of a stream.
 
-    arrived    when its last byte was there, by time.perf_counter
-    text       of the answer; may be several tokens, or none
-    reasoning  text the model thinks with before it answers
-    finish     the server's reason for the end: "stop", "length", ...; None: it goes on
+    arrived    the arrival time of its last byte, from time.perf_counter
+    text       text of the answer, which may be several tokens or none
+    reasoning  text of the model's thinking before the answer
+    finish     the server's reason for the end of the answer, such as "stop" or "length"; None while it continues
     """
 
     arrived: float
@@ -52,36 +55,37 @@ class Chunk:
 
 
 class Teller:
-    """Says what is wrong with a server: names it, and keeps the key out of its words."""
+    """Creates errors that name the server, and keeps the key out of everything that is quoted from it."""
 
     def __init__(self, host: str, key: str | None) -> None:
         self.host = host
         self._key = key
 
     def shown(self, words: str | bytes, limit: int = 200) -> str:
-        """Foreign words, on one line, without control characters and without the key."""
+        """Return untrusted text on one line, without control characters and without the key."""
         text = words if isinstance(words, str) else words.decode(errors="backslashreplace")
         text = " ".join(text.split())
         return shown(text.replace(self._key, "(the key)") if self._key else text, limit)
 
     def is_harmless(self, error: BaseException) -> bool:
-        """Whether the key is nowhere in an error of another library, nor in those it came from."""
+        """Return whether neither an error nor the errors that caused it contain the key."""
         import traceback
 
         return not self._key or self._key not in "".join(traceback.format_exception(error))
 
     def fault(self, what: str, seen: str, hint: str = "") -> NetworkError:
+        """Return an error that names the server."""
         return NetworkError(f"{what}: {self.host}: {seen}", hint=hint)
 
 
 class _Unexpected(ValueError):
-    """A value of a type that the API does not have there."""
+    """A value has a type that the API does not allow there."""
 
 
 def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[Chunk]:
-    """The events of a stream to its `[DONE]`, or to its end. `pieces`: moment of arrival, bytes.
+    """Yield the chunks of a stream until `[DONE]` or its end. `pieces` yields (time of arrival, bytes).
 
-    Raises NetworkError for what is no such stream, or says that something went wrong.
+    Raises NetworkError if the stream is malformed or reports an error.
     """
     count, finished = 0, False
     for arrived, data in _events(_lines(pieces, teller), teller):
@@ -90,37 +94,37 @@ def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterat
         try:
             event = json.loads(data)
             said = server_words(event)
-        except (ValueError, RecursionError):  # also a number of thousands of digits, lists in lists in lists
+        except (ValueError, RecursionError):  # invalid JSON, a number with thousands of digits, or deep nesting
             seen = f"an event of {len(data):,} bytes: {teller.shown(data, 60)}"
-            raise teller.fault("answer is not JSON", seen) from None
+            raise teller.fault("answer is not valid JSON", seen) from None
         if said:
-            raise teller.fault("the server broke off", teller.shown(said))
+            raise teller.fault("the server reported an error", teller.shown(said))
         try:
             chunk = _chunk(arrived, event)
         except _Unexpected as wrong:
-            raise teller.fault("answer is not what the API says", str(wrong)) from None
+            raise teller.fault("answer does not match the API", str(wrong)) from None
         count, finished = count + 1, finished or chunk.finish is not None
         yield chunk
     if not finished:
-        raise teller.fault("answer was cut", f"the stream ended after {count:,} events, without its end")
+        raise teller.fault("answer was cut off", f"the stream ended after {count:,} events without a finish reason")
 
 
 def server_words(body: object) -> str:
-    """What a server says went wrong, in any of the ways servers say it; "" when the body says no such thing."""
+    """Return the error message in a body, in any of the forms that servers use, or "" if there is none."""
     if not isinstance(body, dict):
         return ""
     error = body.get("error", body.get("detail"))
-    if error is None and body.get("object") == "error":  # vLLM's, before it had an `error`
+    if error is None and body.get("object") == "error":  # older versions of vLLM
         error = body.get("message")
     if isinstance(error, list):
         error = next(iter(error), None)
     if isinstance(error, dict):
         error = error.get("message") or error.get("msg") or error
-    return "" if error is None else str(error) or "it does not say what"
+    return "" if error is None else str(error) or "no reason given"
 
 
 def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes]]:
-    """Each line with the moment it was whole. What is left at the end counts as one."""
+    """Yield each line with the time when it was complete. An unterminated last line counts too."""
     held = bytearray(b"")
     arrived = 0.0
     for arrived, data in pieces:
@@ -132,13 +136,13 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
             start = end + 1
         del held[:start]
         if len(held) > LONGEST_LINE:
-            raise teller.fault("answer is no event stream", f"a line of more than {LONGEST_LINE:,} bytes")
+            raise teller.fault("answer is not an event stream", f"a line of more than {LONGEST_LINE:,} bytes")
     if held:
         yield arrived, bytes(held)
 
 
 def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes]]:
-    """The data of each event, with the moment it was whole."""
+    """Yield the data of each event with the time when it was complete."""
     data: list[bytes] = []
     size = 0
     arrived = 0.0
@@ -148,11 +152,11 @@ def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
             yield arrived, b"\n".join(data)
             data, size = [], 0
         name, _, value = line.removeprefix(b"\xef\xbb\xbf").partition(b":")
-        if name in (b"data", b"error"):  # the latter is llama-server's own
+        if name in (b"data", b"error"):  # "error" is specific to llama-server.
             data.append(value.removeprefix(b" "))
             size += len(line)
             if size > LONGEST_LINE:
-                raise teller.fault("answer is no event stream", f"an event of more than {LONGEST_LINE:,} bytes")
+                raise teller.fault("answer is not an event stream", f"an event of more than {LONGEST_LINE:,} bytes")
     if data:
         yield arrived, b"\n".join(data)
 
@@ -186,7 +190,7 @@ def _usage(usage: dict[str, Any] | None) -> Usage | None:
 
 
 def _logprobs(table: dict[str, Any]) -> Iterator[Logprobs]:
-    """Both ways of saying it: the list of chat completions, and the columns of completions."""
+    """Yield logprobs from either format: the list of chat completions, or the parallel lists of completions."""
     for entry in _value(table, "content", list) or []:
         yield _logprob(entry), tuple(map(_logprob, _value(entry, "top_logprobs", list) or []))
     tokens, chosen = _value(table, "tokens", list) or [], _value(table, "token_logprobs", list) or []
@@ -208,34 +212,34 @@ def _logprob(entry: object) -> TokenLogprob:
 
 
 def _number(value: object) -> float:
-    if value is None:  # as completions say it of the first token of a prompt
+    if value is None:  # /completions sends null for the first token of a prompt.
         return 0.0
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
         or not (-1e30 < value < 1e-3 or value == -math.inf)
     ):
-        raise _Unexpected(f"logprob: {type(value).__name__} seen, a number of at most 0 expected")
+        raise _Unexpected(f"logprob: expected a number of at most 0, got {type(value).__name__}")
     return float(value)
 
 
 def _count(table: object, name: str) -> int:
     value = _value(table, name, int) or 0
     if not 0 <= value < 1 << 31:
-        raise _Unexpected(f"{name}: a count of tokens expected")
+        raise _Unexpected(f"{name}: expected a token count")
     return int(value)
 
 
 def _value(table: object, name: str, kind: type) -> Any:
-    """A field of a JSON object: of this kind, or None when it is missing or null."""
+    """Return a field of a JSON object, which must be of type `kind`, or None if it is missing or null."""
     if not isinstance(table, dict):
-        raise _Unexpected(f"{type(table).__name__} where the object with {name} is expected")
+        raise _Unexpected(f"expected an object with {name}, got {type(table).__name__}")
     value = table.get(name)
     if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
-    raise _Unexpected(f"{name}: {type(value).__name__} seen, {kind.__name__} expected")
+    raise _Unexpected(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
 
 
 def _whole(text: str) -> str:
-    """JSON can spell half of a UTF-16 pair, which no text holds."""
+    """Replace lone surrogates, which JSON can contain but UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Where a model behind a server is: `http://127.0.0.1:8080/v1#MODEL` taken apart."""
+"""Parses the address of a model on a server, such as `http://127.0.0.1:8080/v1#MODEL`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
-_EXAMPLE = "as in http://127.0.0.1:8080/v1#MODEL"
+_EXAMPLE = "example: http://127.0.0.1:8080/v1#MODEL"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI-compatible server, and a model there.
+    """An OpenAI-compatible server and a model on it.
 
-    base   what every address there begins with: "http://127.0.0.1:8080/v1"
-    model  "": the only one the server has
-    host   with its port, if one was given: "127.0.0.1:8080"
+    base   the prefix of all URLs of the server, such as "http://127.0.0.1:8080/v1"
+    model  the name of the model; empty for the server's only one
+    host   the host, and the port if one was given, such as "127.0.0.1:8080"
     """
 
     base: str
@@ -27,38 +27,40 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """What finds it again."""
+        """The address from which `parse_endpoint` makes this endpoint again."""
         return f"{self.base}#{self.model}" if self.model else self.base
 
 
 def is_endpoint(name: str) -> bool:
-    """Whether the user means a server rather than a file or a name of the catalogue."""
+    """Return whether a name is a URL rather than a file or a name from the catalogue."""
     return name.lower().startswith(("http://", "https://"))
 
 
 def parse_endpoint(name: str) -> Endpoint:
-    """Take `URL#model` apart. Raises UsageError, which never shows what may be a password."""
+    """Parse `URL#MODEL`. Raises UsageError, whose message never contains a possible password."""
     from urllib.parse import urlsplit
 
     url, _, model = name.partition("#")
     if "@" in url:
         raise UsageError(
-            "endpoint: a URL may carry no user name or password",
-            hint="set LLMRUN_API_KEY, which is sent as a Bearer token and shown to nobody",
+            "endpoint: the URL must not contain a user name or password",
+            hint="set LLMRUN_API_KEY instead, which is sent as a Bearer token and never shown",
         )
     if not url.isprintable() or " " in url or not model.isprintable():
-        raise UsageError(f"endpoint: {shown(name)}: has a character that no URL has", hint=_EXAMPLE)
+        raise UsageError(f"endpoint: {shown(name)}: contains a character that is not allowed in a URL", hint=_EXAMPLE)
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"endpoint: {shown(url)}: {error}", hint=_EXAMPLE) from None
     if not is_endpoint(url) or not host:
-        raise UsageError(f"endpoint: {shown(url)}: not a URL of http or https with a host", hint=_EXAMPLE)
+        raise UsageError(f"endpoint: {shown(url)}: not an http or https URL with a host", hint=_EXAMPLE)
     if "?" in url:
-        raise UsageError(f"endpoint: {shown(parts.hostname or '')}: a URL with a query (?...)", hint=_EXAMPLE)
+        raise UsageError(
+            f"endpoint: {shown(parts.hostname or '')}: the URL must not contain a query (?...)", hint=_EXAMPLE
+        )
     path = parts.path.rstrip("/")
-    # OpenAI's is /v1; a path that names a version itself (/api/paas/v4, /v1beta/openai) is complete.
+    # OpenAI's API is at /v1. A path that already contains a version (/api/paas/v4, /v1beta/openai) is complete.
     versioned = any(re.fullmatch(r"v\d\w*", part) for part in path.split("/"))
     named = f"[{host}]" if ":" in host else host
     where = named if port is None else f"{named}:{port}"
@@ -71,7 +73,7 @@ def parse_endpoint(name: str) -> Endpoint:
 
 
 def _is_loopback(host: str) -> bool:
-    import ipaddress  # 2 ms that other commands do not need
+    import ipaddress  # Importing it takes 2 ms, which other commands do not need.
 
     if host == "localhost" or host.endswith(".localhost"):
         return True

@@ -21,9 +21,9 @@ def test_energy_and_its_cost_for_a_million_tokens() -> None:
 @pytest.mark.parametrize(
     ("cost", "price", "ratio", "words"),
     [
-        (0.04, 0.60, 1 / 15, "costs 0.04, the API's price for them is 0.6: 15 times cheaper."),
-        (0.9, 0.60, 1.5, "costs 0.9, the API's price for them is 0.6: 1.5 times the price."),
-        (0.0, 0.60, 0.0, "costs nothing here, the API's price for a million tokens is 0.6."),
+        (0.04, 0.60, 1 / 15, "costs 0.04, and the API charges 0.6: 15 times cheaper."),
+        (0.9, 0.60, 1.5, "costs 0.9, and the API charges 0.6: 1.5 times the price."),
+        (0.0, 0.60, 0.0, "is free here, and the API charges 0.6 for a million tokens."),
     ],
 )
 def test_electricity_beside_an_api(cost: float, price: float, ratio: float, words: str) -> None:
@@ -33,5 +33,5 @@ def test_electricity_beside_an_api(cost: float, price: float, ratio: float, word
 
 
 def test_an_api_that_costs_nothing_cannot_be_compared_with() -> None:
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="greater than 0"):
         beside_api(1.0, 0.0)

@@ -211,18 +211,18 @@ def test_a_quiet_machine_has_no_warnings() -> None:
     [
         (
             {"load_average": [1.25, 0.0, 0.0]},
-            "Other programs are busy: the load was 1.25 over the last minute, on 4 cores.",
+            "Other programs are running: the load average of the last minute is 1.25 on 4 cores.",
         ),
-        ({"governor": "conservative"}, "The processor saves power: its frequency governor is conservative."),
-        ({"energy_preference": "power"}, "The processor saves power: its energy preference is power."),
-        ({"on_battery": True}, "The machine runs on its battery, and may be slower than on mains power."),
+        ({"governor": "conservative"}, "The CPU is in a power-saving mode: its frequency governor is conservative."),
+        ({"energy_preference": "power"}, "The CPU is in a power-saving mode: its energy preference is power."),
+        ({"on_battery": True}, "The machine is running on battery and may be slower than on mains power."),
         (
             {"stolen_seconds": 70.0},
-            "This virtual machine was kept waiting for its processors 7% of the time since it started.",
+            "This virtual machine has waited for its CPUs 7% of the time since it started (steal time).",
         ),
         (
             {"memory_free": 1 << 30},
-            "Little memory is free: 1.07 GB of 68.7 GB; what is swapped out is slow.",
+            "Little memory is free (1.07 GB of 68.7 GB): swapping may slow models down.",
         ),
     ],
 )
@@ -235,8 +235,8 @@ def test_what_happened_during_the_measurement_is_said() -> None:
     assert warnings_between(before, quiet_machine(stolen_seconds=5.5, processor_seconds=1100.0)) == []
     after = quiet_machine(stolen_seconds=15.0, processor_seconds=1100.0, on_battery=True)
     assert warnings_between(before, after) == [
-        "Another virtual machine took 10% of the processors' time during the measurement.",
-        "The machine was unplugged during the measurement, and ran on its battery from then on.",
+        "Other virtual machines took 10% of the CPU time during the measurement.",
+        "The machine was unplugged during the measurement and has run on battery since then.",
     ]
 
 

@@ -215,26 +215,26 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("--backend", "cuda"), 2, "--backend: 'cuda'"),
         (("--kv-type", "f32"), 2, "--kv-type: 'f32'"),
         (("--gpu-layers", "many"), 2, "--gpu-layers: 'many'"),
-        (("--chat", "--cold"), 2, "--chat: together with --cold"),
+        (("--chat", "--cold"), 2, "--chat: cannot be combined with --cold"),
         (("--cold", "--concurrency", "2"), 2, "--cold: "),
         (("-o", "xml"), 2, "-o: 'xml' is not one of"),
-        (("--json", "-o", "csv"), 2, "--json: together with -o csv"),
+        (("--json", "-o", "csv"), 2, "--json: cannot be combined with -o csv"),
         (("--seconds", "0"), 2, "--seconds: 0"),
         (("--seconds", "nan"), 2, "--seconds: nan"),
         (("--prompts", "/nowhere/a.jsonl"), 2, "prompts: /nowhere/a.jsonl"),
         (("--html", "/nowhere/a.html"), 2, "--html: /nowhere/a.html"),
         (("-m", "no-such-model"), 4, "no-such-model"),
         (("-m", "/nowhere/a.gguf"), 4, "/nowhere/a.gguf"),
-        (("-m", "a,,b"), 2, "--model: an empty name"),
+        (("-m", "a,,b"), 2, "--model: the list contains an empty name"),
         (("--endpoint", "http://127.0.0.1:9/v1#m"), 5, "127.0.0.1:9"),
         (("--endpoint", "ftp://127.0.0.1/v1#m"), 2, "ftp://"),
-        (("--endpoint", "http://127.0.0.1:9/v1#m", "--threads", "2"), 2, "--threads: an endpoint decides that itself"),
-        (("--endpoint", "http://127.0.0.1:9/v1#m", "--cold"), 2, "--cold: only for models on this machine"),
-        (("--compare-price", "1"), 2, "--compare-price: what electricity costs is not known"),
-        (("history", "-o", "csv"), 2, "-o csv: the list of runs"),
+        (("--endpoint", "http://127.0.0.1:9/v1#m", "--threads", "2"), 2, "--threads: cannot be set for an endpoint"),
+        (("--endpoint", "http://127.0.0.1:9/v1#m", "--cold"), 2, "--cold: works only for models on this machine"),
+        (("--compare-price", "1"), 2, "--compare-price: needs the price of electricity"),
+        (("history", "-o", "csv"), 2, "-o csv: not supported for the list of runs"),
         (("--profile", "--backend", "llama"), 2, "--profile: only the CPU engine"),
         (("--profile", "-o", "csv"), 2, "--profile: -o csv"),
-        (("history", "last"), 2, "no run is kept"),
+        (("history", "last"), 2, "no runs are saved"),
         (("compare", "last"), 2, "AFTER"),
         (("compare", "/nowhere/a.json", "/nowhere/b.json"), 2, "/nowhere/a.json"),
         (("--nonsense",), 2, "--nonsense"),
@@ -301,7 +301,7 @@ def test_ctrl_c_prints_and_keeps_what_there_is(tmp_path: Path) -> None:
         if stdout:
             break
     assert b"4 in, 4 out" in stdout
-    assert b"interrupted: these are the figures up to then" in stderr
+    assert b"interrupted: showing the figures measured so far" in stderr
     assert "slow" in bench("history").stdout.decode()
 
 

@@ -128,7 +128,7 @@ def test_the_same_settings_in_the_environment_are_for_other_models() -> None:
     ("answer", "code", "words"),
     [
         (response(b"", status="500 Oh"), 5, "the server failed"),
-        (response(b'{"error": {"message": "no model `tiny`"}}', status="404 X"), 4, "model: tiny: not at"),
+        (response(b'{"error": {"message": "no model `tiny`"}}', status="404 X"), 4, "model: tiny: not found at"),
         (stream_head() + said("Hel"), 5, "answer was cut"),
         (response(event(b"\x1b[2Jowned")), 5, r"\x1b[2Jowned"),
     ],
@@ -147,7 +147,9 @@ def test_trouble_is_one_line_and_its_exit_code(answer: bytes, code: int, words: 
 def test_offline_another_machine_is_refused_and_this_one_is_not() -> None:
     done = llmrun("generate", "--offline", "-m", "http://llm.example/v1#tiny", "hi")
     assert (done.stdout, done.returncode) == (b"", 5)
-    assert done.stderr.startswith(b"error: endpoint: llm.example: is another machine, and offline was asked for\n")
+    assert done.stderr.startswith(
+        b"error: endpoint: llm.example: not available offline, because it is another machine\n"
+    )
     with serving(response(HELLO)) as server:
         assert llmrun("generate", "-q", "--offline", "-m", server.url, "hi").stdout == b"Hello\n"
 

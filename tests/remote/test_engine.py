@@ -243,7 +243,7 @@ def test_what_the_server_would_not_take_is_told_once() -> None:
             list(engine.generate(chat()))
     fields = ("top_k", "min_p", "repeat_penalty", "repetition_penalty", "repeat_last_n", "ignore_eos")
     assert engine.left_out == fields
-    assert told == [f"127.0.0.1:{server.port} takes no {', '.join(fields)}: left out"]
+    assert told == [f"127.0.0.1:{server.port} does not support {', '.join(fields)}: continuing without"]
 
 
 # --- concurrent requests

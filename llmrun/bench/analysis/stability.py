@@ -1,4 +1,4 @@
-"""When to begin to count and when to end: pure functions over the numbers measured so far."""
+"""Decides when warm-up is over and when the measurements suffice. All functions are pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ import numpy as np
 
 from llmrun.bench.analysis import statistics
 
-WINDOW = 4  # of the last warm-ups, which must be steady
-MAXIMUM_WARMUPS = 12  # a machine that is never steady is measured as it is
+WINDOW = 4  # The number of most recent warm-ups that must be stable.
+MAXIMUM_WARMUPS = 12  # After this many warm-ups, measuring starts even on an unstable machine.
 
-_TOLERANCE = 0.02  # a change that needs no spread to be excused
+_TOLERANCE = 0.02  # A smaller trend counts as stable, even without any scatter.
 
-# Of an interval: its upper end over its lower, less 1. Both metrics of a run said that 5 % is a difference in all of
-# 160 replays of the recordings and all of 100 made runs at 0.06, in 91 to 96 % of them at 0.07, in 85 to 86 % at 0.08.
+# The maximum width of an interval for a comparison: its upper end divided by its lower end, minus 1. With 0.06, both
+# metrics detected a difference of 5 % in all of 160 replayed recordings and all of 100 synthetic runs. With 0.07, they
+# did so in 91 to 96 % of them, and with 0.08 in 85 to 86 %.
 _PRECISION = 0.06
-# Of the 95 % interval of a configuration that is compared with none. It carries the machine's drift: 38 of 40 recorded
-# series got to 0.10 (in 8 to 182 rounds), 18 to 0.06.
+# The same for the 95 % interval of a configuration that is not compared with another. It includes the drift of the
+# machine: 38 of 40 recorded series reached 0.10 (after 8 to 182 rounds), but only 18 reached 0.06.
 _PRECISION_ALONE = 0.10
 
 
 def is_stable(values: Sequence[float]) -> bool:
-    """The last WINDOW warm-ups rise or fall no more than they scatter; or there were MAXIMUM_WARMUPS.
+    """Return whether warm-up is over.
 
-    `values`: one number a warm-up, a time or a speed. ValueError: one that is not above 0 and finite.
+    This is the case if the trend of the last WINDOW warm-ups is within their scatter, or after MAXIMUM_WARMUPS.
+    `values` holds one time or one speed per warm-up. Raises ValueError if a value is not positive and finite.
     """
     numbers = np.asarray(values, np.float64)
     if not (np.isfinite(numbers) & (numbers > 0)).all():
-        raise ValueError("warm-up: a value is above 0 and finite")
+        raise ValueError("warm-up: a value is not above 0 and finite")
     if numbers.size >= MAXIMUM_WARMUPS:
         return True
     if numbers.size < WINDOW:
         return False
     last = np.log(numbers[-WINDOW:])
     later, earlier = np.triu_indices(WINDOW, 1)[::-1]
-    # The median of all slopes: one turn that another program disturbed neither makes a trend nor hides one.
+    # Use the median of all slopes (Theil-Sen), so that a single disturbed turn neither causes nor hides a trend.
     slope = np.median((last[later] - last[earlier]) / (later - earlier))
     rest = last - slope * np.arange(WINDOW)
     scatter = np.abs(rest - np.median(rest)).mean()
@@ -45,14 +47,16 @@ def is_stable(values: Sequence[float]) -> bool:
 def are_narrow(
     samples: Sequence[Mapping[str, Sequence[float]]], pairs: Sequence[tuple[int, int]], metrics: Sequence[str]
 ) -> bool:
-    """Asked after every round; looks at how wide the intervals are, never at what they say.
+    """Return whether the intervals are narrow enough to stop. Called after every round.
 
-    samples  of each configuration, by metric, one number a round (Result.samples)
-    pairs    the configurations that are compared, by index; none: each is judged by the interval of its own
-    metrics  those that verdicts are made of
+    Only the widths of the intervals matter, never the values.
+
+    samples  for each configuration, the values of each metric, one per round (Result.samples)
+    pairs    the index pairs of configurations that are compared; if empty, each configuration's own interval counts
+    metrics  the metrics that verdicts are about
     """
     rounds = min(len(one[metric]) for one in samples for metric in metrics)
-    # An odd round has not had its other order yet.
+    # After an odd number of rounds, the last one has no counterpart in reverse order yet.
     if rounds < statistics.ENOUGH_ROUNDS or rounds % 2:
         return False
     level = statistics.verdict_level(max(1, len(pairs)) * len(metrics))

@@ -1,18 +1,23 @@
-"""What may be said of repeated measurements: distributions, ratios and the intervals that hold them.
+"""Statistics of repeated measurements: distributions, ratios and confidence intervals.
 
-Rounds are measured in turns, A B, B A, A B, ...: round i gives a pair, and the logarithm of its ratio is one number d.
+The order of the configurations alternates between rounds: A B, B A, A B, ... Each round gives one pair of values. The
+logarithm of their ratio is called d.
 
-1. Order: the first turn of a round may pay for what ran before it (llama.cpp's prefill: 4 to 7 % in the recordings).
-   Half of what lies between the even and the odd rounds is taken out, so that it is neither a difference nor noise.
-2. Centre: the mean of d without the 20 % at each end. A burst that hits one turn of a pair does not reach it.
-3. Interval: symmetric bootstrap-t, with the winsorized error (Wilcox). Percentile bootstraps are too narrow below 50.
-   With 4 to 7 rounds, of large models, by Student's t around the plain mean instead: false claims
-   0.3 to 0.5 % there (1500 trials of each number, normal and t3 noise of 5 %).
-4. Memory: widened by sqrt((1 + r)/(1 - r)), r the correlation of neighbouring d where it is positive.
+1. Order effect: the first turn of a round may be slowed down by whatever ran before it (4 to 7 % for llama.cpp's
+   prefill in the recordings). Half of the difference between even and odd rounds is subtracted, so that the effect
+   counts neither as a difference nor as noise.
+2. Centre: the trimmed mean of d, without the lowest and the highest 20 %. A burst that hits one turn of a pair does not
+   affect it.
+3. Interval: a symmetric bootstrap-t with the winsorized error (Wilcox). Percentile bootstraps are too narrow for fewer
+   than 50 rounds. With 4 to 7 rounds, as for large models, Student's t around the plain mean is used instead; its rate
+   of false claims is 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
+4. Autocorrelation: the interval is widened by sqrt((1 + r)/(1 - r)), where r is the correlation of neighbouring d, if
+   it is positive.
 
-False claims in percent at the 99 % level: 1200 to 1500 trials of 12, 24 and 48 rounds with noise of 5 %. `all` is heavy
-tails, bursts, drift, memory of the machine and 4 % for order; `own` a memory (0.5) that each of both has for itself;
-the last two columns are 300 moving windows of 48 recorded rounds: false claims, and the median width.
+The table shows the false claims in percent at the 99 % level, from 1200 to 1500 trials of 12, 24 and 48 rounds with 5 %
+noise. The noise of `all` has heavy tails, bursts, drift, autocorrelation of the machine and an order effect of 4 %. In
+`own memory`, each of the two configurations has its own autocorrelation of 0.5. The last two columns show the false
+claims and the median interval width over 300 moving windows of 48 recorded rounds.
 
                                         all             own memory       recorded   width
     mean, t                        0.2  0.5  0.5     11.9 13.1 12.9        2.0       8.1 %
@@ -21,9 +26,9 @@ the last two columns are 300 moving windows of 48 recorded rounds: false claims,
       percentile bootstrap         4.7  2.2  1.1     13.0  8.3  6.5        2.7       7.5 %
       bootstrap-t                  0.2  0.6  0.7      0.4  3.7  3.5        2.0       7.8 %
       Hodges-Lehmann               0.0  1.1  0.9      0.0  5.5  5.3        1.3       7.8 %
-    trimmed, order taken out,
+    trimmed, no order effect,
       bootstrap-t                  1.1  1.1  1.0      7.5  8.8 10.1        1.7       6.2 %
-      and widened: this method     0.4  0.5  0.8      3.2  2.2  1.2        1.0       7.0 %
+      and widened (this method)    0.4  0.5  0.8      3.2  2.2  1.2        1.0       7.0 %
 """
 
 from __future__ import annotations
@@ -38,20 +43,20 @@ import numpy.typing as npt
 from llmrun.bench.documents.document import Distribution
 
 LEVEL = 0.99
-LEVEL_ALONE = 0.95  # of a figure by itself, of which no verdict is made
-MINIMUM_ROUNDS = 4  # fewer say nothing: each order must have come twice
-ENOUGH_ROUNDS = 8  # a bootstrap of fewer is mostly chance
+LEVEL_ALONE = 0.95  # The level for a single figure that is not part of a verdict.
+MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
+ENOUGH_ROUNDS = 8  # A bootstrap of fewer rounds is mostly chance.
 
-_TRIMMED = 0.2  # of the values, at each end
-_RESAMPLES = 1999  # enough for a level of 0.9995: twenty verdicts in a run
-_SEED = 20250101  # the same samples give the same verdict
-_STRONGEST_MEMORY = 0.9  # of a round for the one before; 1 would never end
+_TRIMMED = 0.2  # The share of values that is trimmed at each end.
+_RESAMPLES = 1999  # This is enough for a level of 0.9995, which 20 verdicts in one run need.
+_SEED = 20250101  # A fixed seed, so that the same samples always give the same verdict.
+_STRONGEST_MEMORY = 0.9  # The maximum autocorrelation. A value of 1 would make the interval infinite.
 
 Array = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """What was found, and the interval that holds the truth. 0 and infinity: too little is known."""
+    """An estimate with its confidence interval, which is (0, infinity) if there is too little data."""
 
     ratio: float
     low: float
@@ -59,7 +64,10 @@ class Interval(NamedTuple):
 
 
 def distribution(values: Sequence[float]) -> Distribution:
-    """Percentiles lie on the straight line between the two nearest values. ValueError: no values, or one not finite."""
+    """Summarize values. Percentiles are interpolated linearly.
+
+    Raises ValueError if there are no values, or if one is not finite.
+    """
     numbers = np.asarray(values, np.float64)
     _refuse("distribution", numbers, np.isfinite(numbers), "finite")
     count = numbers.size
@@ -74,33 +82,37 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 
 def verdict_level(count: int) -> float:
-    """Of each of the `count` verdicts of a run, so that all of them hold together in 99 of 100 runs (Bonferroni)."""
+    """Return the level for each of `count` verdicts, so that all of them hold in 99 of 100 runs (Bonferroni)."""
     if count < 1:
-        raise ValueError(f"verdict level: a run of one verdict or more, not {count}")
+        raise ValueError(f"verdict level: a run has at least one verdict, not {count}")
     return 1 - (1 - LEVEL) / count
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
-    """Speed of a over speed of b; a[i] and b[i] were measured in round i, their order swapped in every other round.
+    """Return the ratio of the speed of a to the speed of b.
 
-    `is_speed` False: the values are times, and less is faster. The interval is (0, infinity) for fewer than
-    MINIMUM_ROUNDS rounds. ValueError: a value that is not above 0 and finite, or a round without its pair.
+    a[i] and b[i] were measured in round i, and their order alternates between rounds. If `is_speed` is False, the
+    values are times, and less is faster. The interval is (0, infinity) for fewer than MINIMUM_ROUNDS rounds. Raises
+    ValueError if a value is not positive and finite, or if a and b differ in length.
     """
     rounds = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     if rounds[0].size != rounds[1].size:
-        raise ValueError(f"paired ratio: as many values of each, not {rounds[0].size} and {rounds[1].size}")
+        raise ValueError(
+            f"paired ratio: both sides need the same number of values, not {rounds[0].size} and {rounds[1].size}"
+        )
     differences = _without_order(rounds[0] - rounds[1])
-    # Taking the order's effect out costs one degree of freedom.
+    # Removing the order effect costs one degree of freedom.
     lost = math.sqrt((differences.size - 1) / (differences.size - 2)) if differences.size > 2 else math.inf
     return _interval(_centre(differences), lost * _half_width(differences, level))
 
 
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
-    """Speed of a over speed of b, from two runs, each with a number of values of its own. Errors as paired_ratio.
+    """Return the ratio of the speed of a to the speed of b, which are from different runs and may differ in length.
 
-    It knows the noise within each run and nothing of what changed from one run to the other. On the recorded machine
-    an engine's speed moved by 10 % (median; at most 31 %) between sessions minutes apart, and 20 of 40 such comparisons
-    of an engine with itself claimed a difference; of two processes measured in the same minutes, none of 20 did.
+    The interval reflects the noise within each run, but not changes of the machine between the runs. On the recorded
+    machine, an engine's speed changed by 10 % (median; at most 31 %) between sessions minutes apart, and 20 of 40 such
+    comparisons of an engine with itself claimed a difference. None of 20 comparisons did for two processes that were
+    measured during the same minutes. Raises ValueError if a value is not positive and finite.
     """
     logs = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     half = math.hypot(*(_half_width(one, level) for one in logs))
@@ -108,13 +120,13 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, le
 
 
 def typical(values: Sequence[float], *, level: float = LEVEL_ALONE) -> Interval:
-    """The trimmed mean of one configuration's repetitions, and its interval, in the unit of the values."""
+    """Return the trimmed mean of one configuration's values and its interval, in the unit of the values."""
     logs = _logarithms("values", values, is_speed=True)
     return _interval(_centre(logs), _half_width(logs, level))
 
 
 def is_narrow(interval: Interval, precision: float) -> bool:
-    """The upper end lies at most `precision` (0.05: 5 %) above the lower one."""
+    """Return whether the upper end is at most `precision` above the lower end (0.05 means 5 %)."""
     return interval.high <= interval.low * (1 + precision)
 
 
@@ -128,17 +140,17 @@ def _refuse(name: str, numbers: Array, good: npt.NDArray[np.bool_], words: str) 
     if not numbers.size:
         raise ValueError(f"{name}: no values")
     if not good.all():
-        raise ValueError(f"{name}: a value is {words}: {numbers[~good][0]:g}")
+        raise ValueError(f"{name}: a value is not {words}: {numbers[~good][0]:g}")
 
 
 def _interval(centre: float, half: float) -> Interval:
-    with np.errstate(over="ignore"):  # the interval of few, wild rounds may end at infinity
+    with np.errstate(over="ignore"):  # With few, very noisy rounds, the interval may extend to infinity.
         ratio, low, high = np.exp((centre, centre - half, centre + half)).tolist()
     return Interval(ratio, low, high)
 
 
 def _without_order(differences: Array) -> Array:
-    """Less what it does to be first in a round: half of what lies between even and odd rounds."""
+    """Subtract the order effect, which is half of the difference between even and odd rounds."""
     if differences.size < 2:
         return differences
     effect = (_centre(differences[0::2]) - _centre(differences[1::2])) / 2
@@ -150,7 +162,7 @@ def _centre(values: Array) -> float:
 
 
 def _trimmed(values: Array) -> tuple[Array, Array]:
-    """The trimmed mean of each row, and its standard error by the winsorized variance (Yuen)."""
+    """Return the trimmed mean of each row, and its standard error from the winsorized variance (Yuen)."""
     count = values.shape[-1]
     cut = int(_TRIMMED * count) if count >= ENOUGH_ROUNDS else 0
     kept = count - 2 * cut
@@ -165,26 +177,31 @@ def _trimmed(values: Array) -> tuple[Array, Array]:
 
 
 def _half_width(values: Array, level: float) -> float:
-    """Of the interval around the trimmed mean: by a symmetric bootstrap-t, or Student's t, widened for what rounds
-    remember."""
+    """Return half the width of the interval around the trimmed mean.
+
+    It comes from a symmetric bootstrap-t, or from Student's t for few rounds, and is widened for autocorrelation.
+    """
     count = values.size
     if count < MINIMUM_ROUNDS:
         return math.inf
-    if np.ptp(values) < 1e-12:  # the rounding of the logarithms
+    if np.ptp(values) < 1e-12:  # no more than the rounding errors of the logarithms
         return 0.0
     mean, error = _trimmed(values)
     if count < ENOUGH_ROUNDS:
         return student_quantile(level, count - 2) * float(error) * _widening(values)
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
-    # A resample of one value alone has no error: it tells nothing, and counts as far away.
+    # The error of a resample is 0 if it repeats a single value. Such resamples count as infinitely far away.
     far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
     return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)
 
 
 def student_quantile(level: float, freedom: int) -> float:
-    """t with P(|T| < t) = level for Student's T of so many degrees of freedom (Abramowitz and Stegun, 26.7.3 and 4)."""
+    """Return the t for which P(|T| < t) = level, for Student's T with `freedom` degrees of freedom.
+
+    Formulas 26.7.3 and 26.7.4 of Abramowitz and Stegun.
+    """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
@@ -193,7 +210,7 @@ def student_quantile(level: float, freedom: int) -> float:
 
 
 def _student_share(angle: float, freedom: int) -> float:
-    """P(|T| < t) for t = sqrt(freedom) * tan(angle)."""
+    """Return P(|T| < t) for t = sqrt(freedom) * tan(angle)."""
     squared = math.cos(angle) ** 2
     is_odd = freedom % 2
     term = math.cos(angle) if is_odd else 1.0
@@ -206,9 +223,9 @@ def _student_share(angle: float, freedom: int) -> float:
 
 
 def _widening(values: Array) -> float:
-    """How much wider than independent rounds make it, from the correlation of neighbours.
+    """Return the factor by which autocorrelation widens the interval, compared with independent rounds.
 
-    Only a positive correlation counts. Estimated from few rounds it comes out too small: the second term makes up.
+    Only a positive correlation of neighbours counts. Estimates from few rounds are too small, so a correction is added.
     """
     count = values.size
     near = np.clip(values, *np.quantile(values, (0.1, 0.9)))

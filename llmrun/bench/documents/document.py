@@ -1,7 +1,7 @@
-"""What a benchmark found, as values that any output is made from and that are kept as JSON.
+"""The results of a benchmark as plain values. All outputs are made from them, and they are saved as JSON.
 
-A Document is one run of `llmrun bench`; a Result is one configuration of it. Times are seconds, sizes bytes, speeds
-tokens a second, whatever the unit an output shows them in.
+A Document is one run of `llmrun bench`, and a Result is one configuration of that run. Times are in seconds, sizes in
+bytes and speeds in tokens per second, whatever units an output uses.
 """
 
 from __future__ import annotations
@@ -10,43 +10,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1  # of the JSON; a larger one is from a later llmrun
+FORMAT = 1  # The version of the JSON format. A larger number means that a later llmrun wrote the file.
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What is told of many numbers. The 95th percentile needs 20 of them, the 99th 100: None where there are fewer."""
+    """A summary of many values. `p95` is None for fewer than 20 values, and `p99` for fewer than 100."""
 
     count: int
     median: float
     mean: float
-    stddev: float  # of the sample; 0 for a single number
+    stddev: float  # the sample standard deviation; 0 for a single value
     p95: float | None = None
     p99: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """What each repetition asked for. `kind`: synthetic, chat, prompts, cold. Token counts: 0 where prompts differ."""
+    """A description of a workload.
+
+    `kind` is synthetic, chat, prompts or cold. Token counts are 0 if the prompts differ in length.
+    """
 
     kind: str
     label: str  # "512 in, 128 out", "chat: long document"
     prompt: int = 0
     generate: int = 0
-    depth: int = 0  # tokens in the KV cache before the prompt
+    depth: int = 0  # the number of tokens in the KV cache before the prompt
     concurrency: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The machine's limits, what a token needs of them, and the share that was reached.
+    """The machine's limits, the work that a token needs, and the share of each limit that was reached.
 
-    read_bandwidth        bytes a second, read from memory by all threads
-    multiply_rate         int8 products a second, of all threads
-    bytes_per_token       of weights and KV cache that one token's decode reads
-    products_per_token    multiply-adds that one token's prefill makes
-    decode_share          1.0: decode is as fast as memory is read; None: not measured, or not bound by this machine
-    prefill_share         1.0: prefill keeps every integer unit busy
+    read_bandwidth        bytes per second that all threads together read from memory
+    multiply_rate         int8 multiply-adds per second of all threads together
+    bytes_per_token       bytes of weights and KV cache that decoding one token reads
+    products_per_token    multiply-adds that the prefill of one token needs
+    decode_share          1.0 if decode is as fast as memory can be read; None if not measured or not on this machine
+    prefill_share         1.0 if prefill keeps every integer unit busy; None as for `decode_share`
     """
 
     read_bandwidth: float
@@ -59,22 +62,22 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What the machine drew while it answered. Cost is None without a price of electricity."""
+    """The energy that the machine used while it answered. The cost is None without a price of electricity."""
 
     source: str  # "RAPL package", "NVML"
     watts: float
-    joules_per_token: float  # of generated tokens
+    joules_per_token: float  # per generated token
     cost_per_million: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What answered.
+    """The model and the engine that answered.
 
-    name       short, tells it from the others of the run: "cpu", "llama, 4 threads"
-    model      as it was asked for
-    threads    0: not ours to say (an endpoint)
-    facts      more of it: file name, sha256, parameters, bytes, type, device, versions
+    name       a short name that is unique within the run, such as "cpu" or "llama, 4 threads"
+    model      the model's name as the user gave it
+    threads    0 if unknown (endpoints)
+    facts      more facts: file name, sha256, parameters, bytes, type, device, versions
     """
 
     name: str
@@ -89,7 +92,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a configuration has no figures, or fewer than asked for."""
+    """The error because of which a configuration has no figures, or fewer than requested."""
 
     message: str
     hint: str
@@ -98,7 +101,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All requests of all measured repetitions together. `seconds`: while at least one of them ran."""
+    """Totals over all requests of all measured repetitions. `seconds` is the time while at least one of them ran."""
 
     requests: int
     prompt_tokens: int
@@ -108,12 +111,12 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One configuration.
+    """The results of one configuration.
 
-    figures   by name (metrics.py): over all requests of all repetitions
-    samples   by name: one number a repetition, in the order they were taken: what verdicts are made from
-    timeline  of one typical request: (seconds since it was in hand, tokens out so far)
-    gaps      inter-token latencies at 0, 1, ..., 100 percent, seconds; empty when there were none
+    figures   the distribution of each metric (metrics.py) over all requests of all repetitions
+    samples   the values of each metric, one per repetition in order; verdicts are computed from them
+    timeline  (seconds since submission, tokens so far) of a typical request
+    gaps      the inter-token latencies in seconds at the percentiles 0, 1, ..., 100; empty if there were none
     """
 
     subject: Subject
@@ -122,7 +125,7 @@ class Result:
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     timeline: tuple[tuple[float, int], ...] = ()
     gaps: tuple[float, ...] = ()
-    peak_memory: int = 0  # bytes; 0: unknown
+    peak_memory: int = 0  # bytes; 0 if unknown
     totals: Totals | None = None
     roofline: Roofline | None = None
     energy: Energy | None = None
@@ -131,15 +134,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One configuration beside another, in one metric.
+    """A comparison of two configurations in one metric.
 
-    ratio         speed of `of` over speed of `against`: above 1 is faster, whatever the metric's unit
-    low, high     the interval that holds the true ratio; those of a run's verdicts all do so at `level` (0.99)
-    is_different  1 is outside the interval
+    ratio         the speed of `of` divided by the speed of `against`; above 1 means faster, whatever the metric's unit
+    low, high     the confidence interval of the ratio at `level`
+    level         chosen so that all verdicts of a run hold together in 99 % of runs
     """
 
     metric: str
-    of: int  # indices of Document.results
+    of: int  # the indices of the two configurations in Document.results
     against: int
     ratio: float
     low: float
@@ -148,12 +151,13 @@ class Verdict:
 
     @property
     def is_different(self) -> bool:
+        """True if the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One run. `system`: what was true of the machine (system.py); `created`: ISO 8601, UTC."""
+    """The results of one run. `system` is the state of the machine (system.py), `created` an ISO 8601 time in UTC."""
 
     identity: str
     created: str

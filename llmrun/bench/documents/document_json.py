@@ -1,7 +1,7 @@
-"""A Document as JSON, and back.
+"""Converts a Document to JSON and back.
 
-The JSON has the shape of document.py: an object has the keys of its dataclass, all of them, and `format` beside those
-of the Document. The way back trusts nothing: a file may be another program's, or damaged.
+The JSON mirrors document.py: each object has exactly the keys of its dataclass, and the Document has `format` in
+addition. Decoding validates everything, because a file may be damaged or from another program.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, NoReturn
 from llmrun.bench.documents.document import FORMAT, Document
 from llmrun.errors import LlmrunError, UsageError
 
-DEEPEST = 16  # levels of what a fact may hold
-LARGEST = 2**63 - 1  # of an integer: other programs read the file too
-FARTHEST = 1e30  # from 0, of a number: no figure of a machine is, and sums of squares stay finite
+DEEPEST = 16  # The maximum nesting of a fact.
+LARGEST = 2**63 - 1  # The largest integer that other programs can be expected to read.
+FARTHEST = 1e30  # The largest absolute value of a number. No real figure exceeds it, and sums of squares stay finite.
 
 
 def to_json(document: Document) -> dict[str, Any]:
-    """What `json.dumps` takes, in the order of the fields. Raises LlmrunError where JSON has no such value."""
+    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError if JSON cannot represent it."""
     return {"format": FORMAT, **_encoded(document, "document", 0)}
 
 
 def from_json(value: object, where: str) -> Document:
-    """The Document that `to_json` made `value` of. `where` names the file.
+    """Return the Document that `to_json` encoded. `where` names the file in errors.
 
-    Raises UsageError, and nothing else, naming the key, for a value that no Document has.
+    Raises only UsageError, which names the key of the invalid value.
     """
     if not isinstance(value, dict):
         _refuse(where, "document", value, "an object")
@@ -39,8 +39,8 @@ def from_json(value: object, where: str) -> Document:
         _refuse(where, "format", found, f"an integer from 1 to {FORMAT}")
     if found > FORMAT:
         raise UsageError(
-            f"{where}: format: {found if found <= LARGEST else 'a huge one'} is of a later llmrun, this one reads up "
-            f"to {FORMAT}",
+            f"{where}: format: {found if found <= LARGEST else 'a huge one'} is from a newer llmrun; this version "
+            f"reads formats up to {FORMAT}",
             hint="update llmrun: git pull in its clone, or install a newer wheel",
         )
     fields = {key: item for key, item in value.items() if key != "format"}
@@ -59,7 +59,7 @@ def _check_verdicts(document: Document, where: str) -> None:
 
 def _encoded(value: Any, key: str, depth: int) -> Any:
     if depth > 2 * DEEPEST:
-        raise LlmrunError(f"results: {key}: nested too deep to be kept")
+        raise LlmrunError(f"results: {key}: nested too deeply to be saved")
     if dataclasses.is_dataclass(value):
         return {
             field.name: _encoded(getattr(value, field.name), f"{key}.{field.name}", depth + 1)
@@ -73,11 +73,11 @@ def _encoded(value: Any, key: str, depth: int) -> Any:
         return _text(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise LlmrunError(f"results: {key}: {value!r} cannot be kept as JSON")
+    raise LlmrunError(f"results: {key}: {value!r} cannot be saved as JSON")
 
 
 def _text(text: str) -> str:
-    """A file name may hold bytes that are no UTF-8, which Python keeps as lone surrogates; others do not."""
+    """Escape lone surrogates, with which Python represents file names that are not UTF-8. JSON does not allow them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -87,7 +87,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 class _Decoder:
-    """Makes values of the types that document.py names. `key` is where in the document a value stands."""
+    """Decodes values of the types in document.py. The `key` of each method is the path of the value in the document."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -102,12 +102,12 @@ class _Decoder:
                 raise UsageError(f"{self._where}: {before}{name}: missing")
         for name in value:
             if name not in fields:
-                raise UsageError(f"{self._where}: {before}{_shown(name)}: no such key")
+                raise UsageError(f"{self._where}: {before}{_shown(name)}: unknown key")
         return kind(**{name: self.value(hint, value[name], before + name) for name, hint in fields.items()})
 
     def value(self, kind: Any, value: object, key: str) -> Any:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin is types.UnionType:  # all of them are "or None"
+        if origin is types.UnionType:  # always `X | None`
             return None if value is None else self.value(arguments[0], value, key)
         if origin is tuple:
             return self.row(arguments, value, key)
@@ -137,7 +137,7 @@ class _Decoder:
 
     def anything(self, value: object, key: str, depth: int) -> Any:
         if depth > DEEPEST:
-            raise UsageError(f"{self._where}: {key}: nested too deep, limit {DEEPEST}")
+            raise UsageError(f"{self._where}: {key}: nested too deeply, limit {DEEPEST}")
         if isinstance(value, dict):
             return {
                 self.text(name, key): self.anything(item, f"{key}.{_shown(name)}", depth + 1)
@@ -177,7 +177,7 @@ class _Decoder:
     def number(self, value: object, key: str) -> float:
         if type(value) is int and abs(value) <= LARGEST:
             return float(value)
-        if type(value) is not float or not abs(value) <= FARTHEST:  # nor a NaN
+        if type(value) is not float or not abs(value) <= FARTHEST:  # This also rejects NaN.
             self.refuse(key, value, f"a number of at most {FARTHEST:g}")
         return value
 
@@ -190,7 +190,7 @@ def _refuse(where: str, key: str, value: object, rule: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    """A value of any size in few characters, printable on any terminal."""
+    """Return a short description of a value in at most 40 printable ASCII characters and "…"."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:

@@ -1,6 +1,6 @@
-"""Results from a file, ours or llama-bench's, as series of speeds; and one file's beside another's.
+"""Reads series of speeds from results files, and compares the series of two files.
 
-Understood are our documents, our rows and llama-bench's (`-o json`, `jsonl` or `csv`).
+The files may contain documents or rows of `llmrun bench`, or the output of llama-bench (`-o json`, `jsonl` or `csv`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from llmrun.bench.documents.document_json import LARGEST, from_json
 from llmrun.bench.documents.rows import llama_bench_rows
 from llmrun.errors import UsageError
 
-_SPEEDS = (1e-9, 1e15)  # tokens a second that a series may hold
+_SPEEDS = (1e-9, 1e15)  # The range of valid speeds in tokens per second.
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Speeds of one test, in tokens a second, one a repetition; empty where the test failed.
+    """The speeds of one test in tokens per second, one per repetition. `samples` is empty if the test failed.
 
-    test     "pp512", "tg128 @ d512", "chat: long document, decode"
-    backend  "cpu", "llama"; as llama-bench calls it: "CPU", "CUDA"
+    test     such as "pp512", "tg128 @ d512" or "chat: long document, decode"
+    backend  such as "cpu" or "llama"; in files of llama-bench, "CPU" or "CUDA"
     """
 
     test: str
@@ -40,13 +40,18 @@ class Series:
 
     @property
     def setting(self) -> tuple[str, str, int, str]:
+        """The settings that must be equal for a like-for-like comparison."""
         return self.model, self.backend, self.threads, self.kv_type
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Speed of `b` over speed of `a`: above 1 means that `b` is faster. `low` and `high` hold the true ratio at the
-    level asked for; None where a side has a single sample. `note`: in what the two differ, or empty."""
+    """A comparison of two series.
+
+    ratio      the speed of `b` divided by the speed of `a`; above 1 means that `b` is faster
+    low, high  the confidence interval of the ratio; None if a side has a single sample
+    note       the settings in which the two differ; empty if none
+    """
 
     a: Series
     b: Series
@@ -58,44 +63,48 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
+    """The comparisons of two files, and the series that have no counterpart with samples."""
+
     comparisons: tuple[Comparison, ...]
-    only_a: tuple[Series, ...]  # without a partner that has samples
+    only_a: tuple[Series, ...]
     only_b: tuple[Series, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What `--fail-above` fails for."""
+    """A slowdown that makes `--fail-above` fail."""
 
     comparison: Comparison
-    share: float  # 0.07: 7% slower
+    share: float  # 0.07 means 7% slower
     sentence: str
 
 
 class UnpairedRatio(Protocol):
+    """A function like statistics.unpaired_ratio."""
+
     def __call__(
         self, first: Sequence[float], second: Sequence[float], /, *, is_speed: bool, level: float
     ) -> tuple[float, float, float]:
-        """Speed of `first` over speed of `second`, and the ends of its interval."""
+        """Return the ratio of the speed of `first` to the speed of `second`, and the ends of its interval."""
 
 
 def read_series(path: Path) -> list[Series]:
-    """All series of a file. Raises UsageError naming the file, and the line and key where it is not what it seems."""
+    """Read all series of a file. Raises UsageError, which names the file and the line and key that are invalid."""
     text = strict_json.read_text(path)
     found = [series for value, where in _values(text, f"results: {path}") for series in _series_of_value(value, where)]
     if not found:
-        raise UsageError(f"results: {path}: holds no results")
+        raise UsageError(f"results: {path}: no results found")
     return found
 
 
 def series_of(document: Document) -> list[Series]:
-    """Raises UsageError for speeds that no machine has."""
+    """Return all series of a document. Raises UsageError if a speed is implausible."""
     rows = llama_bench_rows(document)
     return [_series(row, f"results: {document.identity}: row {number}") for number, row in enumerate(rows, 1)]
 
 
 def _values(text: str, where: str) -> Iterator[tuple[object, str]]:
-    """Documents and rows, each with its place in words."""
+    """Yield the documents and rows of a file, each with a description of its location."""
     if text.startswith("build_commit,"):
         yield from _csv_rows(text, where)
         return
@@ -114,7 +123,7 @@ def _values(text: str, where: str) -> Iterator[tuple[object, str]]:
 
 
 def _csv_rows(text: str, where: str) -> Iterator[tuple[object, str]]:
-    """Numbers of CSV are text until they are asked for: _integer and _number take both."""
+    """Yield the rows of a CSV file. Numbers are still text here; _integer and _speed accept both."""
     try:
         for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), 2):
             yield (
@@ -130,8 +139,8 @@ def _series_of_value(value: object, where: str) -> list[Series]:
         return series_of(from_json(value, where))
     if not isinstance(value, dict) or "n_prompt" not in value:
         raise UsageError(
-            f"{where}: neither a document of llmrun bench nor a row of llama-bench",
-            hint="llmrun bench -o json, or llama-bench -o json",
+            f"{where}: not a result of llmrun bench or llama-bench",
+            hint="write results with `llmrun bench -o json` or `llama-bench -o json`",
         )
     return [_series(value, where)]
 
@@ -149,7 +158,7 @@ def _series(row: Mapping[Any, Any], where: str) -> Series:
 
 
 def _test_name(row: Mapping[Any, Any], where: str) -> str:
-    """As llama-bench's own table has it."""
+    """Return the name of a test as in llama-bench's own table."""
     prompt, generate, depth = (_integer(row, key, where) for key in ("n_prompt", "n_gen", "n_depth"))
     at_once = max(1, _integer(row, "concurrency", where))
     suffix = f" × {at_once}" if at_once > 1 else ""
@@ -161,7 +170,7 @@ def _test_name(row: Mapping[Any, Any], where: str) -> str:
 
 
 def _samples(row: Mapping[Any, Any], where: str) -> tuple[float, ...]:
-    """Of the row, else its mean as a single one (CSV tells no more)."""
+    """Return the samples of a row, or its mean as a single sample if there are none, as in CSV."""
     listed = row.get("samples_ts") or []
     if not isinstance(listed, list):
         raise UsageError(f"{where}: samples_ts: not a list")
@@ -176,7 +185,7 @@ def _speed(value: object, where: str) -> float:
     except (ValueError, OverflowError):
         speed = math.nan
     if not _SPEEDS[0] <= speed <= _SPEEDS[1]:
-        raise UsageError(f"{where}: a speed: {ascii(value)[:40]} is not a number of tokens a second above 0")
+        raise UsageError(f"{where}: speed: {ascii(value)[:40]} is not a positive number of tokens per second")
     return speed
 
 
@@ -188,21 +197,21 @@ def _text(row: Mapping[Any, Any], key: str, where: str) -> str:
 
 
 def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
-    """0 where it is not there: older versions of llama-bench do not tell all."""
+    """Return a count, or 0 if it is missing, because older versions of llama-bench have fewer fields."""
     value = row.get(key)
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
         value = int(value)
     if value in (None, ""):
         return 0
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise UsageError(f"{where}: {key}: not a count")
+        raise UsageError(f"{where}: {key}: not a valid count")
     return value
 
 
 def compare(a: Sequence[Series], b: Sequence[Series], unpaired_ratio: UnpairedRatio, level: float = 0.99) -> Compared:
-    """Each series of `a` beside the one of `b` that ran the same test in the same setting.
+    """Compare each series of `a` with the series of `b` that ran the same test with the same settings.
 
-    A test that each side ran exactly once is compared even where the settings differ, and the note says in what.
+    A test that each side ran exactly once is compared even if the settings differ. The note then says how they differ.
     """
     left, right = [one for one in a if one.samples], [one for one in b if one.samples]
     pairs = _same_settings(left, right)
@@ -222,7 +231,7 @@ def compare(a: Sequence[Series], b: Sequence[Series], unpaired_ratio: UnpairedRa
 
 
 def _same_settings(left: Sequence[Series], right: Sequence[Series]) -> list[tuple[Series, Series]]:
-    """A setting that a side ran more than once is paired in the order of the files."""
+    """Pair the series with the same test and settings. Repeated ones are paired in the order of the files."""
     waiting: defaultdict[object, list[Series]] = defaultdict(list)
     for other in right:
         waiting[other.test, other.setting].append(other)
@@ -250,7 +259,7 @@ def _compared(a: Series, b: Series, unpaired_ratio: UnpairedRatio, level: float)
 
 
 def parse_limit(text: str) -> float:
-    """`5%` or `0.05`, the share of its speed that a test may lose: from 0 to less than 1. Raises UsageError."""
+    """Parse a limit like `5%` or `0.05`, the share of its speed that a test may lose. Raises UsageError."""
     number = text.strip().removesuffix("%")
     try:
         limit = float(number) / (100 if number != text.strip() else 1)
@@ -258,14 +267,18 @@ def parse_limit(text: str) -> float:
         limit = math.nan
     if not 0 <= limit < 1:
         raise UsageError(
-            f"--fail-above: {text!r} is not a percentage below 100%, or a share below 1", hint="--fail-above 5%"
+            f"--fail-above: {text!r} is not a percentage below 100% or a share below 1",
+            hint="for example --fail-above 5%",
         )
     return limit
 
 
 def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
-    """The largest loss above `limit`, if there is one. A loss within the noise is none: its interval holds 1. Where a
-    side has a single sample there is no interval, the bare ratio counts, and the sentence says so."""
+    """Return the largest loss above `limit`, or None.
+
+    A loss whose interval includes 1 is within the noise and does not count. If a side has a single sample, there is no
+    interval, so the plain ratio counts, and the sentence says so.
+    """
     lost = [one for one in comparisons if one.ratio < 1 - limit and (one.high is None or one.high < 1)]
     if not lost:
         return None
@@ -273,7 +286,7 @@ def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
     share = 1 - worst.ratio
     sentence = f"{worst.b.test}: {share:.1%} slower, limit {limit:.1%}"
     if worst.low is None or worst.high is None:
-        sentence += " (a single sample on a side: by how much it varies is not known)"
+        sentence += " (one side has a single sample, so the noise is unknown)"
     else:
         sentence += f" (between {1 - worst.high:.1%} and {1 - worst.low:.1%})"
     return Loss(worst, share, sentence)

@@ -1,4 +1,4 @@
-"""Every run that was measured here, one line of JSON each: what a later run is compared with."""
+"""The history of saved runs on this machine, with one line of JSON per run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.amounts import counted
 from llmrun.bench.documents.document import Document
 from llmrun.bench.documents.document_json import from_json, to_json
 from llmrun.bench.documents.strict_json import parse
@@ -22,20 +23,21 @@ _FROM_THE_END = re.compile(r"last(?:~([0-9]{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The runs that could be read, oldest first, and how many lines could not (`damaged`)."""
+    """The saved runs, oldest first. `damaged` is the number of lines that could not be read."""
 
     documents: tuple[Document, ...]
     damaged: int = 0
 
 
 def history_file() -> Path:
+    """Return the path of the history."""
     return data_folder() / "bench" / "history.jsonl"
 
 
 def save(document: Document) -> None:
-    """Append one run. When it returns, the run is on the disk, and no other process's line was touched.
+    """Append one run and sync it to disk. Other processes may save runs at the same time.
 
-    Raises LlmrunError where nothing can be written; the file is then as it was.
+    Raises LlmrunError if writing fails. The file is then unchanged.
     """
     import filelock
 
@@ -52,14 +54,14 @@ def _append(path: Path, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         if file.read(1) not in (b"", b"\n"):
-            line = b"\n" + line  # a killed process left a torn line: it stays one, and ours begins a new one
+            line = b"\n" + line  # A killed process left an incomplete line. Start a new one after it.
         try:
             written = 0
             while written < len(line):
                 written += file.write(line[written:]) or 0
             os.fsync(file.fileno())
         except OSError:
-            with contextlib.suppress(OSError):  # else the torn line is skipped by those who read
+            with contextlib.suppress(OSError):  # If this fails too, readers skip the incomplete line.
                 file.truncate(end)
             raise
 
@@ -68,20 +70,20 @@ def _append(path: Path, line: bytes) -> None:
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+    except (OSError, NotImplementedError) as error:  # NotImplementedError means that the file system has no locks.
         number = getattr(error, "errno", None)
         full = number in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
         raise LlmrunError(
             f"history: {path}: cannot be written: {why}",
-            hint="make room" if full else "set LLMRUN_DATA_DIR to a folder you may write to",
+            hint="free some disk space" if full else "set LLMRUN_DATA_DIR to a folder you may write to",
         ) from error
 
 
 def load_history() -> History:
-    """All runs. A line that is damaged, or of a later llmrun, is counted and left out.
+    """Load all saved runs. Lines that are damaged or from a later llmrun are skipped and counted.
 
-    Raises LlmrunError for a file that is there and cannot be read.
+    Raises LlmrunError if the file exists but cannot be read.
     """
     path = history_file()
     documents, damaged = [], 0
@@ -101,19 +103,20 @@ def load_history() -> History:
 
 
 def find(reference: str, documents: Sequence[Document]) -> Document:
-    """The run that `reference` names: an identity, the beginning of only one, `last`, or `last~2` (two before it).
+    """Return the run that `reference` names: an identity, a unique prefix of one, `last`, or `last~N` (N before it).
 
     Raises UsageError.
     """
     if not documents:
-        raise UsageError(f"history: {reference!r}: no run is kept", hint="`llmrun bench --save` keeps one")
+        raise UsageError(f"history: {reference!r}: no runs are saved", hint="save a run with `llmrun bench --save`")
     match = _FROM_THE_END.fullmatch(reference)
     if match:
         back = int(match[1] or 0)
         if back >= len(documents):
-            raise UsageError(f"history: {reference}: only {len(documents)} runs are kept")
+            raise UsageError(f"history: {reference}: only {counted(len(documents), 'run')} saved")
         return documents[-1 - back]
-    by_identity = {document.identity: document for document in documents}  # of two with one name the later
+    # If two runs have the same identity, the later one counts.
+    by_identity = {document.identity: document for document in documents}
     if reference in by_identity:
         return by_identity[reference]
     found = [identity for identity in by_identity if reference and identity.startswith(reference)]
@@ -121,5 +124,5 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
         return by_identity[found[0]]
     recent = ", ".join(list(by_identity)[-3:])
     if not found:
-        raise UsageError(f"history: {reference!r}: no such run", hint=f"the most recent: {recent}")
-    raise UsageError(f"history: {reference!r}: the beginning of {len(found)} runs: {', '.join(found[-3:])}")
+        raise UsageError(f"history: {reference!r}: no such run", hint=f"the most recent runs: {recent}")
+    raise UsageError(f"history: {reference!r}: matches {len(found)} runs: {', '.join(found[-3:])}")

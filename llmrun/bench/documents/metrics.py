@@ -1,4 +1,4 @@
-"""The figures of a benchmark: their names, units, and whether more is better. Terms are vLLM's."""
+"""The metrics of a benchmark: their names and explanations, and whether more is better. The terms are those of vLLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`name` is the key in a document; values are in seconds, or a second."""
+    """A metric. `name` is its key in a document. Values are in seconds, or per second for speeds."""
 
     name: str
     words: str
@@ -18,17 +18,17 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("load", "load", False, "opening the model: file read, weights packed, kernels loaded"),
-        Metric("ttft", "TTFT", False, "time to first token: request in hand to first token out"),
-        Metric("prefill", "prefill", True, "prompt tokens a second, those already in the cache left out"),
-        Metric("tpot", "TPOT", False, "time per output token after the first, a mean over a request"),
-        Metric("itl", "ITL", False, "inter-token latency: each gap between two tokens"),
-        Metric("decode", "decode", True, "output tokens a second of one request, after the first"),
-        Metric("e2e", "E2E", False, "end to end: request in hand to last token out"),
-        Metric("throughput", "throughput", True, "output tokens a second of all requests together"),
-        Metric("requests", "requests/s", True, "requests a second"),
+        Metric("load", "load", False, "opening the model: reading the file, packing weights, loading kernels"),
+        Metric("ttft", "TTFT", False, "time to first token: from submitting a request to its first token"),
+        Metric("prefill", "prefill", True, "prompt tokens per second, not counting those already in the cache"),
+        Metric("tpot", "TPOT", False, "time per output token after the first, averaged over a request"),
+        Metric("itl", "ITL", False, "inter-token latency: the time between two tokens"),
+        Metric("decode", "decode", True, "output tokens per second of one request, after the first token"),
+        Metric("e2e", "E2E", False, "end to end: from submitting a request to its last token"),
+        Metric("throughput", "throughput", True, "output tokens per second of all requests together"),
+        Metric("requests", "requests/s", True, "requests per second"),
         Metric(
-            "cold", "cold TTFT", False, "start of a new process to its first token out, the model's loading included"
+            "cold", "cold TTFT", False, "from starting a new process to its first token, including loading the model"
         ),
     )
 }

@@ -1,9 +1,9 @@
-"""A document as rows: those of llama.cpp's llama-bench, with vLLM's figures and ours beside them.
+"""Converts a document to rows in the format of llama.cpp's llama-bench, extended by the figures of vLLM and llmrun.
 
-What reads `llama-bench -o json` reads these. A configuration is a row for its prefill ("pp512": n_prompt tokens, over
-n_depth in the cache) and one for its decode ("tg128": n_gen tokens). Our decode follows the prompt in the same
-request, so its n_depth holds the prompt too. The fields of llama.cpp's own settings are taken from the subject's facts
-where a backend told them, else they are what llama-bench writes when nobody sets them.
+Tools that read the output of `llama-bench -o json` can read these rows. A configuration has one row for its prefill
+("pp512": n_prompt tokens after n_depth tokens in the cache) and one for its decode ("tg128": n_gen tokens). In llmrun,
+decode follows the prompt in the same request, so its n_depth includes the prompt. The fields for llama.cpp's own
+settings come from the subject's facts if the backend reports them, otherwise they have llama-bench's defaults.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SETTINGS: Mapping[str, Any] = {
     "fit_target": 0,
     "fit_min_ctx": 0,
 }
-_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's name: ours
+_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's names and ours
 _PHASES = ("prefill", "decode")
-_SHORTEST, _SLOWEST = 1e-9, 1e-9  # seconds, tokens a second: what is below was not measured
+_SHORTEST, _SLOWEST = 1e-9, 1e-9  # Smaller values, in seconds and tokens per second, were not really measured.
 _ROOFLINE = (
     "decode_share",
     "prefill_share",
@@ -53,11 +53,11 @@ _VERDICT = ("ratio", "low", "high", "level", "is_different")
 
 
 def llama_bench_rows(document: Document) -> list[dict[str, Any]]:
-    """One row for each configuration and phase, all with the same keys; null for what was not measured.
+    """Return one row per configuration and phase. All rows have the same keys, with None for missing measurements.
 
-    A workload whose prompts differ has the means of their lengths in n_prompt and n_gen, or 0, and no `samples_ns`
-    where it is 0; `workload` says what it is. A configuration without a phase (it failed, or only its start was
-    timed) has a single row, with null in `phase` and in the speeds.
+    If the prompts of a workload differ in length, n_prompt and n_gen hold the mean lengths. If these are unknown, they
+    are 0 and `samples_ns` is empty. `workload` describes the workload. A configuration without any phase (it failed, or
+    it measured cold starts) has a single row, in which `phase` and the speeds are None.
     """
     return [
         _row(document, index, result, phase)
@@ -67,7 +67,7 @@ def llama_bench_rows(document: Document) -> list[dict[str, Any]]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as llama-bench writes CSV: every field in quotes, true as 1. Lists are JSON; null is empty."""
+    """Format rows as CSV like llama-bench: all fields are quoted, True is 1, lists are JSON, and None is empty."""
     if not rows:
         return ""
     text = io.StringIO()
@@ -107,7 +107,7 @@ def _row(document: Document, index: int, result: Result, phase: str) -> dict[str
 
 
 def _lengths(result: Result) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer: those asked for, or means of what was seen."""
+    """Return the number of tokens of a prompt and of an answer: the requested numbers, or the measured means."""
     if result.workload.kind == "synthetic":
         return result.workload.prompt, result.workload.generate
     totals = result.totals
@@ -159,7 +159,10 @@ def _settings(result: Result) -> dict[str, Any]:
 
 
 def _speeds(result: Result, phase: str, tokens: int) -> dict[str, Any]:
-    """Times are what the speeds say of `tokens`, so that both agree as they do in llama-bench."""
+    """Return the speeds and times of a phase.
+
+    The times are computed from the speeds and `tokens`, so that both agree as they do in llama-bench.
+    """
     speeds, figure = list(result.samples.get(phase, ())), result.figures.get(phase)
     times = [time for speed in speeds if (time := _nanoseconds(tokens, speed)) is not None]
     known: dict[str, Any] = {"avg_ns": None, "stddev_ns": None, "avg_ts": None, "stddev_ts": None}
@@ -181,7 +184,7 @@ def _nanoseconds(tokens: int, speed: float) -> int | None:
 
 
 def _vllm_figures(result: Result) -> dict[str, Any]:
-    """The keys of `vllm bench serve --save-result`, times in milliseconds."""
+    """Return the figures under the keys of `vllm bench serve --save-result`, with times in milliseconds."""
     totals = result.totals
     seconds = totals.seconds if totals is not None and totals.seconds >= _SHORTEST else None
     known: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""The words of a benchmark: metrics with their units, names that tell configurations apart, and verdicts as sentences.
+"""Formats the parts of a benchmark as text: metrics with their units, unique names of configurations, and verdicts.
 
-For every output, so that the table in a terminal and the page in a browser say the same.
+All outputs use these functions, so that the table in the terminal and the HTML page agree.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from llmrun.bench.documents.metrics import METRICS, Metric
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of that name; one that a later llmrun wrote goes by its name alone."""
+    """Return the metric with this name. An unknown metric, as from a later llmrun, gets its name and no more."""
     return METRICS.get(name) or Metric(name, name, False, "")
 
 
 def metric_unit(name: str) -> str:
-    """`tok/s` or `requests/s`; empty for times, which bring their own, and for what is not known here."""
+    """Return `tok/s` or `requests/s`, or "" for times, which are formatted with their unit, and unknown metrics."""
     if name == "requests":
         return "requests/s"
     return "tok/s" if metric_of(name).is_speed else ""
 
 
 def metric_words(name: str, value: float) -> str:
-    """A figure with its unit: `92.0 tok/s`, `8.30 ms`."""
+    """Format a value with its unit: `92.0 tok/s`, `8.30 ms`."""
     if name in METRICS and not METRICS[name].is_speed:
         return format_seconds(value)
     return f"{format_number(value)} {metric_unit(name)}".rstrip()
 
 
 def result_names(document: Document) -> tuple[str, ...]:
-    """A name for each result that says what tells it from the others: `cpu · 512 in, 128 out`."""
+    """Return a unique name for each result, such as `cpu · 512 in, 128 out`."""
     varies = _workloads_vary(document)
     return tuple(
         f"{one.subject.name} · {one.workload.label}" if varies else one.subject.name for one in document.results
@@ -40,7 +40,7 @@ def result_names(document: Document) -> tuple[str, ...]:
 
 
 def verdict_sentence(document: Document, verdict: Verdict) -> str:
-    """`cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)`: the faster one first."""
+    """Format a verdict: `cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)`. The faster one comes first."""
     verdict = _faster_first(verdict)
     first, second = document.results[verdict.of], document.results[verdict.against]
     one, other = first.subject.name, second.subject.name
@@ -55,11 +55,14 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
     said = f"({'; '.join([*common, interval])})"
     if verdict.is_different:
         return f"{one} is {verdict.ratio:,.{digits}f}x as fast as {other} in {metric} {said}"
-    return f"no difference shown between {one} and {other} in {metric} {said}"
+    return f"no significant difference between {one} and {other} in {metric} {said}"
 
 
 def _faster_first(verdict: Verdict) -> Verdict:
-    """Turned round where it says that one is slower; not one of a document that no benchmark wrote (0, infinity)."""
+    """Swap the two sides of a verdict if the first is slower.
+
+    A verdict with extreme values, which no benchmark produces, stays unchanged, because they may have no inverse.
+    """
     values = (verdict.high, verdict.ratio, verdict.low)
     if not verdict.is_different or verdict.ratio >= 1 or not all(1e-9 < value < 1e9 for value in values):
         return verdict
@@ -72,7 +75,7 @@ def _workloads_vary(document: Document) -> bool:
 
 
 def _digits_that_show_it(verdict: Verdict) -> int:
-    """Two after the point, but more where a bound that is not 1 would be written as 1.00."""
+    """Return the number of decimals: 2, or more if a bound other than 1 would be rounded to 1.00."""
     for digits in (2, 3, 4):
         if not verdict.is_different or 1.0 not in (round(verdict.low, digits), round(verdict.high, digits)):
             return digits

@@ -1,4 +1,4 @@
-"""Axes of charts: which numbers they end at, where their ticks are, and the percent of the way a value lies at."""
+"""Chart axes: their range, their ticks, and the position of a value along them in percent."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# What no benchmark measures is not drawn: a damaged document must not make an axis of a thousand decades.
+# Values outside this range are not drawn. No benchmark measures such values, and a damaged document must not produce an
+# axis of a thousand decades.
 _LEAST, _MOST = 1e-12, 1e12
-_DECADES = 4  # of a logarithmic axis at most; what is smaller lies at its left end
+_DECADES = 4  # The maximum length of a logarithmic axis. Smaller values are drawn at its left end.
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`at`: percent of the axis."""
+    """A tick with its label. `at` is its position in percent of the axis."""
 
     at: float
     label: str
@@ -21,13 +22,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """A linear or logarithmic axis from `low` to `high`."""
+
     low: float
     high: float
     ticks: tuple[Tick, ...]
     is_logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value lies, 0 to 100 percent; at an end what is beyond it."""
+        """Return the position of a value in percent, 0 to 100. Values beyond an end are clamped to it."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.is_logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -35,11 +38,16 @@ class Axis:
 
 
 def drawable(value: float) -> bool:
+    """Return whether a chart can show this value."""
     return value == 0 or _LEAST <= value <= _MOST
 
 
 def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
-    """Ticks at round numbers; the ends as close to what is drawn as a tenth of a tick. Equal ends get room above."""
+    """Return a linear axis with ticks at round numbers.
+
+    The ends are rounded outwards to a tenth of the distance between ticks. If `low` equals `high`, the axis extends
+    above it.
+    """
     if high - low <= max(abs(high), _LEAST) * 1e-9:
         high = low + (low or 1.0)
     step = _round_step((high - low) / most_ticks)
@@ -52,14 +60,14 @@ def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
 
 
 def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
-    """An axis without ticks, and the multiples of a step that lie on it."""
+    """Return an axis without ticks, and the range of n for which n * step lies on it."""
     fine = step / 10
     axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
     return axis, range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
 
 
 def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
-    """For a distribution: logarithmic where the largest is ten times the smallest, or more."""
+    """Return an axis for a distribution. It is logarithmic if the largest value is at least 10 times the smallest."""
     used = sorted(values)
     high = used[-1]
     low = max(next((value for value in used if value > 0), high), high / 10**_DECADES)
@@ -79,7 +87,7 @@ def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is at least this."""
+    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)), 10 * power)
 
@@ -98,7 +106,7 @@ def _tick_words(value: float, digits: int) -> str:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """How many of the unit a second has, and its name: the one in which the longest time reads well."""
+    """Return the number of units per second and the unit's name (µs, ms or s), chosen to suit the longest time."""
     if longest < 0.002:
         return 1e6, "µs"
     return (1e3, "ms") if longest < 2 else (1.0, "s")

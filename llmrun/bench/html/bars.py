@@ -1,4 +1,4 @@
-"""Bar charts: how fast each configuration is, and how much of what the machine can do that is."""
+"""Bar charts: the speed of each configuration, and its share of the machine's limits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from llmrun.bench.documents.metrics import METRICS
 from llmrun.bench.documents.words import metric_unit, metric_words, result_names
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis
 
-MOST_COLORS = 6  # more cannot be told apart: then all configurations have one color and go by their names
+MOST_COLORS = 6  # More colors are hard to tell apart, so larger benchmarks use one color for all configurations.
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`length`, `low` and `high` are percents of the axis; low and high are the ends of a whisker."""
+    """One bar. `length`, `low` and `high` are in percent of the axis; `low` and `high` are the ends of the whisker."""
 
     name: str
     color: int
@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarChart:
-    """`limit`: percent of the axis at which a line across all bars stands."""
+    """A bar chart. `limit` is the position of a line across all bars, in percent of the axis."""
 
     title: str
     unit: str
@@ -39,12 +39,12 @@ class BarChart:
 
 
 def color_of(document: Document, index: int) -> int:
-    """1 to MOST_COLORS: the same for a configuration in all charts."""
+    """Return the color number of a configuration, 1 to MOST_COLORS. It is the same in all charts."""
     return index + 1 if len(document.results) <= MOST_COLORS else 1
 
 
 def speed_charts(document: Document) -> list[BarChart]:
-    """A chart for each speed that was measured; together with many requests at once, that of all of them too."""
+    """Return a chart for each measured speed. Total throughput gets a chart only if requests ran concurrently."""
     names = ["prefill", "decode"]
     if any(result.workload.concurrency > 1 for result in document.results):
         names.append("throughput")
@@ -83,7 +83,10 @@ def _samples(result: Result, metric: str) -> Sequence[float]:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCharts:
-    """`without`: the names of configurations that were measured, but that no limit of this machine is known for."""
+    """Charts of the share of the machine's limits that each configuration reached.
+
+    `without` names the configurations that were measured but have no roofline.
+    """
 
     charts: tuple[BarChart, ...]
     limits: tuple[str, ...]
@@ -91,6 +94,7 @@ class RooflineCharts:
 
 
 def roofline_charts(document: Document) -> RooflineCharts:
+    """Return the roofline charts for decode and prefill, and a description of the machine's limits."""
     names = result_names(document)
     decode, prefill = [], []
     limits: dict[str, None] = {}
@@ -103,14 +107,14 @@ def roofline_charts(document: Document) -> RooflineCharts:
             continue
         limits[
             f"{format_bandwidth(roof.read_bandwidth)} read from memory, "
-            f"{format_number(roof.multiply_rate / 1e9)} billion int8 products a second"
+            f"{format_number(roof.multiply_rate / 1e9)} billion int8 products per second"
         ] = None
         where = names[index], color_of(document, index)
         if roof.decode_share is not None:
             reached = format_bandwidth(roof.decode_share * roof.read_bandwidth)
             decode.append((*where, roof.decode_share, reached))
         if roof.prefill_share is not None:
-            reached = f"{format_number(roof.prefill_share * roof.multiply_rate / 1e9)} billion products a second"
+            reached = f"{format_number(roof.prefill_share * roof.multiply_rate / 1e9)} billion products per second"
             prefill.append((*where, roof.prefill_share, reached))
     charts = [
         _share_chart("decode", "share of memory bandwidth", decode),

@@ -1,4 +1,4 @@
-"""Charts of curves: how latencies are spread, and how tokens come over time."""
+"""Line charts: the distribution of latencies, and the number of tokens over time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from llmrun.bench.documents.words import result_names
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis, spread_axis, time_unit
 from llmrun.bench.html.bars import MOST_COLORS, color_of
 
-FEWEST_FOR_A_CURVE = 10  # samples; a curve through fewer says more than they do
-_MOST_POINTS = 400  # of a curve: no screen shows more
+FEWEST_FOR_A_CURVE = 10  # With fewer samples, a curve would suggest more precision than the data has.
+_MOST_POINTS = 400  # The maximum number of points per curve. No screen shows more.
 _SHARE_TICKS = (Tick(0.0, "0%"), Tick(50.0, "50%"), Tick(100.0, "100%"))
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`points`: x,y in percent from the upper left, as a polyline has them. `mark`: the one that gets a dot."""
+    """One curve of a chart.
+
+    points  x,y pairs for an SVG polyline, in percent from the upper left corner
+    mark    the point that is marked with a dot
+    """
 
     name: str
     color: int
@@ -31,9 +35,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CurveChart:
-    """All curves in one panel; where they are too many to be told apart, each in its own, in front of the others."""
+    """A line chart.
 
-    key: str  # an id in the page
+    All curves share one panel. If there are too many for distinct colors, each gets its own panel, with the others in
+    the background.
+    """
+
+    key: str  # the HTML id
     title: str
     across: str
     upwards: str
@@ -44,12 +52,13 @@ class CurveChart:
 
     @property
     def has_panels(self) -> bool:
+        """True if each curve gets its own panel."""
         return len(self.curves) > MOST_COLORS
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A curve before it has an axis: seconds, and percent or tokens."""
+    """A curve in data units: x in seconds, y in percent or tokens."""
 
     name: str
     color: int
@@ -58,7 +67,7 @@ class _Line:
 
 
 def gap_chart(document: Document) -> CurveChart | None:
-    """The share of inter-token latencies that were no longer than so many seconds."""
+    """Return the cumulative distribution of inter-token latencies, or None if there is nothing to draw."""
     lines = []
     for index, result in enumerate(document.results):
         gaps = result.gaps
@@ -67,11 +76,11 @@ def gap_chart(document: Document) -> CurveChart | None:
         points = [(gap, 100 * place / (len(gaps) - 1)) for place, gap in enumerate(gaps)]
         note = f"median {format_seconds(_percentile(gaps, 50))}, 99% within {format_seconds(_percentile(gaps, 99))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
-    return _distribution("gaps", "between two tokens", lines)
+    return _distribution("gaps", "inter-token latency", lines)
 
 
 def first_token_chart(document: Document) -> CurveChart | None:
-    """The share of requests that had their first token within so many seconds."""
+    """Return the cumulative distribution of the time to first token, or None if there are too few samples."""
     lines = []
     for index, result in enumerate(document.results):
         samples = sorted(result.samples.get("ttft", ()))
@@ -82,7 +91,7 @@ def first_token_chart(document: Document) -> CurveChart | None:
             points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
         note = f"median {format_seconds(median(samples))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
-    return _distribution("first", "to the first token", lines)
+    return _distribution("first", "time to first token", lines)
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
@@ -100,7 +109,7 @@ def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | 
         key=key,
         title=title,
         across=unit,
-        upwards="share that took no longer",
+        upwards="cumulative share",
         across_ticks=axis.ticks,
         upwards_ticks=_SHARE_TICKS,
         curves=tuple(_drawn(line, factor, axis, upwards) for line in lines),
@@ -109,7 +118,7 @@ def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | 
 
 
 def token_chart(document: Document) -> CurveChart | None:
-    """Tokens of a typical request over time; a dot is the first of them."""
+    """Return the number of tokens over time for a typical request. A dot marks the first token."""
     lines = []
     for index, result in enumerate(document.results):
         line = [(at, float(tokens)) for at, tokens in result.timeline]
@@ -140,7 +149,7 @@ def _drawn(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
 
 
 def _drawn_from_zero(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
-    """With the wait for the first token as a flat piece before it."""
+    """Return a curve that starts at zero and stays flat until the first token."""
     first, tokens = line.points[0]
     waited = _Line(line.name, line.color, [(0.0, 0.0), (first, 0.0), *line.points], line.note)
     curve = _drawn(waited, factor, axis, upwards)

@@ -1,8 +1,9 @@
-"""A benchmark as one HTML page that needs nothing else: no script, no font, no picture, no network.
+"""Renders a benchmark as one self-contained HTML page: no scripts, fonts, images or network access.
 
-The charts are values here (html/); the templates beside them draw. What a document holds was written by a model's
-file, an endpoint or somebody else's machine: all of it is text, is escaped by the templates and has what does not
-print made visible. A Content-Security-Policy keeps the browser from loading anything even so.
+The modules in this folder compute the charts as plain values, and the Jinja templates next to them draw the charts.
+The text in a document may come from a model file, an endpoint or another machine, so it is untrusted. The templates
+escape all text, and unprintable characters are made visible. In addition, a Content-Security-Policy
+prevents the browser from loading anything.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from llmrun.bench.html.tables import (
 )
 from llmrun.gguf.problems import shown
 
-_LONGEST_TEXT = 1000  # characters of one name or line; the middle of a longer one is left out
+_LONGEST_TEXT = 1000  # Names and lines with more characters are shortened in the middle.
 
 
 def page(document: Document) -> str:
-    """The whole page. It is the same for the same document."""
+    """Return the HTML page of a document. The same document always gives the same page."""
     environment = Environment(
         loader=PackageLoader("llmrun.bench", "html"),
         autoescape=True,
@@ -61,8 +62,8 @@ def page(document: Document) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Text as it may stand in a page: no control characters, no marks that turn the writing direction."""
-    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Markup is what the templates made
+    """Make control characters and marks that change the writing direction visible in a string."""
+    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Markup comes from our own templates.
 
 
 def _title(document: Document) -> str:
@@ -73,7 +74,7 @@ def _title(document: Document) -> str:
 
 
 def _date(created: str) -> str:
-    """`2 October 2026, 14:03 UTC`; as it is written where it is no date."""
+    """Return a date like `2 October 2026, 14:03 UTC`, or the text itself if it is not a date."""
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The tables of the page: every figure in words, what each configuration was, and what the machine is."""
+"""Tables of the HTML page: all figures, the settings of each configuration, and the machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmrun.bench.html.bars import color_of
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """One metric of one configuration; empty where there were too few numbers for it."""
+    """One metric of one configuration. A cell is empty if there were too few values for its statistic."""
 
     metric: str
     unit: str
     explanation: str
     count: str
-    cells: tuple[str, ...]  # as COLUMNS
+    cells: tuple[str, ...]  # in the order of COLUMNS
 
 
 COLUMNS = ("median", "mean", "stddev", "p95", "p99")
@@ -29,6 +29,8 @@ COLUMNS = ("median", "mean", "stddev", "p95", "p99")
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow:
+    """One configuration with its settings and figures, or its failure."""
+
     name: str
     color: int
     facts: tuple[str, ...]
@@ -37,6 +39,7 @@ class ConfigurationRow:
 
 
 def configurations(document: Document) -> list[ConfigurationRow]:
+    """Return one row per configuration."""
     names = result_names(document)
     return [
         ConfigurationRow(names[index], color_of(document, index), _facts(one), _rows(one), one.failure)
@@ -55,9 +58,9 @@ def _facts(result: Result) -> tuple[str, ...]:
     if subject.kv_type:
         facts.append(f"KV cache {subject.kv_type}")
     if workload.depth:
-        facts.append(f"{workload.depth:,} tokens in the cache before")
+        facts.append(f"{workload.depth:,} tokens already in the cache")
     if workload.concurrency > 1:
-        facts.append(f"{workload.concurrency} requests at once")
+        facts.append(f"{workload.concurrency} concurrent requests")
     if repetitions:
         facts.append(counted(repetitions, "repetition"))
     if result.peak_memory:
@@ -68,9 +71,9 @@ def _facts(result: Result) -> tuple[str, ...]:
 
 
 def _energy_facts(energy: Energy) -> list[str]:
-    facts = [f"{format_number(energy.watts)} W, {format_number(energy.joules_per_token)} J a token ({energy.source})"]
+    facts = [f"{format_number(energy.watts)} W, {format_number(energy.joules_per_token)} J per token ({energy.source})"]
     if energy.cost_per_million is not None:
-        facts.append(f"{format_number(energy.cost_per_million)} for electricity of a million tokens")
+        facts.append(f"{format_number(energy.cost_per_million)} for the electricity of a million tokens")
     return facts
 
 
@@ -87,18 +90,18 @@ def _row(name: str, figure: Distribution) -> FigureRow:
 
 
 def _cell(name: str, value: float) -> str:
-    """Times bring their unit; that of a speed stands beside its name."""
+    """Format a value. Times include their unit; the unit of a speed is shown next to the metric's name."""
     return format_number(value) if metric_unit(name) else metric_words(name, value)
 
 
 def explained_metrics(document: Document) -> list[tuple[str, str]]:
-    """The metrics that the document has, with what each one is."""
+    """Return the name and explanation of each metric in the document."""
     used = {name for result in document.results for name in result.figures}
     return [(metric.words, metric.explanation) for metric in METRICS.values() if metric.name in used]
 
 
 def subject_facts(document: Document) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What answered, each once: its name, and what is known of it."""
+    """Return each distinct subject of the benchmark with its facts as (name, value) pairs."""
     found: dict[str, list[tuple[str, str]]] = {}
     for result in document.results:
         subject = result.subject
@@ -109,7 +112,7 @@ def subject_facts(document: Document) -> list[tuple[str, list[tuple[str, str]]]]
 
 
 def fact_words(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of any kind, as a reader wants them. Nothing is left out: an unknown name is a fact too."""
+    """Format facts as (name, value) pairs for the reader. Facts with unknown names are included."""
     return [(str(name).replace("_", " "), _value_words(str(name), value)) for name, value in facts.items()]
 
 
@@ -117,7 +120,7 @@ def _value_words(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or value == "":
-        return "not known"
+        return "unknown"
     if isinstance(value, int | float):
         return _number_fact(name.lower(), value)
     if isinstance(value, Mapping):
@@ -128,8 +131,8 @@ def _value_words(name: str, value: Any) -> str:
 
 
 def _number_fact(name: str, value: float) -> str:
-    """The unit is in the name: bytes, or seconds (_s)."""
-    if isinstance(value, int) and abs(value) >= 2**63:  # no size and no time, and no float can hold all of them
+    """Format a number in the unit that its name implies: "bytes" for sizes, "_s" or "seconds" for times."""
+    if isinstance(value, int) and abs(value) >= 2**63:  # not a size or a time, and maybe too large for a float
         return f"{value:,}"
     if name.endswith("bytes") or name == "memory_free":
         return format_mebibytes(value)
@@ -139,7 +142,7 @@ def _number_fact(name: str, value: float) -> str:
 
 
 def machine_line(system: Mapping[str, Any]) -> str:
-    """The machine in a few words; all that is known of it is in its table."""
+    """Return a one-line summary of the machine. The table of the machine has all its facts."""
     words = [str(system["cpu"])] if system.get("cpu") else []
     cores = system.get("cores_physical")
     if isinstance(cores, int) and cores:

@@ -1,4 +1,4 @@
-"""Running a workload once: its requests are made, asked, and their clock readings collected."""
+"""Runs a workload once: creates its requests, sends them, and collects their timings."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ Session = Sequence[Request]
 
 
 class LocalAsker:
-    """Asks an engine of this process."""
+    """Runs workloads on an engine in this process."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tokens = _ordinary_tokens(engine.tokenizer)
-        # The likeliest token, and never the end: every answer has the length that was asked for.
+        # Greedy sampling that never picks an end token, so that every answer has the requested length.
         ends = dict.fromkeys(engine.tokenizer.end_of_generation, -math.inf)
         self._to_the_limit = SamplingParams(temperature=0, logit_bias=ends)
 
     def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
-        """One repetition. What was asked before is forgotten: no prefix is found in the cache but the one meant.
+        """Run a workload once.
 
-        Raises Cancelled if it takes longer than `seconds`.
+        The KV cache is emptied first, so that only intended prefixes are reused. Raises Cancelled if the run takes
+        longer than `seconds`.
         """
         self._engine.forget()
         until = time.perf_counter() + seconds
@@ -53,7 +54,7 @@ class LocalAsker:
         ]
 
     def _synthetic(self, workload: Workload, seed: int, until: float) -> list[Session]:
-        """Random tokens; those that are to be in the cache are run here, outside of all clocks."""
+        """Return sessions of random tokens. Tokens that must already be in the cache are run here, untimed."""
         facts = workload.facts
         random = np.random.default_rng(seed)
         before = [self._random(random, facts.depth) for _ in range(facts.concurrency)]
@@ -71,15 +72,20 @@ class LocalAsker:
 
 
 class RemoteAsker:
-    """Asks an endpoint. Its tokenizer is not ours: a random prompt is words, and the server counts them."""
+    """Runs workloads on an endpoint.
+
+    The tokenizer of an endpoint is unknown, so synthetic prompts consist of random words, and the server counts the
+    tokens.
+    """
 
     def __init__(self, engine: Answering) -> None:
         self._engine = engine
 
     def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
-        """One repetition. Each session begins with a random number, so that no server has seen its beginning.
+        """Run a workload once.
 
-        Raises Cancelled if it takes longer than `seconds`.
+        Each given session begins with a random number, so that the server cannot reuse a cached prefix. Raises
+        Cancelled if the run takes longer than `seconds`.
         """
         until = time.perf_counter() + seconds
         random = np.random.default_rng(seed)
@@ -100,12 +106,13 @@ class RemoteAsker:
 
 
 def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, until: float = math.inf) -> Sample:
-    """Run sessions, `concurrency` of them at a time, each request of one after the answer before it.
+    """Run up to `concurrency` sessions at a time. Within a session, each request waits for the previous answer.
 
-    until  of `time.perf_counter`: what runs then is cancelled after the engine's step, a chunk of a prompt at most
+    until  the deadline, as a value of `time.perf_counter`; the requests that run then are cancelled after the engine's
+           current step, which is at most a chunk of a prompt
 
-    Raises what a request failed with: figures of the others would be those of another workload. Raises Cancelled when
-    the time is over.
+    If a request fails, raises its error, because the remaining figures would describe a different workload. Raises
+    Cancelled when the time is over.
     """
     waiting = deque(iter(session) for session in sessions)
     running: dict[int, Iterator[Request]] = {}
@@ -126,10 +133,10 @@ def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, u
                     running[engine.submit(following)] = session
         if (waiting or running) and time.perf_counter() > until:
             _cancel_all(engine)
-            raise Cancelled("a run of the benchmark was cancelled: its time is over")
+            raise Cancelled("benchmark run cancelled: it reached its time limit")
     seconds = time.perf_counter() - started
     if not all(timings.generated_tokens for timings in ended):
-        raise LlmrunError("an answer was empty: nothing to measure: 0 tokens, at least 1")
+        raise LlmrunError("nothing to measure: an answer had no tokens")
     return Sample(tuple(ended), seconds)
 
 
@@ -140,7 +147,7 @@ def _cancel_all(engine: Answering) -> None:
 
 
 def _ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Ids that stand for text: a control token may end a prompt, or a model's patience."""
+    """Return the ids of tokens that stand for text. A control token could end the prompt or derail the model."""
     ends = tokenizer.end_of_generation
     return [token for token in range(tokenizer.vocabulary_size) if token not in ends and tokenizer.token_bytes(token)]
 
@@ -156,7 +163,7 @@ def _words_request(text: str, max_tokens: int) -> Request:
 
 
 def _random_words(random: np.random.Generator, count: int) -> str:
-    """As many common words: nearly a token each in most vocabularies."""
+    """Return `count` random common words. Nearly all of them are a single token in most vocabularies."""
     return "".join(f" {word}" for word in random.choice(_WORDS, count)) if count else ""
 
 

@@ -1,4 +1,4 @@
-"""A cold start, as a user has it: a new `llmrun generate`, and a clock from before its first instruction."""
+"""Measures cold starts as a user sees them: from launching `llmrun generate` to its first output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmrun.gguf.problems import shown
 
 _PROMPT = "Why is the sky blue?"
 _LAST_WORDS = 400
-# By the exit code of the command: its message is taken over as it stands.
+# The error class for each exit code of the command. The error has the command's own message.
 _ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
 _KINDS = {kind.exit_code: kind for kind in _ALL}
 
 
 def cold_start(target: BenchTarget) -> Sample:
-    """One run. Raises what the command failed with."""
+    """Run the command once and return its timing. Raises the error of the command if it fails."""
     arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
     if target.threads is not None:
@@ -53,5 +53,5 @@ def cold_start(target: BenchTarget) -> Sample:
 
 def _failure(status: int, written: str) -> LlmrunError:
     said = [line.removeprefix("error: ") for line in written.splitlines() if line.startswith("error: ")]
-    words = shown(said[-1] if said else f"llmrun generate ended with exit status {status}", _LAST_WORDS)
+    words = shown(said[-1] if said else f"llmrun generate exited with status {status}", _LAST_WORDS)
     return _KINDS.get(status, LlmrunError)(words)

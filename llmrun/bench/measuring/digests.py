@@ -1,6 +1,6 @@
-"""The sha256 of a model file, remembered: reading it again would take seconds and fill the page cache.
+"""A cache for the sha256 of model files. Hashing a file again would take seconds and fill the page cache.
 
-Of a model that llmrun fetched or checked the hub knows it; any other file's is kept here.
+The hub's records have the sha256 of models that llmrun downloaded or verified. This cache is for all other files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from llmrun.folders import cache_folder
 if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
 
-_MOST = 256  # files remembered, those hashed last
+_MOST = 256  # The maximum number of files in the cache. The most recently hashed ones stay.
 
 
 def file_sha256(path: Path, reporter: Reporter) -> str:
-    """In hexadecimal. Computed anew when size, time or inode of the file have changed since. Raises OSError."""
+    """Return the sha256 of a file in hexadecimal.
+
+    It is computed again if the size, modification time or inode of the file has changed. Raises OSError.
+    """
     from llmrun.hub.local.model_records import known_digest
     from llmrun.hub.local.safe_writes import digest
 
@@ -34,7 +37,8 @@ def file_sha256(path: Path, reporter: Reporter) -> str:
         return known[-1]
     sha256 = digest(path, reporter, f"hashing {path.name}")
     if _fingerprint(path) == fingerprint:
-        others = [(name, entry) for name, entry in _remembered().items() if name != key]  # as they are by now
+        # Read the cache again, because another process may have written to it in the meantime.
+        others = [(name, entry) for name, entry in _remembered().items() if name != key]
         _remember(dict(others[1 - _MOST :]) | {key: [*fingerprint, sha256]})
     return sha256
 
@@ -49,7 +53,7 @@ def _file() -> Path:
 
 
 def _remembered() -> dict[str, list[str]]:
-    """By path: size, time, inode, sha256. Entries that this function did not mean are no entries."""
+    """Return the cache: [size, modification time, inode, sha256] by path. Malformed entries are ignored."""
     try:
         table = json.loads(_file().read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -68,9 +72,12 @@ def _is_entry(entry: object) -> bool:
 
 
 def _remember(table: dict[str, list[str]]) -> None:
-    """All or nothing; of two processes the later one's table stays, and the other's file is hashed once more."""
+    """Replace the cache file atomically.
+
+    If two processes write at the same time, the later one wins, and the other's file is hashed again next time.
+    """
     partial = _file().with_name(f".sha256.{os.getpid()}")
-    with contextlib.suppress(OSError):  # a folder that cannot be written costs a reading each time, no more
+    with contextlib.suppress(OSError):  # If the folder is not writable, the file is just hashed again each time.
         partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             partial.write_text(json.dumps(table), "ascii")

@@ -1,4 +1,4 @@
-"""The open engines of a benchmark: all that take turns, as far as memory holds them together."""
+"""The open engines of a benchmark: as many of those that take turns as fit into memory together."""
 
 from __future__ import annotations
 
@@ -16,31 +16,36 @@ from llmrun.machine.free_memory import free_memory
 
 Start = Callable[[BenchTarget, BenchReporter], WorkerProcess]
 
-_MORE_THAN_THE_FILE = 1.2  # times: weights packed, and what the other parts take
-_AND_SO_MUCH = 300 << 20  # bytes: interpreter, libraries, a short KV cache
+_FILE_FACTOR = 1.2  # The estimated memory of an open model relative to its file, including packed weights.
+_OVERHEAD_BYTES = 300 << 20  # Bytes on top of that for the interpreter, libraries and a short KV cache.
 
 
 @dataclass(slots=True)
 class OpenedFacts:
-    """What is known of a target once it was open: see target.open_target; `peak_memory` in bytes, 0: not known."""
+    """The facts about a target from opening it.
+
+    facts        see target.open_target
+    loads        the load times in seconds
+    peak_memory  bytes; 0 if unknown
+    """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    loads: list[float] = field(default_factory=list)  # seconds
+    loads: list[float] = field(default_factory=list)
     peak_memory: int = 0
 
 
 class Pool:
-    """Opens engines when their turn comes, and closes the one unused for longest when memory is short."""
+    """Opens engines on demand, and closes the least recently used one when memory is short."""
 
     def __init__(self, configurations: Sequence[Configuration], reporter: BenchReporter, start: Start) -> None:
         self._reporter = reporter
         self._start_process = start
         self._rooms = rooms(configurations)
-        self._open: dict[BenchTarget, WorkerProcess] = {}  # the one used last stands last
+        self._open: dict[BenchTarget, WorkerProcess] = {}  # most recently used last
         self.opened: dict[BenchTarget, OpenedFacts] = {}
 
     def worker(self, target: BenchTarget) -> tuple[WorkerProcess, bool]:
-        """The open engine of a target, and whether it was opened just now. Raises what opening it raises."""
+        """Return the engine of a target, and whether this call opened it. Raises the errors of opening it."""
         if target in self._open:
             self._open[target] = self._open.pop(target)
             return self._open[target], False
@@ -51,39 +56,39 @@ class Pool:
         except DoesNotFit:
             if not self._open:
                 raise
-        while self._open:  # alone it may fit
+        while self._open:  # It may fit once it has all the memory.
             self._close_oldest()
         return self._start(target), True
 
     def drop(self, target: BenchTarget) -> None:
-        """Give up an engine that failed."""
+        """Kill the engine of a target, if it is open. For engines that failed."""
         if target in self._open:
             self._open.pop(target).kill()
 
     def close(self) -> None:
-        """Count what every engine took, and end it."""
+        """Record the peak memory of every open engine and close it."""
         while self._open:
             self._close_oldest()
 
     def kill(self) -> None:
-        """End all of them now."""
+        """Kill all open engines immediately."""
         while self._open:
             self._open.popitem()[1].kill()
 
     def _start(self, target: BenchTarget) -> WorkerProcess:
         worker, facts = self._started(target)
-        if facts.get("compiled"):  # what it took to load then is nothing that would happen again
+        if facts.get("compiled"):  # The load time includes compiling kernels, which happens only once. Load it again.
             worker.close()
             worker, facts = self._started(target)
         if target not in self.opened:
-            self._tell_of_long_context(target, facts.get("train_context", 0))
+            self._warn_about_long_context(target, facts.get("train_context", 0))
         opened = self.opened.setdefault(target, OpenedFacts())
         opened.facts = facts
         opened.loads.append(facts["load_s"])
         self._open[target] = worker
         return worker
 
-    def _tell_of_long_context(self, target: BenchTarget, trained: int) -> None:
+    def _warn_about_long_context(self, target: BenchTarget, trained: int) -> None:
         if words := beyond_training(target.model, self._rooms[target].context_size or 0, trained):
             self._reporter.note(words)
 
@@ -101,7 +106,7 @@ class Pool:
         try:
             self.opened[target].peak_memory = max(self.opened[target].peak_memory, worker.peak_memory())
         except LlmrunError as error:
-            self._reporter.note(f"peak memory of {target.model} is not known: {error}")
+            self._reporter.note(f"peak memory of {target.model} is unknown: {error}")
         finally:
             worker.close()
 
@@ -113,12 +118,12 @@ class Pool:
         try:
             file_bytes = Path(target.path).stat().st_size
         except OSError:
-            return False  # opening it will say so
-        return free < (known or file_bytes * _MORE_THAN_THE_FILE + _AND_SO_MUCH)
+            return False  # Opening the file will report the error.
+        return free < (known or file_bytes * _FILE_FACTOR + _OVERHEAD_BYTES)
 
 
 def rooms(configurations: Sequence[Configuration]) -> dict[BenchTarget, Room]:
-    """What each target's engine must hold for all that it will be asked."""
+    """Return the context size and number of sequences that each target's engine needs for all its workloads."""
     found: dict[BenchTarget, Room] = {}
     for configuration in configurations:
         workload = configuration.workload

@@ -1,4 +1,4 @@
-"""What a benchmark tells while it runs; the command line shows it."""
+"""The interface through which a running benchmark reports its progress."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Protocol
 
 
 class BenchReporter(Protocol):
-    """A note stays; `progress` replaces what it said before, and `share` of the work, 0 to 1, is done then.
+    """Shows the progress and notes of a benchmark.
 
-    `watch` asks for the words and the share again and again, until the next call of either: for what changes with time.
+    note      show a message that stays
+    progress  replace the current progress; `share` is the share of the work that is done, 0 to 1
+    watch     call `tell` repeatedly for progress that changes with time, until the next `progress` or `watch`
     """
 
     def progress(self, words: str, share: float | None = None) -> None: ...

@@ -1,4 +1,4 @@
-"""From what was measured to the document: figures, the machine's limits beside them, verdicts."""
+"""Builds the document from the measurements: figures, comparisons with the machine's limits, and verdicts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ from llmrun.bench.measuring.pool import OpenedFacts
 from llmrun.bench.measuring.runner import Outcome, Trial
 from llmrun.bench.measuring.sample import Sample, timeline
 
-_OWN_FACTS = ("backend", "threads", "gpu_layers", "kv_type", "load_s", "compiled")  # said elsewhere in a Subject
-JUDGED = ("prefill", "decode")  # what a verdict is made of; see `judged_metrics`
+_OWN_FACTS = (
+    "backend",
+    "threads",
+    "gpu_layers",
+    "kv_type",
+    "load_s",
+    "compiled",
+)  # A Subject has its own fields for these.
+JUDGED = ("prefill", "decode")  # The metrics of most verdicts. See `judged_metrics`.
 
 
 def document(
     outcome: Outcome, *, command: str, system: Mapping[str, Any], digests: Mapping[str, str], price_kwh: float | None
 ) -> Document:
-    """The run as it is shown and kept. `digests`: sha256 of model files, by path."""
+    """Return the document of a run. `digests` holds the sha256 of each model file by path."""
     created = datetime.now(UTC)
     return Document(
         identity=f"{created:%Y%m%d-%H%M%S}-{token_hex(2)}",
@@ -57,7 +64,7 @@ def document(
 
 
 def judged_metrics(trial: Trial) -> tuple[str, ...]:
-    """What counts in a comparison of this workload."""
+    """Return the metrics that verdicts about this workload compare."""
     facts = trial.configuration.workload.facts
     if facts.kind == "cold":
         return ("cold",)
@@ -65,13 +72,13 @@ def judged_metrics(trial: Trial) -> tuple[str, ...]:
 
 
 def samples_of(trial: Trial, metric: str) -> list[float]:
-    """One number a round."""
+    """Return the values of a metric, one per round."""
     values = (sample.value(metric) for sample in trial.samples)
     return [value for value in values if value is not None]
 
 
 def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
-    """Each configuration beside the first one of the same workload that has figures."""
+    """Compare each configuration with the first one of the same workload that has figures."""
     number_of = {id(trial): number for number, trial in enumerate(trials)}
     pairs = [
         (metric, number_of[id(trial)], number_of[id(first)])
@@ -85,13 +92,16 @@ def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
 
 
 def groups(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Those of one workload that have figures: the first is what the others are compared with."""
+    """Group the trials with figures by workload. The first of a group is the baseline for the others."""
     measured = [trial for trial in trials if trial.samples]
     return [list(group) for _, group in groupby(measured, key=lambda trial: trial.configuration.workload.facts)]
 
 
 def is_precise(trials: Sequence[Trial]) -> bool:
-    """Whether every interval that a verdict is made of is narrow; for one that is compared with none, its own."""
+    """Return whether the intervals of all verdicts are narrow.
+
+    For a configuration that is not compared with another, the interval of its own figure counts.
+    """
     for group in groups(trials):
         metrics = [metric for metric in judged_metrics(group[0]) if all(samples_of(one, metric) for one in group)]
         samples = [{metric: samples_of(one, metric) for metric in metrics} for one in group]
@@ -102,7 +112,7 @@ def is_precise(trials: Sequence[Trial]) -> bool:
 
 
 def _rounds(trial: Trial, beside: Trial, metric: str) -> int:
-    """An interrupted round is no pair."""
+    """Return the number of rounds that both trials completed."""
     return min(len(samples_of(trial, metric)), len(samples_of(beside, metric)))
 
 
@@ -172,7 +182,7 @@ def _figures(trial: Trial, opened: OpenedFacts) -> dict[str, Distribution]:
 
 
 def _typical_timeline(samples: Sequence[Sample]) -> tuple[tuple[float, int], ...]:
-    """Of the request that took the median time."""
+    """Return the timeline of the request with the median total time."""
     requests = sorted((r for sample in samples for r in sample.requests), key=lambda request: request.total_s)
     return timeline(requests[len(requests) // 2]) if requests else ()
 
@@ -183,8 +193,10 @@ def _gap_percentiles(samples: Sequence[Sample]) -> tuple[float, ...]:
 
 
 def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofline | None:
-    """None for what does not run on this machine's processor, or was not measured. Requests that run together share
-    what is read, so a share of the bandwidth is told of single ones alone."""
+    """Return the roofline of a trial, or None if it did not run on this machine's CPU or was not measured.
+
+    Concurrent requests share the weights that are read, so shares are reported only for a concurrency of 1.
+    """
     if not outcome.bandwidths or "weight_bytes" not in facts or facts.get("gpu_layers"):
         return None
     workload = trial.configuration.workload.facts
@@ -193,7 +205,7 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
         return None
     bandwidth, multiply_rate = statistics.median(outcome.bandwidths), max(outcome.multiply_rates)
     reached = {name: statistics.median(found) for name in JUDGED if (found := samples_of(trial, name))}
-    # Halfway through the answers, on average, this much of the cache is read for a token.
+    # Decode reads the KV cache up to the current position, which is on average in the middle of the answer.
     held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
     windows = facts.get("kv_bytes_per_token_of_window", {})
     kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))

@@ -1,7 +1,8 @@
-"""The method: warm until stable, then rounds in which all configurations take turns, until the figures are narrow or
-the time is over.
+"""Runs the configurations of a benchmark.
 
-Competing configurations alternate (A B, B A, A B, ...), so that what the machine does meanwhile hits all alike.
+Each configuration warms up until its times are stable. Then all configurations take turns in rounds, until the
+intervals of their figures are narrow or the time is over. The order alternates (A B, B A, A B, ...), so that changes of
+the machine's speed affect all configurations equally.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from llmrun.machine.cpu_count import default_threads
 from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.machine.free_memory import free_memory
 
-# A shorter turn is mostly noise of the clock and of waking up, and the workload is run again. Not longer than that: a
-# pair measured close together shares what the machine does meanwhile.
+# The minimum length of a turn. A shorter workload is repeated, because its time would be mostly noise from the clock
+# and from waking up. Longer turns would not help: configurations measured close together see the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
-_MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
+_MOST_LIMITS_BYTES = 1 << 30  # The memory to read, which is larger than any CPU cache.
 _LEAST_LIMITS_BYTES = 1 << 28
-_WARM_UP_SHARE = 0.2  # of the seconds of a configuration, at most: the rest makes intervals narrow
-_WELL_OVER = 1.5  # times the limit that was set: then the user wants to know why
+_WARM_UP_SHARE = 0.2  # The maximum share of a configuration's time for warm-up. The rest narrows the intervals.
+_WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note explains why.
 
 
 @dataclass(slots=True)
 class Trial:
-    """One configuration on its way: a sample for each round it took part in."""
+    """The progress of one configuration, with a sample for each round that it took part in."""
 
     configuration: Configuration
     samples: list[Sample] = field(default_factory=list)
@@ -46,7 +47,11 @@ class Trial:
 
 @dataclass(slots=True)
 class Outcome:
-    """All that was measured. `bandwidths` and `multiply_rates`: of the machine, a second, one of each now and then."""
+    """All measurements of a run.
+
+    bandwidths      bytes per second that the machine reads, measured every few seconds
+    multiply_rates  int8 multiply-adds per second of the machine, measured at the same times
+    """
 
     trials: list[Trial]
     opened: dict[BenchTarget, OpenedFacts]
@@ -58,12 +63,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to go on.
+    """How long to measure.
 
-    seconds      for each configuration, warming up included, loading not. A round is not begun if those before say
-                 that it would end later; the first one is measured to its end, since a figure needs a whole answer
-    repetitions  rounds; None: until `enough` says so
-    enough       whether the figures of all trials are narrow: looks at widths, never at what they say
+    seconds      the time per configuration, including warm-up but not loading; a round does not start if, judging by
+                 the previous one, it would end too late, but the first round always runs to its end, because a figure
+                 needs a whole answer
+    repetitions  the number of rounds; None to continue until `enough` returns True
+    enough       returns whether the intervals of all trials are narrow; looks only at their widths, never at the values
     """
 
     seconds: float
@@ -72,7 +78,7 @@ class Effort:
 
 
 class Runner:
-    """Measures configurations; what there is is in `outcome` at any time."""
+    """Measures configurations. `outcome` holds all results so far at any time."""
 
     def __init__(
         self,
@@ -88,12 +94,15 @@ class Runner:
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
-        self._round_s = 0.0  # of the last round, without what was measured of the machine meanwhile
+        self._round_s = 0.0  # the time of the last round, without measuring the machine's limits
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
-        """Everything, to the end or to Ctrl-C: then `interrupted` is set, and what there is is kept. An error ends the
-        configuration that met it, and no other."""
+        """Run the whole benchmark and return its outcome.
+
+        Ctrl-C ends it early: `interrupted` is set, and the results so far are kept. An error ends only the
+        configuration in which it occurred.
+        """
         try:
             self._warm_up()
             self._rounds()
@@ -118,7 +127,7 @@ class Runner:
 
     def _warm_one(self, trial: Trial) -> None:
         if trial.configuration.workload.facts.kind == "cold":
-            cold_start(trial.configuration.target)  # the first one ever compiles kernels, and reads the file from disk
+            cold_start(trial.configuration.target)  # The first start compiles kernels and reads the file from disk.
             return
         worker, _ = self._pool.worker(trial.configuration.target)
         started = time.perf_counter()
@@ -156,7 +165,7 @@ class Runner:
             )
 
     def _has_limits(self, trial: Trial) -> bool:
-        """What a token needs of this machine is known of models that run here."""
+        """Return whether the trial's engine runs on this machine, so that its figures can be compared with limits."""
         opened = self._pool.opened.get(trial.configuration.target)
         return opened is not None and "weight_bytes" in opened.facts
 
@@ -166,7 +175,10 @@ class Runner:
         return rounds > 0 and (time.perf_counter() + self._round_s > until or self._effort.enough(self._alive))
 
     def _turn(self, trial: Trial, seed: int) -> Sample:
-        """Energy is that of the whole machine: the configurations that do not have the turn are idle."""
+        """Run one turn and measure its energy.
+
+        Meters measure the whole machine, but the other configurations are idle during the turn.
+        """
         configuration = trial.configuration
         if configuration.workload.facts.kind == "cold":
             return cold_start(configuration.target)
@@ -185,7 +197,7 @@ class Runner:
         return self._seed
 
     def _tell_round(self, number: int, until: float, trial: Trial) -> None:
-        """Say how much is done: of the rounds that were asked for, or of the time, of which less may be enough."""
+        """Report the progress, by rounds if their number is fixed, otherwise by time (it may end sooner)."""
         if self._effort.repetitions is not None:
             done, of_all = (number - 1) / self._effort.repetitions, self._effort.repetitions
             self._reporter.progress(f"round {number} of {of_all}  {_words(trial)}", done)
@@ -204,7 +216,7 @@ class Runner:
 
 
 class _MachineLimits:
-    """Measures the machine, beside the engines: what it can do changes from one second to the next."""
+    """Measures the machine's limits between the turns of the engines, because they change from second to second."""
 
     def __init__(self, reporter: BenchReporter) -> None:
         self._reporter = reporter
@@ -215,7 +227,7 @@ class _MachineLimits:
         self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
 
     def measure_now_and_then(self, outcome: Outcome) -> None:
-        """Where it fails, figures stand alone from then on."""
+        """Measure the limits unless that happened recently. After a failure, they are not measured again."""
         if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
             return
         try:
@@ -223,7 +235,7 @@ class _MachineLimits:
             bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
         except LlmrunError as error:
             self._is_given_up = True
-            self._reporter.note(f"the machine's limits cannot be measured: {error}")
+            self._reporter.note(f"cannot measure the machine's limits: {error}")
             return
         outcome.bandwidths.append(bandwidth)
         outcome.multiply_rates.append(multiply_rate)
@@ -235,7 +247,7 @@ class _MachineLimits:
 
 
 class _Failing:
-    """What goes wrong inside ends the trial, not the benchmark."""
+    """A context in which an LlmrunError ends the trial but not the benchmark."""
 
     def __init__(self, trial: Trial, pool: Pool) -> None:
         self._trial = trial
@@ -253,13 +265,13 @@ class _Failing:
 
 
 def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
-    """GPUs are counted only where one may be used: idle ones draw tens of watts."""
+    """Return the energy meter. It includes GPUs only if one may be used, because idle GPUs draw tens of watts."""
     may_use_gpu = any(_may_use_gpus(one.target) for one in configurations)
     return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
 
 
 def _may_use_gpus(target: BenchTarget) -> bool:
-    """Whether this target, or a server that may be on this machine, can use a GPU."""
+    """Return whether this target can use a GPU. A server may be on this machine and may use its GPUs."""
     return target.gpu_layers != 0 and (bool(target.endpoint) or may_use_gpus(target.backend))
 
 

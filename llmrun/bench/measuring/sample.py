@@ -1,4 +1,4 @@
-"""What one turn of a configuration brought: the clock readings of its requests."""
+"""The result of one turn of a configuration: the timings of its requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmrun.types import Timings
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn: a workload run once, or several times one after the other.
+    """One turn, in which a workload ran once or several times in sequence.
 
-    requests  in the order they ended
-    seconds   while any of them ran
-    runs      how often the workload was run
-    cold      seconds from the start of a process to its first token; None: the model was open
-    joules    that the machine drew meanwhile; None: it does not tell
+    requests  the timings of the requests, in the order in which they ended
+    seconds   the time during which any of them ran
+    runs      the number of times that the workload ran
+    cold      seconds from the start of a process to its first token; None if the model was already open
+    joules    the energy that the machine used; None if it cannot be measured
     """
 
     requests: tuple[Timings, ...]
@@ -28,19 +28,22 @@ class Sample:
     joules: float | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the timings as JSON, for sending them between processes."""
         return {"requests": [asdict(request) for request in self.requests], "seconds": self.seconds}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Sample:
+        """Return the Sample that `to_json` encoded."""
         requests = (Timings(**{**request, "gaps_s": tuple(request["gaps_s"])}) for request in body["requests"])
         return cls(tuple(requests), body["seconds"])
 
     @property
     def generated(self) -> int:
+        """The number of generated tokens of all requests."""
         return sum(request.generated_tokens for request in self.requests)
 
     def value(self, metric: str) -> float | None:
-        """The turn's one number for a metric (metrics.py); None where it has none."""
+        """Return the turn's single value of a metric (metrics.py), or None if it has none."""
         values = self.values(metric)
         match metric:
             case "prefill":
@@ -51,7 +54,7 @@ class Sample:
                 return sum(values) / len(values) if values else None
 
     def values(self, metric: str) -> list[float]:
-        """All numbers of a metric in this turn: one a request, or one a gap between tokens."""
+        """Return all values of a metric in this turn: one per request, or one per gap between tokens."""
         answered = [request for request in self.requests if request.generated_tokens]
         match metric:
             case "ttft":
@@ -76,7 +79,7 @@ class Sample:
 
     @property
     def _prefilled(self) -> list[Timings]:
-        """A single token is no prompt: its pass is a decode's."""
+        """The requests with a real prefill. A prompt of a single uncached token runs like a decode step."""
         return [r for r in self.requests if r.prompt_tokens - r.cached_tokens > 1 and r.prefill_s > 0]
 
     @property
@@ -85,7 +88,7 @@ class Sample:
 
 
 def joined(samples: Iterable[Sample]) -> Sample:
-    """Runs that followed one another, as one turn."""
+    """Combine consecutive runs into one turn."""
     first, *others = samples
     for other in others:
         first = replace(
@@ -98,8 +101,10 @@ def joined(samples: Iterable[Sample]) -> Sample:
 
 
 def timeline(request: Timings) -> tuple[tuple[float, int], ...]:
-    """(seconds since the request was in hand, tokens out) at each arrival. Several tokens may arrive at once: they are
-    spread evenly over the arrivals, which is all that is known."""
+    """Return (seconds since submission, tokens so far) for each arrival of text.
+
+    Several tokens may arrive together. The number of tokens per arrival is unknown, so they are spread evenly.
+    """
     if not request.generated_tokens:
         return ()
     moments = list(accumulate(request.gaps_s, initial=request.ttft_s))

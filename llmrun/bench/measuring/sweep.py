@@ -1,4 +1,4 @@
-"""What was asked for, as the configurations to measure: every knob's values, each with each."""
+"""Expands lists of flag values into the configurations to measure, one for every combination."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """What answers: a model on a backend with its settings, or an endpoint. Those that are equal share an engine.
+    """A model on a backend with its settings, or an endpoint. Equal targets share an engine.
 
-    model      as it was asked for
-    path       the file; empty for an endpoint
-    threads    None: the backend's own choice
+    model      the model's name as the user gave it
+    path       the model file; empty for an endpoint
+    threads    None to let the backend choose
     """
 
     model: str
@@ -36,17 +36,19 @@ class BenchTarget:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the configurations of a target need of its engine. None: what fits."""
+    """The size of the engine that the configurations of a target need."""
 
-    context_size: int | None
+    context_size: int | None  # None for the largest that fits
     max_sequences: int
-    to_the_limit: bool  # answers go on past their end, to the length that was asked for
+    to_the_limit: bool  # True if answers must continue to the requested length, past any end token
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What answers, and what it is asked. `name` tells the target from the others of the sweep, in a few words; empty
-    when there is but one."""
+    """A target and the workload to run on it.
+
+    `name` distinguishes the target from the others of the sweep in a few words. It is empty if there is only one.
+    """
 
     name: str
     target: BenchTarget
@@ -54,7 +56,7 @@ class Configuration:
 
 
 def configurations(targets: Sequence[BenchTarget], workloads: Sequence[Workload]) -> list[Configuration]:
-    """Each target with each workload; the targets of one workload stand together. Raises UsageError for too many."""
+    """Combine each target with each workload, grouped by workload. Raises UsageError if there are too many."""
     count = len(targets) * len(workloads)
     if count > MOST_CONFIGURATIONS:
         raise UsageError(f"too many configurations: {count:,}, limit {MOST_CONFIGURATIONS:,}")
@@ -73,7 +75,7 @@ def local_targets(
     kv_types: Sequence[str],
     gpu_layers: Sequence[int | str],
 ) -> list[BenchTarget]:
-    """Every combination, in the order of the command line; `models` are (name, path)."""
+    """Return a target for every combination, in the order of the command line. `models` holds (name, path) pairs."""
     return [
         BenchTarget(model, path, "", backend, n_threads, kv_type, layers)
         for (model, path), backend, n_threads, kv_type, layers in product(
@@ -83,13 +85,13 @@ def local_targets(
 
 
 def remote_target(url: str, *, offline: bool = False) -> BenchTarget:
-    """`URL#MODEL`; without a model the server has but one. Raises UsageError."""
+    """Return the target for `URL#MODEL`. The model may be omitted if the server has only one. Raises UsageError."""
     endpoint = parse_endpoint(url)
     return BenchTarget(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
 
 
 def _names(targets: Sequence[BenchTarget]) -> list[str]:
-    """Of each target what the others do not share."""
+    """Return a name for each target, made of the settings in which the targets differ."""
     axes: list[Callable[[BenchTarget], str]] = [
         lambda target: target.model,
         lambda target: parse_endpoint(target.endpoint).host if target.endpoint else target.backend,
@@ -102,20 +104,21 @@ def _names(targets: Sequence[BenchTarget]) -> list[str]:
 
 
 def numbers(text: str, flag: str, minimum: int = 0) -> list[int]:
-    """`"1,2,8"`, `"1-8"`, `"0-512+128"` or `"64-512*2"`: the integers it names, in its order, each once.
+    """Parse a list like `"1,2,8"`, `"1-8"`, `"0-512+128"` or `"64-512*2"`.
 
-    Raises UsageError.
+    Returns the integers in the given order without duplicates. Raises UsageError.
     """
     found: dict[int, None] = {}
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None or len(part) > 40:
             raise UsageError(
-                f"{flag}: {text!r}: {part!r} is no number or range", hint="as in 4, 1,2,8, 1-8, 0-512+128 or 64-512*2"
+                f"{flag}: {text!r}: {part!r} is not a number or range",
+                hint="examples: 4 or 1,2,8 or 1-8 or 0-512+128 or 64-512*2",
             )
         for number in _between(match, flag, text):
             if not minimum <= number < 1 << 31:
-                raise UsageError(f"{flag}: {text!r}: {number}, at least {minimum}")
+                raise UsageError(f"{flag}: {text!r}: {number} is not between {minimum} and {(1 << 31) - 1}")
             found[number] = None
     return list(found)
 
@@ -139,7 +142,7 @@ def _between(match: re.Match[str], flag: str, text: str) -> list[int]:
 
 
 def words(text: str, flag: str, known: Sequence[str], hidden: Sequence[str] = ()) -> list[str]:
-    """`"cpu,llama"`: words of `known`, each once. Raises UsageError."""
+    """Parse a list like `"cpu,llama"` and remove duplicates. Raises UsageError for a word that is not known."""
     found = dict.fromkeys(word.strip() for word in text.split(","))
     for word in found:
         if word not in (*known, *hidden):

@@ -1,4 +1,4 @@
-"""An open engine, and what a benchmark wants to know of it."""
+"""Opens the engine of a target, and collects the facts about it that a benchmark reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenTarget:
-    """`facts` are plain values: they travel to another process."""
+    """An open engine. `facts` holds only plain values, because it is sent to another process."""
 
     asker: LocalAsker | RemoteAsker
     facts: dict[str, Any]
@@ -28,7 +28,7 @@ class OpenTarget:
 
 
 def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Callable[[str], None]) -> OpenTarget:
-    """Open a file's model, or the endpoint's when one is named. Raises what `Engine.open` raises, and NetworkError."""
+    """Open a model file, or connect to an endpoint. Raises the errors of `Engine.open`, and NetworkError."""
     if target.endpoint:
         from llmrun.remote.engine import RemoteEngine
 
@@ -70,7 +70,7 @@ def _options(target: BenchTarget, room: Room, progress: Progress) -> OpenOptions
 
 
 def _needs(backend: Backend, path: Path) -> dict[str, Any]:
-    """What a token needs of the machine: by the plan where there is one, else by the file."""
+    """Return the reads and multiplications that a token needs, from the plan if there is one, else from the file."""
     if is_stand_in(backend.info.backend):
         return {}
     from llmrun.backends.cpu.backend import CpuBackend

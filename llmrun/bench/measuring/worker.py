@@ -1,8 +1,10 @@
-"""The process that holds one open engine and runs workloads on it: so that its peak memory is its own, that several
-engines can take turns, and that one that dies takes no other's figures with it.
+"""The worker process, which holds one open engine and runs workloads on it.
 
-Each line on standard input is a question in JSON, each line on standard output an answer, notes and progress before it
-(protocol: worker_process.py, its only caller).
+A separate process per engine makes it possible to measure each engine's peak memory, to let engines take turns, and to
+keep the other engines' figures if one crashes.
+
+Each line on stdin is a question in JSON. For each question, the worker writes one line with the answer to stdout, after
+any lines with notes and progress. worker_process.py, the only caller, describes the protocol.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 class Worker:
-    """Answers questions, in order, until there are no more."""
+    """Answers questions about one engine and one machine."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._opened: Any = None  # OpenTarget, whose module imports an engine
+        self._opened: Any = None  # an OpenTarget; importing its module would import an engine
         self._machine: Any = None
 
     def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to one question. Raises LlmrunError if it fails."""
         match question["do"]:
             case "open":
                 return self._open(question)
@@ -45,7 +48,7 @@ class Worker:
                 from llmrun.machine.peak_memory import peak_memory
 
                 return {"peak": peak_memory()}
-        raise LlmrunError(f"no such question: {question['do']}")
+        raise LlmrunError(f"unknown question: {question['do']}")
 
     def _warm(self, workload: Workload, seed: int, seconds: float) -> Mapping[str, Any]:
         try:
@@ -54,6 +57,7 @@ class Worker:
             return {"seconds": None}
 
     def close(self) -> None:
+        """Close the engine, if it is open."""
         if self._opened is not None:
             self._opened.close()
 
@@ -72,7 +76,7 @@ class Worker:
         return {"facts": self._opened.facts}
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:
-        """This machine's: memory is held from the first question on."""
+        """Measure the limits of this machine. The memory for it stays allocated after the first measurement."""
         from llmrun.backends.cpu.speeds.limits import MachineLimits
 
         if self._machine is None:
@@ -81,6 +85,7 @@ class Worker:
 
 
 def main() -> None:
+    """Answer the questions on stdin until it is closed."""
     with _private_stdout() as stdout:
 
         def say(body: Mapping[str, Any]) -> None:
@@ -97,7 +102,7 @@ def main() -> None:
 
 @contextmanager
 def _private_stdout() -> Iterator[TextIO]:
-    """Standard output for us alone: what a library prints goes to standard error."""
+    """Yield a private stdout for the answers. Whatever libraries print to stdout goes to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
         os.dup2(2, 1)
         yield stdout

@@ -1,12 +1,12 @@
-"""The parent's side of a worker: starting it, asking it, and telling how it died.
+"""The parent's side of a worker process: starts it, sends it questions, and reports how it died.
 
     {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
     {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
-    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, null if it was cancelled
+    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, or null if it was cancelled
     {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
     {"do": "peak"}                                  -> {"peak": 240000000}
 
-Before an answer {"progress": words} and {"note": words} may come, and in place of it {"error": class name, ...}.
+Lines with {"progress": words} or {"note": words} may precede an answer. An answer may be {"error": class name, ...}.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
 _PATIENCE_S = 10.0
-_LAST_WORDS = 400  # bytes of what it wrote to standard error
+_LAST_WORDS = 400  # The last line of the worker's stderr is quoted up to this length.
 
 
 class WorkerProcess:
     """One worker. Not thread-safe."""
 
     def __init__(self, reporter: BenchReporter, command: Sequence[str] | None = None) -> None:
-        """`command` starts another program that speaks the same. Raises LlmrunError where no process can be started."""
+        """Start the worker, or `command`, which must speak the same protocol. Raises LlmrunError if it cannot start."""
         self._reporter = reporter
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         try:
@@ -46,46 +46,49 @@ class WorkerProcess:
             )
         except OSError as error:
             self._stderr.close()
-            raise LlmrunError(f"cannot start a process: {sys.executable}: {error.strerror}") from error
+            raise LlmrunError(f"cannot start a worker process: {sys.executable}: {error.strerror}") from error
 
     @property
     def pid(self) -> int:
+        """The id of the process."""
         return self._process.pid
 
     def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
-        """Open a target and return its facts. Raises what opening it raises."""
+        """Open a target and return its facts. Raises the errors of opening it."""
         answer = self._ask("opening the model", do="open", target=asdict(target), room=asdict(room))
         facts: dict[str, Any] = answer["facts"]
         return facts
 
     def run(self, workload: Workload, seed: int) -> Sample:
-        """Run a workload once. Raises BackendCrashed, NetworkError and what a request may fail with."""
-        return Sample.from_json(self._ask("running", do="run", workload=workload.to_json(), seed=seed)["sample"])
+        """Run a workload once. Raises BackendCrashed, NetworkError and the error of a failed request."""
+        return Sample.from_json(
+            self._ask("running a workload", do="run", workload=workload.to_json(), seed=seed)["sample"]
+        )
 
     def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
-        """Run a workload once, for `seconds` at most (a chunk of a prompt is finished), and return how long it took.
+        """Run a workload once and return its time in seconds, or None if it was cancelled after `seconds`.
 
-        None: it took longer, and was cancelled. Raises what `run` raises.
+        A chunk of a prompt is finished before the run is cancelled. Raises the errors of `run`.
         """
         question = {"workload": workload.to_json(), "seed": seed, "seconds": seconds}
         taken: float | None = self._ask("warming up", do="warm", **question)["seconds"]
         return taken
 
     def limits(self, threads: int, memory_bytes: int) -> tuple[float, float]:
-        """(bytes read from memory, int8 products) a second."""
+        """Measure the machine's limits. Returns (bytes read from memory, int8 multiply-adds) per second."""
         answer = self._ask("measuring the machine", do="limits", threads=threads, memory_bytes=memory_bytes)
         return answer["bandwidth"], answer["multiply"]
 
     def peak_memory(self) -> int:
-        """Bytes."""
-        return int(self._ask("counting memory", do="peak")["peak"])
+        """Return the peak memory of the worker in bytes."""
+        return int(self._ask("measuring its peak memory", do="peak")["peak"])
 
     def close(self) -> None:
-        """End it, politely. Idempotent."""
+        """End the process and give it time to clean up. Idempotent."""
         self._end(lambda: self._process.wait(_PATIENCE_S))
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """End the process immediately."""
         self._end(self._process.kill)
 
     def _end(self, end: Callable[[], object]) -> None:
@@ -105,7 +108,7 @@ class WorkerProcess:
     def _ask(self, doing: str, **question: Any) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None or stdin.closed:
-            raise LlmrunError("the process of a benchmark has been closed")
+            raise LlmrunError("the worker process of the benchmark is closed")
         try:
             stdin.write(json.dumps(question).encode() + b"\n")
             stdin.flush()
@@ -129,18 +132,18 @@ class WorkerProcess:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         why = f": {shown(lines[-1], _LAST_WORDS)}" if lines else ""
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-        return BackendCrashed(f"a process of the benchmark died while {doing}: {how}{why}")
+        return BackendCrashed(f"a worker process of the benchmark died while {doing}: {how}{why}")
 
 
 def _raised(answer: Mapping[str, Any]) -> LlmrunError:
-    """The error that the worker met, as its own class."""
+    """Return the error that the worker reported, as an instance of its original class."""
     kind = getattr(errors, answer["error"], LlmrunError)
     error: LlmrunError = kind(answer["message"], hint=answer["hint"])
     return error
 
 
 def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
-    """In a group of its own: Ctrl-C goes to all of a terminal's group, and it is the parent that decides."""
+    """Start the worker in its own process group, so that Ctrl-C in the terminal reaches only the parent."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

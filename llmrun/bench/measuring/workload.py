@@ -1,4 +1,4 @@
-"""What is asked of an engine, again and again: random tokens of a given number, or given prompts."""
+"""Workloads, which are the requests that a benchmark repeats: random tokens, conversations or prompts from a file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from llmrun.errors import UsageError
 
 Message = Mapping[str, str]
 
-CHAT_CONTEXT = 4096  # tokens: the longest of our own conversations takes some 2,500
-_ANSWER_TOKENS = 128  # of an answer to a given prompt, when nobody says
+CHAT_CONTEXT = 4096  # The longest of the built-in conversations takes about 2,500 tokens.
+_ANSWER_TOKENS = 128  # The default length of an answer to a given prompt.
 _MOST_FILE_BYTES = 64 << 20
 _ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a conversation: all messages so far."""
+    """One request of a conversation, with all messages so far."""
 
     messages: tuple[Message, ...]
     max_tokens: int = _ANSWER_TOKENS
@@ -30,23 +30,28 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One repetition: `facts.concurrency` sessions at a time. Without given sessions as many synthetic ones."""
+    """The requests of one repetition.
+
+    `facts.concurrency` sessions run at a time. If `sessions` is empty, that many synthetic sessions run.
+    """
 
     facts: WorkloadFacts
     sessions: tuple[tuple[Turn, ...], ...] = ()
 
     @property
     def context_size(self) -> int | None:
-        """Tokens that a sequence must hold; None when only the tokenizer can tell."""
+        """The number of tokens that a sequence must hold, or None if that depends on the tokenizer."""
         if self.facts.kind == "synthetic":
             return self.facts.depth + max(1, self.facts.prompt) + self.facts.generate + 1
         return CHAT_CONTEXT if self.facts.kind == "chat" else None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the workload as JSON, for sending it between processes."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Workload:
+        """Return the workload that `to_json` encoded."""
         sessions = tuple(
             tuple(Turn(tuple(turn["messages"]), turn["max_tokens"]) for turn in session) for session in body["sessions"]
         )
@@ -54,9 +59,9 @@ class Workload:
 
 
 def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:
-    """Random tokens, fresh in every repetition. Raises UsageError when there is nothing to do."""
+    """Return a workload of random tokens, which differ in every repetition. Raises UsageError if it is empty."""
     if prompt == 0 and generate == 0:
-        raise UsageError("nothing to measure: -p and -n: both 0, at least one is needed")
+        raise UsageError("nothing to measure: -p and -n are both 0")
     label = ", ".join(
         words
         for words, number in (
@@ -71,14 +76,16 @@ def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workl
 
 
 def chats(concurrency: int) -> list[Workload]:
-    """The conversations that come with llmrun."""
+    """Return the workloads of the built-in conversations."""
     text = files("llmrun.bench").joinpath("chats.json").read_text(encoding="utf-8")
     return [_chat(one["label"], one["messages"], one["max_tokens"], concurrency) for one in json.loads(text)]
 
 
 def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency: int) -> Workload:
-    """Every message of the user's is a request. What the assistant said before is as it is written down, so that all
-    models read the same."""
+    """Return the workload of one conversation, with a request for each message of the user.
+
+    The assistant's earlier messages are fixed, so that all models read the same text.
+    """
     asked = [number for number, message in enumerate(messages) if message["role"] == "user"]
     session = tuple(Turn(tuple(messages[: number + 1]), max_tokens=max_tokens) for number in asked)
     facts = WorkloadFacts("chat", _with_others(f"chat: {label}", concurrency), concurrency=concurrency)
@@ -86,25 +93,27 @@ def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency:
 
 
 def cold_starts() -> Workload:
-    """A new process for each request."""
+    """Return the workload that starts a new process for each request."""
     return Workload(WorkloadFacts("cold", "cold starts"))
 
 
 def from_file(path: Path, concurrency: int) -> Workload:
-    """The prompts of a file: a JSON object a line with "prompt" or "messages", and perhaps "max_tokens".
+    """Read a workload from a file of JSON lines, each with "prompt" or "messages" and optionally "max_tokens".
 
-    Raises UsageError, naming the line.
+    Raises UsageError, which names the line.
     """
     try:
         size = path.stat().st_size
         if size > _MOST_FILE_BYTES:
-            raise UsageError(f"prompts: {path}: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
+            raise UsageError(f"prompts: {path}: too large: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"prompts: {path}: cannot be read: {error.strerror}") from error
     turns = [_turn(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not turns:
-        raise UsageError(f"prompts: {path}: no prompt in it", hint='a line is {"prompt": "..."}')
+        raise UsageError(
+            f"prompts: {path}: the file has no prompts", hint='write one JSON object per line: {"prompt": "..."}'
+        )
     facts = WorkloadFacts("prompts", _with_others(f"{path.name}: {len(turns)} prompts", concurrency))
     return Workload(replace(facts, concurrency=concurrency), tuple((turn,) for turn in turns))
 
@@ -113,30 +122,30 @@ def _turn(line: bytes, where: str) -> Turn:
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"prompts: {where}: not JSON: {error}") from None
+        raise UsageError(f"prompts: {where}: not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise UsageError(f"prompts: {where}: not a JSON object")
     max_tokens = body.get("max_tokens", _ANSWER_TOKENS)
     if type(max_tokens) is not int or not 1 <= max_tokens <= 1 << 20:
-        raise UsageError(f"prompts: {where}: max_tokens: {max_tokens!r} is not an integer of at least 1")
+        raise UsageError(f"prompts: {where}: max_tokens: {max_tokens!r} is not an integer from 1 to {1 << 20:,}")
     messages, text = body.get("messages"), body.get("prompt")
     if (messages is None) == (text is None):
-        raise UsageError(f'prompts: {where}: needs "prompt" or "messages", one of them')
+        raise UsageError(f'prompts: {where}: must have either "prompt" or "messages"')
     if messages is not None:
         return Turn(_checked_messages(messages, where), max_tokens=max_tokens)
     if not isinstance(text, str) or not text:
-        raise UsageError(f"prompts: {where}: prompt: not a text, or empty")
+        raise UsageError(f"prompts: {where}: prompt: must be a non-empty string")
     return Turn(({"role": "user", "content": text},), max_tokens=max_tokens)
 
 
 def _checked_messages(messages: object, where: str) -> tuple[Message, ...]:
     if not isinstance(messages, list) or not messages:
-        raise UsageError(f"prompts: {where}: messages: not a list, or empty")
+        raise UsageError(f"prompts: {where}: messages: must be a non-empty list")
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise UsageError(f"prompts: {where}: messages: each needs a role, one of {', '.join(_ROLES)}")
+            raise UsageError(f"prompts: {where}: messages: each needs one of these roles: {', '.join(_ROLES)}")
         if not isinstance(message.get("content"), str):
-            raise UsageError(f"prompts: {where}: messages: each needs a content, a text")
+            raise UsageError(f"prompts: {where}: messages: each needs a string as content")
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 

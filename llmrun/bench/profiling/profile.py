@@ -1,8 +1,7 @@
-"""Where the time of a step goes: each op of the CPU engine's plan, beside what it reads and multiplies and what this
-machine can do.
+"""Profiles a step of the CPU engine op by op, and compares each op with the limits of the machine.
 
-The threads note the time themselves, after every op and every barrier (timed_team.py); the same steps without that are
-timed beside it, so that its cost is seen.
+The threads themselves record the time after every op and every barrier (timed_team.py). The same steps also run without
+these timestamps, which shows what the timing costs.
 """
 
 from __future__ import annotations
@@ -35,34 +34,34 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.timed_team import StepTimes
     from llmrun.plan.plan import Plan
 
-_QUANTIZE = "quantize"  # the kind of what makes the input of a product int8
+_QUANTIZE = "quantize"  # the kind of the ops that quantize the input of a product to int8
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_IN_A_ROW = 8  # steps, at most, before the other kind of team has its turn
+_IN_A_ROW = 8  # the maximum number of steps before the other kind of team has its turn
 _LEAST_TURNS = 3
-_FAR_OVER = 2.0  # times the seconds that were asked for: then fewer turns have to do
-_SETTLED = 0.98  # of the best time so far: a step that is not below it brings nothing new
+_FAR_OVER = 2.0  # Stop before _LEAST_TURNS once the time exceeds this multiple of the requested seconds.
+_SETTLED = 0.98  # A step counts as faster only if it takes less than this share of the best time so far.
 _LIMIT_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedLimits:
-    """What the machine can do at most, measured between the steps: medians."""
+    """The limits of the machine: medians of measurements taken between the steps."""
 
-    read_bandwidth: float  # bytes a second, from memory, all threads together
-    multiply_rate: float  # int8 multiply-adds a second, all threads together
+    read_bandwidth: float  # bytes per second that all threads together read from memory
+    multiply_rate: float  # int8 multiply-adds per second of all threads together
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Time, and what was done in it.
+    """The time of one or more ops and the work done in that time.
 
-    seconds   a mean over the middle half of the steps, and over the threads
-    waiting   of them, at the barrier: for threads that had more to do or were not running
-    needs     what had to be read and multiplied (needs.py)
+    seconds   the mean over the middle half of the steps and over the threads
+    waiting   the part of `seconds` spent at the barrier, waiting for threads that had more work or were not running
+    needs     the bytes read and the multiplications done (needs.py)
 
-    A share of 1.0 is the machine's limit. One of bandwidth may be above it where weights or keys are in a cache since
-    the step before: the limit is that of memory. Both are 0 where nothing of the kind is needed. Work on floats has no
-    limit here: attention over many rows is far from both, and bound by neither.
+    A share of 1.0 is the machine's limit. The share of bandwidth may exceed 1.0 if weights or keys are still in a CPU
+    cache from the previous step, because the limit is that of main memory. A share is 0 if the op does no such work.
+    Floating-point work has no limit here, so attention over many rows is far from both limits and bound by neither.
     """
 
     seconds: float
@@ -72,36 +71,39 @@ class Spent:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of weights and KV cache; activations are in caches, and not counted."""
+        """Bytes of weights and KV cache read per second. Activations stay in CPU caches and are not counted."""
         return self._rate(self.needs.memory_bytes)
 
     @property
     def products_per_second(self) -> float:
-        """Of int8."""
+        """Int8 multiply-adds per second."""
         return self._rate(self.needs.products)
 
     @property
     def float_products_per_second(self) -> float:
+        """Floating-point multiply-adds per second."""
         return self._rate(self.needs.float_products)
 
     @property
     def bandwidth_share(self) -> float:
+        """The share of the memory bandwidth that was reached."""
         return self.bytes_per_second / self.limits.read_bandwidth
 
     @property
     def multiply_share(self) -> float:
+        """The share of the int8 multiply rate that was reached."""
         return self.products_per_second / self.limits.multiply_rate
 
     @property
     def bound(self) -> str:
-        """The limit that is nearer: "memory" or "multiply"; empty where nothing of either is needed."""
+        """The nearer limit, "memory" or "multiply", or "" if the ops do neither kind of work."""
         if not self.needs.memory_bytes and not self.needs.products:
             return ""
         return "memory" if self.bandwidth_share >= self.multiply_share else "multiply"
 
     @property
     def share(self) -> float:
-        """Of the limit that is nearer."""
+        """The share of the nearer limit that was reached."""
         return max(self.bandwidth_share, self.multiply_share)
 
     def _rate(self, count: int) -> float:
@@ -110,12 +112,12 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """One op of the plan, or the quantizing before it.
+    """One op of the plan, or the quantization of its input.
 
-    layer        None: before the first or after the last
-    name         of the tensor, of quantizing the first one that it is for: "blk.3.ffn_down.weight"; empty where the op
-                 has no matrix
-    weight_type  "q4_k"; empty where the op multiplies by no matrix
+    layer        the index of the layer; None before the first layer and after the last
+    name         the name of the weight tensor, such as "blk.3.ffn_down.weight"; for quantization, the first tensor
+                 that uses the result; empty if the op has no matrix
+    weight_type  the type of the weights, such as "q4_k"; empty if the op does not multiply by a matrix
     """
 
     kind: str
@@ -127,7 +129,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class KindProfile:
-    """All ops of a kind, and of a weight type where they have one. `count`: how many in the plan."""
+    """All ops with the same kind and weight type. `count` is their number in the plan."""
 
     kind: str
     weight_type: str
@@ -137,17 +139,19 @@ class KindProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One kind of step; a prompt longer than the engine takes at once is all of its steps together. Times are means
-    over the middle half of the repetitions.
+    """The profile of a decode step or of a prefill.
 
-    rows                tokens of it: 1 is decode
-    depth               tokens in the KV cache before
-    repetitions         timed ones, as many again without the times of ops
-    step_seconds        of the normal team: what a user gets
-    timed_step_seconds  of the team that takes the time of ops
-    ops                 in the order of the plan
-    kinds               the same in sums, the longest first
-    total               sum of all ops
+    A prompt that the engine splits into several steps counts as one. Times are means over the middle half of the
+    repetitions.
+
+    rows                the number of tokens in the step; 1 for decode
+    depth               the number of tokens already in the KV cache
+    repetitions         the number of timed repetitions; the same number ran without timing the ops
+    step_seconds        seconds per step with the normal team, as a user sees it
+    timed_step_seconds  seconds per step with the team that times the ops
+    ops                 the ops in the order of the plan
+    kinds               the ops grouped by kind, longest time first
+    total               the sum of all ops
     """
 
     rows: int
@@ -161,18 +165,18 @@ class StepProfile:
 
     @property
     def timing_cost(self) -> float:
-        """By how much of the step's time the timing makes it longer; noise may make it negative."""
+        """The slowdown caused by timing the ops, as a share of the step's time. Noise may make it negative."""
         return self.timed_step_seconds / self.step_seconds - 1
 
     @property
     def outside_seconds(self) -> float:
-        """Of a timed step, no op's: Python, and waking the team and its caller."""
+        """Seconds of a timed step spent outside all ops: in Python, and waking the team and its caller."""
         return self.timed_step_seconds - self.total.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Of one model on this machine."""
+    """The profile of one model on this machine."""
 
     path: str
     threads: int
@@ -180,7 +184,7 @@ class Profile:
     limits: SpeedLimits
     decode: StepProfile
     prefill: StepProfile
-    train_context: int  # tokens; 0: not known
+    train_context: int  # tokens; 0 if unknown
 
 
 def profile(
@@ -193,10 +197,11 @@ def profile(
     seconds: float = 2.0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Measure a decode step of one token and a prefill of `prompt` tokens, each with `depth` tokens before it.
+    """Profile a decode step of one token and a prefill of `prompt` tokens, both after `depth` tokens of context.
 
-    Each is measured for about `seconds`. Tokens are random: no kernel's time depends on them. Takes 1 GiB beside the
-    model, for the machine's limits. Raises ModelFileError, UnsupportedModel, DoesNotFit.
+    Each is measured for about `seconds`. The tokens are random, because no kernel's time depends on them. Measuring the
+    machine's limits takes 1 GiB of memory in addition to the model. Raises ModelFileError, UnsupportedModel and
+    DoesNotFit.
     """
     with open_gguf(path) as file:
         context = depth + max(prompt, 1)
@@ -215,7 +220,7 @@ def profile(
 
 
 def _limits(machine: MachineLimits) -> NDArray[np.float64]:
-    """float64[rounds, 2]: as Limits has them."""
+    """Return float64[rounds, 2]: the read bandwidth and the multiply rate of each round."""
     return np.array([[machine.read_bandwidth(), machine.multiply_rate()] for _ in range(_LIMIT_ROUNDS)])
 
 
@@ -228,11 +233,14 @@ class _Measured:
     depth: int
     normal: list[float]  # seconds of each repetition
     timed: list[float]
-    times: list[list[StepTimes]]  # of each timed repetition: of its steps
+    times: list[list[StepTimes]]  # for each timed repetition, the times of its steps
 
 
 def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Measured:
-    """Turns of a few steps each, normal and timed by turns: what changes with time changes for both."""
+    """Measure the step with and without timing the ops.
+
+    The two variants alternate every few steps, so that changes of the machine's speed affect both.
+    """
     random = np.random.default_rng(0)
     backend.kv.free(0)
     if depth:
@@ -248,7 +256,8 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 
     step = _warm(run, seconds / 4)
     in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / step)))
-    settles = step < seconds / 4 / _LEAST_TURNS  # threads that wake up cost a long step nothing that can be seen
+    # After each switch of teams, run one uncounted step while the threads wake up. Long steps do not need this.
+    settles = step < seconds / 4 / _LEAST_TURNS
     begun = time.perf_counter()
     turns = 0
     while _goes_on(turns, time.perf_counter() - begun, seconds):
@@ -267,13 +276,16 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 
 
 def _goes_on(turns: int, taken: float, seconds: float) -> bool:
-    """Return whether another turn is due: for the time that was asked for, and for a few turns unless they take far
-    longer. One is always taken."""
+    """Return whether to take another turn.
+
+    There is always at least one turn. Turns continue for the requested time, and until there were _LEAST_TURNS unless
+    that takes far longer than requested.
+    """
     return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
 
 
 def _warm(run: Callable[[], float], seconds: float) -> float:
-    """Run until three times in a row have brought nothing better, or the time is over; returns the best."""
+    """Run until three runs in a row were no faster, or `seconds` are over, and return the best time."""
     begun = time.perf_counter()
     best, since = run(), 0
     while since < 3 and time.perf_counter() - begun < seconds:
@@ -284,18 +296,18 @@ def _warm(run: Callable[[], float], seconds: float) -> float:
 
 
 def _batch(random: np.random.Generator, backend: CpuBackend, rows: int, start: int) -> Batch:
-    """Random tokens of one sequence, the last one's logits asked for."""
+    """Return a batch of random tokens for one sequence that requests the logits of the last token."""
     tokens = random.integers(0, backend.info.vocabulary_size, rows).astype(np.int32)
     positions = np.arange(start, start + rows, dtype=np.int32)
     return Batch(tokens, np.zeros(rows, np.int32), positions, positions == start + rows - 1)
 
 
-# --- what was measured, by op -----------------------------------------------------------------------------------------
+# --- measurements by op -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _OpPart:
-    """What is told as one: an op of the plan with all its records, but for the quantizing of its input."""
+    """A unit of the profile: all records of one op, or of the quantization of its input."""
 
     origin: int  # index in the plan
     quantizes: bool
@@ -328,8 +340,10 @@ def _step_profile(backend: CpuBackend, measured: _Measured, limits: SpeedLimits)
 
 
 def _by_part(times: list[list[StepTimes]], numbers: list[int]) -> NDArray[np.float64]:
-    """float64[2, repetitions, parts]: time taken, and waiting of it, means over the threads. `numbers`: the part that
-    each record belongs to."""
+    """Return float64[2, repetitions, parts]: the time of each part and its waiting time, as means over the threads.
+
+    `numbers` holds the index of the part that each record belongs to.
+    """
     sums = np.zeros((2, len(times), max(numbers) + 1))
     for repetition, steps in enumerate(times):
         for step in steps:
@@ -339,17 +353,17 @@ def _by_part(times: list[list[StepTimes]], numbers: list[int]) -> NDArray[np.flo
 
 
 def _typical(seconds: list[float]) -> NDArray[np.int64]:
-    """The repetitions in the middle half by their time, over which means are taken.
+    """Return the indices of the repetitions whose total time is in the middle half.
 
-    The median of each op would leave out what strikes another op each time: SmolLM2's decode, 416 steps: all ops
-    together 3.45 ms in the median, 3.24 the sum of their medians, 3.46 so.
+    Medians per op would miss disturbances that hit a different op each time. Over 416 decode steps of SmolLM2, the
+    median of all ops together was 3.45 ms, the sum of the medians per op 3.24 ms, and this method gave 3.46 ms.
     """
     quarter = len(seconds) // 4
     return np.argsort(seconds)[quarter : len(seconds) - quarter]
 
 
 def _shapes(rows: int, depth: int) -> list[StepShape]:
-    """The steps that the backend makes of a batch."""
+    """Return the steps into which the backend splits a batch."""
     starts = range(0, rows, MAX_ROWS)
     return [
         StepShape(min(MAX_ROWS, rows - start), depth + start, wanted=int(start + MAX_ROWS >= rows)) for start in starts
@@ -377,7 +391,7 @@ def _op_profile(plan: Plan, part: _OpPart, spent: Spent) -> OpProfile:
 
 
 def _layer(plan: Plan, index: int) -> int | None:
-    """By the name of the next matrix: an op without one prepares what it is multiplied by."""
+    """Return the layer of an op, from the name of the next matrix. An op without a matrix prepares its input."""
     names = (matrix.name for op in plan.ops[index:] if (matrix := op.matrix))
     found = _LAYER.match(next(names, ""))
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""`bench compare`: one run beside another, and an exit code for those who watch over speed."""
+"""Implements `bench compare`, which compares two runs and can fail if one is slower."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from llmrun.errors import UsageError
 
 _LOST = 1
 _NO_INTERVAL = "one sample"
-_TOO_FEW = "too few to say"
-# Recorded on a shared host: an engine beside itself, minutes apart, differed by 10 % in the median of 40 comparisons.
-_WHAT_IT_DOES_NOT_KNOW = (
-    "an interval knows the noise within each run, not what changed on the machine between them: to be sure, measure"
-    " both in one run"
+_TOO_FEW = "too few samples"
+# On a shared host, the speed of one engine differed by 10 % between sessions minutes apart (median of 40 comparisons).
+_CAVEAT = (
+    "the intervals reflect only the noise within each run, not changes of the machine between runs: for a reliable"
+    " comparison, measure both in one run"
 )
 
 
 def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
-    """Print the ratios; 1 when something lost more than `fail_above`. Raises UsageError."""
+    """Print the ratios and return the exit code: 1 if a test lost more than `fail_above`. Raises UsageError."""
     limit = None if fail_above is None else parse_limit(fail_above)
     found = compare(_series(before), _series(after), unpaired_ratio)
     if not found.comparisons:
         raise UsageError(
-            f"nothing to compare: {before} and {after}: no test of one is a test of the other",
+            f"nothing to compare: {before} and {after} have no test in common",
             hint=f"{before} has {_tests(found.only_a)}; {after} has {_tests(found.only_b)}",
         )
     if as_json:
@@ -57,7 +57,7 @@ def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bo
 
 
 def _series(reference: str) -> list[Series]:
-    """A file, or a run of the history."""
+    """Read the series of a results file, or of a run in the history."""
     path = Path(reference).expanduser()
     if path.suffix or path.exists() or len(path.parts) > 1:
         return read_series(path)
@@ -80,14 +80,14 @@ def _show(found: Compared) -> None:
         ]
         for one in found.comparisons
     ]
-    out.picture(table_of(["test", "what", "before", "after", "ratio", "99%"], rows, numbers_from=2))
-    out.note(_WHAT_IT_DOES_NOT_KNOW)
+    out.picture(table_of(["test", "model", "before", "after", "ratio", "99%"], rows, numbers_from=2))
+    out.note(_CAVEAT)
     for one in found.comparisons:
         if one.note:
             out.note(f"{one.b.test}: {one.note}")
-    for name, series in (("before", found.only_a), ("after", found.only_b)):
+    for name, series in (("BEFORE", found.only_a), ("AFTER", found.only_b)):
         if series:
-            out.note(f"only {name}: {_tests(series)}")
+            out.note(f"only in {name}: {_tests(series)}")
 
 
 def _speed(series: Series) -> str:
@@ -106,11 +106,11 @@ def _interval(one: Comparison) -> str:
     if one.low == 0:
         return _TOO_FEW
     shown = f"{one.low:.2f} to {one.high:.2f}"
-    return f"{shown}, no difference shown" if one.low <= 1 <= one.high else shown
+    return f"{shown}, no significant difference" if one.low <= 1 <= one.high else shown
 
 
 def _body(one: Comparison) -> dict[str, Any]:
-    """JSON has no infinity: an interval that ends nowhere has no end."""
+    """Return a comparison as JSON. The ends of an infinite interval are null, because JSON has no infinity."""
     is_known = one.low is not None and one.low > 0
     return {
         "test": one.b.test,

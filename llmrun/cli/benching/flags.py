@@ -1,4 +1,4 @@
-"""The flags of `llmrun bench`, and what they ask for."""
+"""The flags of `llmrun bench`, and the targets and workloads that they describe."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from llmrun.bench.measuring.workload import Workload
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
-LISTS = ("table", "json", "jsonl")  # of runs
+LISTS = ("table", "json", "jsonl")  # the formats for lists of runs
 DEFAULT_SECONDS = 30.0
-_LIST = "A number, 1,2,8 or 1-8."
+_LIST = "(a number, 1,2,8 or 1-8)"
 _BACKENDS = ", ".join(CHOICES)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchFlags:
-    """What was typed; None, or False, was not. In the order of --help."""
+    """The flags in the order of --help. A flag that was not given is None or False."""
 
     model: Annotated[
         list[str] | None,
@@ -38,43 +38,44 @@ class BenchFlags:
             "-m",
             "--model",
             metavar="NAME",
-            help="A name of the catalogue, a .gguf file, or several: A,B.",
+            help="Catalogue name, .gguf file or URL#MODEL, or several: A,B",
             autocompletion=models,
         ),
     ] = None
-    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens. {_LIST}")] = "512"
-    n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate after it.")] = "128"
-    n_depth: Annotated[str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the cache before it.")] = "0"
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Real conversations instead: a question, a long document, several turns.")
-    ] = False
+    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens {_LIST}")] = "512"
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate")] = "128"
+    n_depth: Annotated[
+        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the KV cache before the prompt")
+    ] = "0"
+    chat: Annotated[bool, typer.Option("--chat", help="Use built-in conversations instead of random tokens")] = False
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help='Your own: a line is {"prompt": "..."}.')
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help='Use prompts from FILE; one {"prompt": "..."} per line'),
     ] = None
-    cold: Annotated[bool, typer.Option("--cold", help="A new process each time: seconds to the first token.")] = False
-    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.")] = "1"
+    cold: Annotated[bool, typer.Option("--cold", help="Measure cold starts: time to the first token")] = False
+    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Concurrent requests")] = "1"
     backend: Annotated[
         str | None,
         typer.Option(
             "--backend",
             metavar="NAME",
-            help=f"{_BACKENDS}, or several.  [default: auto]",
+            help=f"Backend, or several: {_BACKENDS}  [default: auto]",
             autocompletion=one_of(*CHOICES),
         ),
     ] = None
     endpoint: Annotated[
         list[str] | None,
-        typer.Option("--endpoint", metavar="URL#MODEL", help="A server that speaks OpenAI's API. Repeatable."),
+        typer.Option("--endpoint", metavar="URL#MODEL", help="OpenAI-compatible server; can be repeated"),
     ] = None
     threads: Annotated[
-        str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
+        str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads  [default: one per core]")
     ] = None
     kv_type: Annotated[
         str | None,
         typer.Option(
             "--kv-type",
             metavar="TYPE",
-            help="Of the KV cache: f16, q8_0.  [default: f16]",
+            help="KV cache precision: f16 or q8_0  [default: f16]",
             autocompletion=one_of(*KV_TYPES),
         ),
     ] = None
@@ -84,38 +85,39 @@ class BenchFlags:
             "--gpu-layers",
             "-ngl",
             metavar="N",
-            help="Layers that a GPU runs: auto, all, or numbers.",
+            help="Layers on the GPU: auto, all, or numbers  [default: auto]",
             autocompletion=one_of("auto", "all"),
         ),
     ] = None
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", help="At most so long for each configuration.  [default: 30]"),
+        typer.Option("--seconds", metavar="S", help="Time limit per configuration  [default: 30]"),
     ] = None
     repetitions: Annotated[
         int | None,
-        typer.Option("-r", "--repetitions", metavar="N", min=1, help="So many rounds.  [default: until sure]"),
+        typer.Option("-r", "--repetitions", metavar="N", min=1, help="Number of rounds  [default: until precise]"),
     ] = None
-    profile: Annotated[bool, typer.Option("--profile", help="Where the time goes: each op of the CPU engine.")] = False
+    profile: Annotated[bool, typer.Option("--profile", help="Profile each op of the CPU engine")] = False
     output: Annotated[
         str | None,
         typer.Option(
             "-o",
             "--output",
             metavar="FORMAT",
-            help="table, md, csv, json or jsonl.",
+            help="Format: table, md, csv, json or jsonl  [default: table]",
             autocompletion=one_of(*FORMATS),
         ),
     ] = None
-    json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts.")] = None
-    save: Annotated[bool, typer.Option("--save", help="Keep it for `bench history` and `bench compare`.")] = False
+    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json")] = False
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts")] = None
+    save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`")] = False
     price_kwh: Annotated[
-        float | None, typer.Option("--price-kwh", metavar="P", min=0.0, help="Of electricity: tells the cost.")
+        float | None,
+        typer.Option("--price-kwh", metavar="P", min=0.0, help="Electricity price per kWh, to show the cost"),
     ] = None
     compare_price: Annotated[
         float | None,
-        typer.Option("--compare-price", metavar="P", min=0.0, help="What an API takes for a million tokens."),
+        typer.Option("--compare-price", metavar="P", min=0.0, help="API price per million tokens, to compare the cost"),
     ] = None
     offline: options.Offline = False
     quiet: options.Quiet = False
@@ -123,16 +125,16 @@ class BenchFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """The settings of this run, for what the lists among the flags leave open. Raises UsageError."""
+        """Load the settings, which hold the defaults of some flags, and configure the output. Raises UsageError."""
         settings = load_settings({"offline": self.offline or None, "quiet": self.quiet or None})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
 
     @property
     def format(self) -> str:
-        """One of FORMATS. Raises UsageError."""
+        """The output format, one of FORMATS. Raises UsageError."""
         if self.json_output and self.output not in (None, "json"):
-            raise UsageError(f"--json: together with -o {self.output}: one of them")
+            raise UsageError(f"--json: cannot be combined with -o {self.output}")
         chosen = "json" if self.json_output else self.output or "table"
         if chosen not in FORMATS:
             raise UsageError(f"-o: {chosen!r} is not one of {', '.join(FORMATS)}")
@@ -140,7 +142,7 @@ class BenchFlags:
 
     @property
     def time_limit(self) -> float:
-        """Seconds. Raises UsageError."""
+        """The time limit per configuration in seconds. Raises UsageError."""
         if self.seconds is None:
             return DEFAULT_SECONDS
         if not (math.isfinite(self.seconds) and self.seconds > 0):
@@ -150,7 +152,7 @@ class BenchFlags:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """The lists of a sweep, parsed."""
+    """The parsed lists of a sweep."""
 
     backends: Sequence[str]
     threads: Sequence[int | None]
@@ -159,14 +161,14 @@ class Knobs:
 
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
-    """Raises UsageError."""
+    """Parse the lists of a sweep, with defaults from the settings. Raises UsageError."""
     from llmrun.bench.measuring.sweep import numbers, words
 
     threads: list[int | None] = [settings.threads]
     if flags.threads is not None:
         threads = [*numbers(flags.threads, "--threads", 1)]
         if max(found for found in threads if found is not None) > 1024:
-            raise UsageError(f"--threads: {flags.threads!r}: more than 1024")
+            raise UsageError(f"--threads: {flags.threads!r}: the maximum is 1024")
     return Knobs(
         words(flags.backend, "--backend", CHOICES, hidden=HIDDEN_CHOICES) if flags.backend else [settings.backend],
         threads,
@@ -176,7 +178,7 @@ def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
 
 
 def _layers(text: str) -> list[int | str]:
-    """`auto`, `all`, numbers and ranges, mixed."""
+    """Parse a list that may mix `auto`, `all`, numbers and ranges."""
     from llmrun.bench.measuring.sweep import numbers
 
     found: list[int | str] = []
@@ -186,7 +188,7 @@ def _layers(text: str) -> list[int | str]:
 
 
 def workloads(flags: BenchFlags) -> list[Workload]:
-    """What each target is asked, in the order of --help. Raises UsageError."""
+    """Return the workloads to run on each target, in the order of --help. Raises UsageError."""
     from itertools import product
 
     from llmrun.bench.measuring.sweep import numbers
@@ -196,11 +198,11 @@ def workloads(flags: BenchFlags) -> list[Workload]:
         name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given
     ]
     if len(kinds) > 1:
-        raise UsageError(f"{kinds[0]}: together with {kinds[1]}: one of them")
+        raise UsageError(f"{kinds[0]}: cannot be combined with {kinds[1]}")
     concurrencies = numbers(flags.concurrency, "--concurrency", 1)
     if flags.cold:
         if concurrencies != [1]:
-            raise UsageError("--cold: each start is alone: together with --concurrency")
+            raise UsageError("--cold: cannot be combined with --concurrency")
         return [cold_starts()]
     if flags.chat:
         return [workload for concurrency in concurrencies for workload in chats(concurrency)]

@@ -1,4 +1,4 @@
-"""A benchmark as a Markdown table, to be pasted into an issue or a README."""
+"""Formats a benchmark as a Markdown table for an issue or a README."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from llmrun.bench.documents.words import result_names, verdict_sentence
 from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.console.terminal import visible_line
 
-# What would end a cell, or begin markup or HTML.
+# These characters would end a cell, or start markup or HTML.
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>[]"})
 
 
 def markdown(document: Document) -> str:
-    """The medians, the shares of the machine's limits, and the verdicts."""
+    """Return the medians, the shares of the machine's limits and the verdicts as Markdown."""
     names = shown_metrics(document)
     heads = [
         "model",
         "",
         *(head_words(name).replace("\n", ", ") for name in names),
         "memory",
-        "of bandwidth",
-        "of int8 peak",
+        "share of bandwidth",
+        "share of int8 peak",
     ]
     rows = [
         [escaped(result.subject.model), escaped(name), *(figure_words(result, one) for one in names), *_machine(result)]
@@ -35,6 +35,7 @@ def markdown(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
+    """Escape text for a cell of a Markdown table."""
     return visible_line(text).translate(_ESCAPED)
 
 

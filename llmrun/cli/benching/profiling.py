@@ -1,4 +1,4 @@
-"""`bench --profile`: where the CPU engine's time goes, op by op."""
+"""Implements `bench --profile`, which shows where the CPU engine spends its time, op by op."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _HEADS = [
     "op",
     "count",
     "time",
-    "of the\nstep",
-    "of it\nwaiting",
+    "% of\nstep",
+    "%\nwaiting",
     "reads",
     "GB/s",
-    "of the\nlimit",
+    "% of\nlimit",
     "G int8\nproducts/s",
-    "of the\nlimit",
+    "% of\nlimit",
 ]
 
 
 def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
-    """Raises UsageError for what has no plan."""
+    """Raise UsageError if the flags ask for something that cannot be profiled."""
     if kind not in LISTS:
-        raise UsageError(f"--profile: -o {kind}: one of {', '.join(LISTS)}")
+        raise UsageError(f"--profile: -o {kind} is not supported: use one of {', '.join(LISTS)}")
     if any(name != AUTO and not _is_cpu_engine(name) for name in backends):
-        raise UsageError("--profile: only the CPU engine has a plan whose ops can be timed: --backend cpu")
+        raise UsageError("--profile: only the CPU engine can be profiled", hint="use --backend cpu")
     if any(workload.facts.kind != "synthetic" or workload.facts.concurrency > 1 for workload in workloads):
-        raise UsageError("--profile: takes -p and -d, nothing else of a workload")
+        raise UsageError("--profile: supports no workload flags except -p and -d")
 
 
 def _is_cpu_engine(name: str) -> bool:
@@ -51,7 +51,7 @@ def _is_cpu_engine(name: str) -> bool:
 
 
 def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
-    """Each model with each depth and prompt."""
+    """Profile each model with each combination of depth and prompt, and print the results. Returns the exit code."""
     shapes = dict.fromkeys((workload.facts.prompt, workload.facts.depth) for workload in workloads)
     bodies = []
     for target in targets:
@@ -89,8 +89,8 @@ def _show(model: str, found: Profile) -> None:
     out.picture(
         Text(
             visible_line(
-                f"{model}  {found.threads} threads, {found.kv_type}  this machine reads "
-                f"{format_bandwidth(limits.read_bandwidth)} and makes {format_number(limits.multiply_rate / 1e9)}"
+                f"{model}  {found.threads} threads, {found.kv_type}  machine limits: "
+                f"{format_bandwidth(limits.read_bandwidth)}, {format_number(limits.multiply_rate / 1e9)}"
                 " G int8 products/s"
             ),
             style="bold",
@@ -103,7 +103,7 @@ def _show(model: str, found: Profile) -> None:
             Text(
                 f"{name}{depth}: {format_seconds(step.step_seconds)},"
                 f" {format_number(step.rows / step.step_seconds)} tok/s"
-                f"  (timing the ops changes that by {step.timing_cost:+.1%})"
+                f"  (timing the ops changes this by {step.timing_cost:+.1%})"
             )
         )
         lines = step.ops if out.verbose else step.kinds

@@ -1,4 +1,4 @@
-"""A benchmark's document, in the format that was asked for."""
+"""Prints a benchmark's document in the chosen format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.errors import LlmrunError
 
 
 def show(document: Document, kind: str, *, api_price: float | None = None) -> None:
-    """`kind`: one of flags.FORMATS. The answer goes to stdout, failures and notes to stderr."""
+    """Print a document in the format `kind` (one of flags.FORMATS) to stdout, and failures and notes to stderr."""
     if kind == "table":
         from llmrun.cli.benching.table import show_tables
 
@@ -29,7 +29,7 @@ def show(document: Document, kind: str, *, api_price: float | None = None) -> No
         if result.failure is not None:
             out.error(f"{visible_line(result.subject.name)}: {result.failure.message}", result.failure.hint)
     if document.interrupted:
-        out.note("interrupted: these are the figures up to then")
+        out.note("interrupted: showing the figures measured so far")
 
 
 def _show_rows(document: Document, kind: str) -> None:
@@ -47,7 +47,7 @@ def _show_rows(document: Document, kind: str) -> None:
 
 
 def write_page(document: Document, path: Path) -> None:
-    """Raises LlmrunError where it cannot be written."""
+    """Write the HTML page of a document. Raises LlmrunError if the file cannot be written."""
     from llmrun.bench.html.page import page
 
     path = path.expanduser()
@@ -59,7 +59,7 @@ def write_page(document: Document, path: Path) -> None:
 
 
 def show_history(documents: Sequence[Document], kind: str) -> None:
-    """A line for each run, the last one last."""
+    """Print one line per run, oldest first."""
     if kind != "table":
         from llmrun.bench.documents.document_json import to_json
 
@@ -71,12 +71,12 @@ def show_history(documents: Sequence[Document], kind: str) -> None:
             out.json_list(bodies)
         return
     if not documents:
-        out.note("nothing is kept yet: llmrun bench --save keeps a run")
+        out.note("no runs are saved yet: save one with llmrun bench --save")
         return
     from llmrun.cli.benching.table import table_of
 
     rows = [_history_row(document) for document in documents]
-    out.picture(table_of(["run", "when (UTC)", "what", "prefill", "decode"], rows, numbers_from=3))
+    out.picture(table_of(["run", "when (UTC)", "configuration", "prefill", "decode"], rows, numbers_from=3))
 
 
 def _history_row(document: Document) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which figures a summary shows, and how: the same on the terminal and in Markdown."""
+"""Selects and formats the figures of a summary, for both the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "through
 
 
 def shown_metrics(document: Document) -> list[str]:
-    """Those that any configuration has. Throughput says something new only when requests run together."""
+    """Return the metrics that at least one configuration has. Throughput is shown only for concurrent requests."""
     together = any(result.workload.concurrency > 1 for result in document.results)
     left_out = () if together else ("throughput", "requests")
     return [
@@ -19,7 +19,7 @@ def shown_metrics(document: Document) -> list[str]:
 
 
 def head_words(name: str) -> str:
-    """The metric, and under it the unit of what brings none of its own."""
+    """Return the column head of a metric, with the unit below it if the values are formatted without one."""
     return (
         f"{metric_of(name).words}\n{metric_unit(name)}"
         if name in ("prefill", "decode", "throughput")
@@ -28,7 +28,7 @@ def head_words(name: str) -> str:
 
 
 def figure_words(result: Result, name: str) -> str:
-    """The median; a time with its unit. Empty where there is none."""
+    """Format the median of a metric, with its unit if it is a time. Empty if there is none."""
     if name not in result.figures:
         return ""
     figure = result.figures[name]

@@ -1,4 +1,4 @@
-"""A benchmark on the terminal: what was measured, the machine's limits beside it, and the verdicts."""
+"""Shows a benchmark on the terminal: the figures, the shares of the machine's limits, and the verdicts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, visible_line
 
-_BAR = 10  # columns
-_BARS_FROM = 96  # columns of the terminal: figures come first
+_BAR = 10  # the width of a bar in columns
+_BARS_FROM = 96  # Bars are shown only on terminals with at least this many columns. Figures come first.
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def show_tables(document: Document, api_price: float | None) -> None:
-    """To stdout; with --verbose all figures too."""
+    """Print the tables of a document to stdout. With --verbose, include all figures."""
     out.picture(_heading(document))
     out.picture(_speeds(document))
     for part in (_limits(document), _all_figures(document) if out.verbose else None):
@@ -40,8 +40,11 @@ def show_tables(document: Document, api_price: float | None) -> None:
 
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int = 1) -> Table:
-    """Columns from `numbers_from` on stand to the right, but for bars, which have no head. Texts have passed
-    `visible_line`."""
+    """Build a table without borders.
+
+    Columns from `numbers_from` on are right-aligned, except bars, which have no head. The caller must have passed
+    untrusted text through `visible_line`.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
         is_number = number >= numbers_from and head != ""
@@ -52,11 +55,11 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numb
 
 
 def _unjudged(document: Document) -> list[str]:
-    """Why there is no verdict, where one would be expected."""
+    """Explain why there is no verdict, if the user would expect one."""
     labels = [result.workload.label for result in document.results if result.samples]
     if document.verdicts or len(labels) == len(set(labels)):
         return []
-    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed (more --seconds, or less of -p and -n)"]
+    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed (raise --seconds, or lower -p and -n)"]
 
 
 def _rounds(document: Document) -> str:
@@ -73,7 +76,7 @@ def _heading(document: Document) -> Text:
 
 
 def _speeds(document: Document) -> Table:
-    """The medians: those columns that any configuration has, fewer where the terminal is narrow."""
+    """Return the table of medians, with fewer columns on a narrow terminal."""
     names = shown_metrics(document)
     with_bars = columns() >= _BARS_FROM and len(document.results) > 1
     with_memory = any(result.peak_memory for result in document.results)
@@ -108,14 +111,14 @@ def _shares_of_the_largest(document: Document, name: str) -> list[float]:
 
 
 def bar(share: float, width: int = _BAR) -> str:
-    """`share` of `width` columns, in eighths of one."""
+    """Return a bar that fills `share` of `width` columns, with a resolution of an eighth of a column."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8) if math.isfinite(share) else 0
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def _limits(document: Document) -> Table | None:
-    """The shares of the machine's limits, where they were measured."""
+    """Return the table with the shares of the machine's limits, or None if they were not measured."""
     found = [
         (name, result.roofline)
         for name, result in zip(result_names(document), document.results, strict=True)
@@ -135,7 +138,7 @@ def _limits(document: Document) -> Table | None:
     bars = [""] if with_bars else []
     return table_of(
         [
-            "of this machine's limits",
+            "share of machine limits",
             f"decode\nof {format_bandwidth(limits.read_bandwidth)} read",
             *bars,
             f"prefill\nof {format_number(limits.multiply_rate / 1e9)} G int8 products/s",
@@ -163,9 +166,9 @@ def _energy_lines(document: Document, api_price: float | None) -> list[str]:
         if energy is None:
             continue
         joules, watts = format_number(energy.joules_per_token), format_number(energy.watts)
-        words = f"{name}: {joules} J a token, {watts} W ({energy.source})"
+        words = f"{name}: {joules} J per token, {watts} W ({energy.source})"
         if energy.cost_per_million is not None:
-            words += f", {format_number(energy.cost_per_million)} for a million tokens"
+            words += f", {format_number(energy.cost_per_million)} per million tokens"
             if api_price:
                 words += f". {beside_api(energy.cost_per_million, api_price)[1]}"
         lines.append(words)

@@ -1,7 +1,7 @@
 """Measure how fast models are on this machine.
 
-The default is prompts of 512 random tokens and answers of 128. Flags that take a list are measured in every
-combination. All configurations take turns, and are compared with the first.
+By default, prompts have 512 random tokens and answers have 128. If flags have lists of values, every combination is
+measured. The configurations take turns, and each is compared with the first.
 
 Examples:
     llmrun bench -m qwen3:4b
@@ -50,16 +50,17 @@ command = typer.Typer(
 @command.callback(invoke_without_command=True)
 @takes_flags(BenchFlags)
 def measure(context: typer.Context, *, flags: BenchFlags) -> int:
+    """Run the benchmark that the flags describe, unless a subcommand was given. Returns the exit code."""
     if context.invoked_subcommand is not None:
         return 0
     settings = flags.settings()
     kind, lists, asked, seconds = flags.format, knobs(flags, settings), workloads(flags), flags.time_limit
     if flags.html is not None and not flags.html.expanduser().absolute().parent.is_dir():
-        raise UsageError(f"--html: {flags.html}: its folder does not exist")
+        raise UsageError(f"--html: {flags.html}: the folder does not exist")
     if flags.compare_price is not None and flags.price_kwh is None:
-        raise UsageError("--compare-price: what electricity costs is not known: --price-kwh")
+        raise UsageError("--compare-price: needs the price of electricity", hint="add --price-kwh")
 
-    # Nothing heavy is imported above this line, so that usage errors come at once.
+    # No heavy imports above this line, so that usage errors appear immediately.
     from llmrun.bench.measuring.sweep import configurations
 
     if flags.profile:
@@ -73,7 +74,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
-    """Find, and if need be fetch, all models before anything is measured. Endpoints count as models too."""
+    """Return the targets, and download missing models before anything is measured. Endpoints count as models too."""
     from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint
 
@@ -85,7 +86,9 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
     if endpoints and not local:
         _refuse_what_a_server_decides(flags)
     if endpoints and (flags.cold or flags.profile):
-        raise UsageError(f"{'--cold' if flags.cold else '--profile'}: only for models on this machine, not an endpoint")
+        raise UsageError(
+            f"{'--cold' if flags.cold else '--profile'}: works only for models on this machine, not for an endpoint"
+        )
     models = [_found(name, settings, lists.backends) for name in local]
     return [
         *(local_targets(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers) if models else ()),
@@ -100,7 +103,7 @@ def _names(given: Sequence[str]) -> list[str]:
     names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
     found = list(dict.fromkeys(name.strip() for some in names for name in some))
     if "" in found:
-        raise UsageError("--model: an empty name in the list")
+        raise UsageError("--model: the list contains an empty name")
     return found
 
 
@@ -112,11 +115,11 @@ def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
         ("--gpu-layers", flags.gpu_layers),
     ):
         if value is not None:
-            raise UsageError(f"{flag}: an endpoint decides that itself")
+            raise UsageError(f"{flag}: cannot be set for an endpoint")
 
 
 def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
-    """Return what to call a model, and its file."""
+    """Return the display name of a model and the path of its file."""
     if any(map(is_stand_in, backends)):
         return Path(name).stem, name
     from llmrun.cli.console.progress import HubReporter
@@ -127,7 +130,10 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
 
 
 def _measured(configurations: Sequence[Configuration], flags: BenchFlags, seconds: float) -> Document:
-    """Measure. If everything failed, raises the first error; if nothing was measured, KeyboardInterrupt."""
+    """Measure the configurations and return the document.
+
+    Raises the first error if all configurations failed, and KeyboardInterrupt if nothing was measured.
+    """
     from llmrun.bench.measuring.digests import file_sha256
     from llmrun.bench.measuring.results import document, is_precise
     from llmrun.bench.measuring.runner import Effort, Runner
@@ -174,9 +180,9 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
         if flags.save:
             save(found)
     if flags.save:
-        out.note(f"kept as {found.identity}: `llmrun bench history` lists what is kept")
+        out.note(f"saved as {found.identity}: list saved runs with `llmrun bench history`")
     if flags.price_kwh is not None and all(result.energy is None for result in found.results):
-        out.note("this machine does not tell how much energy it takes: no cost of tokens")
+        out.note("cannot compute the cost of tokens: this machine does not report its energy use")
     failed = [result.failure for result in found.results if result.failure is not None]
     if found.interrupted:
         return INTERRUPTED
@@ -190,22 +196,26 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
 llmrun bench history
 llmrun bench history last~1 -o md
 llmrun bench history last --html page.html""",
-    short_help="List the runs that were kept, or show one of them.",
+    short_help="List saved runs, or show one of them.",
 )
 def history(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Show this one again: its name's beginning, last, last~1.")
+        str | None, typer.Argument(metavar="[RUN]", help="Run to show: a name or its prefix, last, or last~1")
     ] = None,
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="FORMAT", help="As for bench.", autocompletion=one_of(*FORMATS)),
+        typer.Option(
+            "-o", "--output", metavar="FORMAT", help="Output format, as for bench", autocompletion=one_of(*FORMATS)
+        ),
     ] = "table",
-    json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts, of RUN.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts of RUN")
+    ] = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """List the runs that were kept with --save, or show one of them again."""
+    """List the runs saved with --save, or show one of them."""
     del debug
     flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
@@ -214,7 +224,7 @@ def history(
 
     kept = load_history()
     if kept.damaged:
-        out.note(f"{counted(kept.damaged, 'line')} of the history cannot be read, and are left out")
+        out.note(f"skipped {counted(kept.damaged, 'unreadable line')} of the history")
     if run is not None:
         found = find(run, kept.documents)
         show(found, flags.format)
@@ -222,9 +232,9 @@ def history(
             write_page(found, html)
         return 0
     if html is not None:
-        raise UsageError("--html: of which run? llmrun bench history RUN --html FILE")
+        raise UsageError("--html: needs a run: llmrun bench history RUN --html FILE")
     if flags.format not in LISTS:
-        raise UsageError(f"-o {flags.format}: the list of runs: one of {', '.join(LISTS)}")
+        raise UsageError(f"-o {flags.format}: not supported for the list of runs: use one of {', '.join(LISTS)}")
     show_history(kept.documents, flags.format)
     return 0
 
@@ -235,14 +245,14 @@ def history(
     epilog="""\
 llmrun bench compare last~1 last
 llmrun bench compare before.json after.json --fail-above 5%""",
-    short_help="Compare two runs, or files of results.",
+    short_help="Compare two runs or results files.",
 )
 def compare(
     before: Annotated[
         str,
         typer.Argument(
             metavar="BEFORE",
-            help="A run of the history, last~1, or a file.",
+            help="A saved run, last~1, or a results file",
             autocompletion=one_of("last", "last~1", FILES),
         ),
     ],
@@ -250,19 +260,19 @@ def compare(
         str,
         typer.Argument(
             metavar="AFTER",
-            help="Another one: llama-bench's JSON too.",
+            help="Another run or file; llama-bench's JSON works too",
             autocompletion=one_of("last", "last~1", FILES),
         ),
     ],
     fail_above: Annotated[
         str | None,
-        typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),
+        typer.Option("--fail-above", metavar="LOSS", help="Exit with 1 if a test is slower by more: 5% or 0.05"),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Compare two runs: from the history, or from files of results, including llama-bench's JSON."""
+    """Compare two runs from the history or from results files, including llama-bench's JSON."""
     del debug
     BenchFlags(quiet=quiet).settings()
     from llmrun.cli.benching.comparing import compare_runs

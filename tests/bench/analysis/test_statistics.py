@@ -204,9 +204,9 @@ def test_values_that_no_clock_gives_are_refused(bad: float) -> None:
     good = [1.0] * 10
     wrong = [*good[1:], bad]
     for ratio in (paired_ratio, unpaired_ratio):
-        with pytest.raises(ValueError, match="a: a value is above 0 and finite"):
+        with pytest.raises(ValueError, match="a: a value is not above 0 and finite"):
             ratio(wrong, good, is_speed=True)
-        with pytest.raises(ValueError, match="b: a value is above 0 and finite"):
+        with pytest.raises(ValueError, match="b: a value is not above 0 and finite"):
             ratio(good, wrong, is_speed=True)
 
 

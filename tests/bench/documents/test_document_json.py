@@ -107,8 +107,12 @@ def _put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("format", FORMAT + 1, f"format: {FORMAT + 1} is of a later llmrun, this one reads up to {FORMAT}"),
-        ("format", 10**400, f"format: a huge one is of a later llmrun, this one reads up to {FORMAT}"),
+        (
+            "format",
+            FORMAT + 1,
+            f"format: {FORMAT + 1} is from a newer llmrun; this version reads formats up to {FORMAT}",
+        ),
+        ("format", 10**400, f"format: a huge one is from a newer llmrun; this version reads formats up to {FORMAT}"),
         ("format", True, f"format: True is not an integer from 1 to {FORMAT}"),
         ("identity", 7, "identity: 7 is not text"),
         ("identity", "\ud800", r"identity: '\ud800' is not text that UTF-8 can hold"),
@@ -128,7 +132,7 @@ def _put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
             "results[0].samples.decode[0]: a huge integer is not a number of at most 1e+30",
         ),
         ("results.0.timeline.1", [0.5], "results[0].timeline[1]: a list is not a list of 2"),
-        ("results.0.energy.new", 1, "results[0].energy.new: no such key"),
+        ("results.0.energy.new", 1, "results[0].energy.new: unknown key"),
         ("results.0.energy", [], "results[0].energy: a list is not an object"),
         ("verdicts.0.of", 2, "verdicts[0].of: 2 is not an index of 2 results"),
         ("system.cpu", math.inf, "system.cpu: inf is not a number of at most 1e+30"),
@@ -179,7 +183,7 @@ def test_a_file_that_cannot_be_read_as_text_is_refused(tmp_path: Path) -> None:
 
 def test_what_json_cannot_hold_is_refused_when_it_is_written() -> None:
     for bad in (math.nan, math.inf, {1, 2}):
-        with pytest.raises(LlmrunError, match=r"document\.system\.load: .* cannot be kept as JSON"):
+        with pytest.raises(LlmrunError, match=r"document\.system\.load: .* cannot be saved as JSON"):
             to_json(dataclasses.replace(document(), system={"load": bad}))
 
 

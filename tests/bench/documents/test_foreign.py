@@ -84,20 +84,20 @@ def test_our_documents_rows_and_history_are_read_alike(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "not valid JSON"),
-        ("[]", "holds no results"),
+        ("[]", "no results found"),
         ("| model | size |", "not valid JSON"),
-        ("[[1]]", "row 1: neither a document of llmrun bench nor a row of llama-bench"),
-        ('{"a": 1}', "neither a document of llmrun bench nor a row of llama-bench"),
+        ("[[1]]", "row 1: not a result of llmrun bench or llama-bench"),
+        ('{"a": 1}', "not a result of llmrun bench or llama-bench"),
         ('{"n_prompt": 1}\n{"n_prompt": }', "line 2: not valid JSON"),
         ('{"format": 1}', "identity: missing"),
-        ('[{"n_prompt": "many"}]', "row 1: n_prompt: not a count"),
-        ('[{"n_prompt": 1e300}]', "row 1: n_prompt: not a count"),
+        ('[{"n_prompt": "many"}]', "row 1: n_prompt: not a valid count"),
+        ('[{"n_prompt": 1e300}]', "row 1: n_prompt: not a valid count"),
         ('[{"n_prompt": 1, "model_type": 7}]', "row 1: model_type: not text"),
         ('[{"n_prompt": 1, "samples_ts": {"a": 1}}]', "row 1: samples_ts: not a list"),
-        ('[{"n_prompt": 1, "samples_ts": [1, 0]}]', "row 1: a speed: 0 is not a number of tokens a second above 0"),
+        ('[{"n_prompt": 1, "samples_ts": [1, 0]}]', "row 1: speed: 0 is not a positive number of tokens per second"),
         ('[{"n_prompt": 1, "samples_ts": [NaN]}]', "NaN is not a finite number"),
-        ('[{"n_prompt": 1, "avg_ts": true}]', "row 1: a speed: True is not a number of tokens a second above 0"),
-        ('build_commit,n_prompt,avg_ts\n"a","1","fast"\n', "line 2: a speed: 'fast' is not a number"),
+        ('[{"n_prompt": 1, "avg_ts": true}]', "row 1: speed: True is not a positive number of tokens per second"),
+        ('build_commit,n_prompt,avg_ts\n"a","1","fast"\n', "line 2: speed: 'fast' is not a positive number"),
         ('build_commit,n_prompt\n"a"b,1\n', "not valid CSV"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_row_with_any_value_is_read_or_refused_in_one_line(
 
 
 def test_a_document_of_impossible_speeds_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"a speed: 0\.0 is not"):
+    with pytest.raises(UsageError, match=r"speed: 0\.0 is not"):
         series_of(document(result(speeds=(0.0,))))
 
 
@@ -194,7 +194,7 @@ def compared(ratio: float, low: float | None, high: float | None) -> Comparison:
         (compared(1.10, 1.05, 1.15), None),
         (
             compared(0.90, None, None),
-            "tg128: 10.0% slower, limit 5.0% (a single sample on a side: by how much it varies is not known)",
+            "tg128: 10.0% slower, limit 5.0% (one side has a single sample, so the noise is unknown)",
         ),
         (compared(0.97, None, None), None),
     ],

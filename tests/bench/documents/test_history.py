@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nothing_was_measured_yet() -> None:
     assert load_history() == history.History(())
-    with pytest.raises(UsageError, match="no run is kept"):
+    with pytest.raises(UsageError, match="no runs are saved"):
         find("last", load_history().documents)
 
 
@@ -106,8 +106,8 @@ def test_a_run_is_found_by_its_name_or_its_place(reference: str, index: int) -> 
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("last~5", "last~5: only 5 runs are kept"),
-        ("ab", "'ab': the beginning of 3 runs: abc-1, abd-2, abd"),
+        ("last~5", "last~5: only 5 runs saved"),
+        ("ab", "'ab': matches 3 runs: abc-1, abd-2, abd"),
         ("x", "'x': no such run"),
         ("", "'': no such run"),
         ("last~-1", "'last~-1': no such run"),

@@ -29,7 +29,7 @@ def test_a_verdict_is_a_sentence() -> None:
 
 def test_a_verdict_that_shows_nothing_claims_nothing() -> None:
     assert sentence(Verdict("prefill", 0, 1, 1.01, 0.97, 1.04)) == (
-        "no difference shown between cpu and llama in prefill (99%: 0.97 to 1.04)"
+        "no significant difference between cpu and llama in prefill (99%: 0.97 to 1.04)"
     )
 
 

@@ -128,7 +128,7 @@ def test_the_same_document_has_the_same_page() -> None:
 
 def test_the_heading_says_what_was_measured_when_where_and_how() -> None:
     words = read(page(two_backends())).text
-    heading = words[: words.index("In short")]
+    heading = words[: words.index("Summary")]
     assert "smollm2:135m" in heading
     assert "2 October 2026, 14:03 UTC" in heading
     assert "Intel Xeon Platinum 8488C · 2 cores · 7,820 MiB · Linux 6.1, glibc 2.36" in heading
@@ -138,7 +138,7 @@ def test_the_heading_says_what_was_measured_when_where_and_how() -> None:
 def test_verdicts_are_sentences_at_the_top() -> None:
     words = read(page(two_backends())).text
     assert "cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)" in words
-    assert words.index("no difference shown between cpu and llama in prefill") < words.index("Speed")
+    assert words.index("no significant difference between cpu and llama in prefill") < words.index("Speed")
 
 
 def test_every_figure_is_in_the_tables() -> None:
@@ -150,7 +150,7 @@ def test_every_figure_is_in_the_tables() -> None:
     assert f"decode tok/s {decode.median:.0f} {decode.mean:.0f} {decode.stddev:.2f} 10" in reader.text
     assert reader.counts["tr"] == 1 + len(one.figures)
     assert "peak memory 312 MiB" in reader.text
-    assert "41.3 W, 0.272 J a token (RAPL package)" in reader.text
+    assert "41.3 W, 0.272 J per token (RAPL package)" in reader.text
     assert "4c9f" * 16 in reader.text
 
 
@@ -179,7 +179,9 @@ def test_the_limit_of_the_machine_stands_at_100_percent_and_holds_shares_above_i
 
 def test_configurations_without_a_limit_are_left_out_in_words() -> None:
     words = read(page(endpoint())).text
-    assert "Left out, because no limit of this machine was set against them: http://127.0.0.1:8080/v1" in words
+    assert (
+        "Not shown, because they were not compared with the limits of this machine: http://127.0.0.1:8080/v1" in words
+    )
 
 
 def test_many_configurations_have_a_panel_each_and_few_share_one() -> None:
@@ -203,8 +205,8 @@ def test_a_curve_runs_from_none_to_all_and_tokens_start_at_zero() -> None:
 
 
 def test_too_few_samples_make_no_curve_of_first_tokens() -> None:
-    assert "to the first token" not in page(document(measured("cpu", 152.0, 2210.0, repetitions=9)))
-    assert "to the first token" in page(document(measured("cpu", 152.0, 2210.0, repetitions=10)))
+    assert "<h3>time to first token" not in page(document(measured("cpu", 152.0, 2210.0, repetitions=9)))
+    assert "<h3>time to first token" in page(document(measured("cpu", 152.0, 2210.0, repetitions=10)))
 
 
 def test_a_chart_and_the_table_tell_the_same_median() -> None:

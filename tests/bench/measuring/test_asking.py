@@ -98,7 +98,7 @@ def test_an_empty_answer_is_no_measurement() -> None:
         def step(self) -> object:
             return engine.step()
 
-    with pytest.raises(LlmrunError, match="empty"):
+    with pytest.raises(LlmrunError, match="an answer had no tokens"):
         measured(Cancelling(), [[Request(TokenPrompt([65]), 3)]], 1)  # type: ignore[arg-type]
 
 

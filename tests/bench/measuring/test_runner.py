@@ -224,7 +224,7 @@ def test_a_machine_that_cannot_be_measured_costs_its_limits_and_nothing_else(
     outcome = runner_of("a", turns, rounds(3), tmp_path, notes).run()
     assert len(outcome.trials[0].samples) == 3
     assert outcome.bandwidths == []
-    assert notes.said == ["the machine's limits cannot be measured: memory to measure its speed: none is left"]
+    assert notes.said == ["cannot measure the machine's limits: memory to measure its speed: none is left"]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_what_is_no_range_is_one_line_that_names_the_flag(text: str) -> None:
 
 
 def test_a_number_below_what_the_flag_takes_is_refused() -> None:
-    with pytest.raises(UsageError, match="--threads: '0': 0, at least 1"):
+    with pytest.raises(UsageError, match="--threads: '0': 0 is not between 1 and"):
         numbers("0", "--threads", 1)
 
 

@@ -37,7 +37,7 @@ def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
         assert sample.requests[0].generated_tokens == SHORT.facts.generate
         assert process.peak_memory() > 10 << 20
         process.close()
-        with pytest.raises(LlmrunError, match="has been closed"):
+        with pytest.raises(LlmrunError, match="is closed"):
             process.run(SHORT, seed=2)
 
 
@@ -66,7 +66,7 @@ def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
     with worker() as process:
         process.open(target_of(tmp_path), ROOM)
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(BackendCrashed, match="died while running: SIGKILL"):
+        with pytest.raises(BackendCrashed, match="died while running a workload: SIGKILL"):
             process.run(SHORT, seed=1)
 
 

@@ -21,7 +21,7 @@ def test_a_synthetic_workload_says_what_it_is() -> None:
 
 
 def test_nothing_to_do_is_refused() -> None:
-    with pytest.raises(UsageError, match="nothing to measure: -p and -n: both 0"):
+    with pytest.raises(UsageError, match="nothing to measure: -p and -n are both 0"):
         synthetic(0, 0, 0, 1)
 
 
@@ -60,17 +60,17 @@ def test_a_file_of_prompts_is_read_a_line_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no prompt in it"),
-        ("hello", "line 1: not JSON"),
+        ("", "the file has no prompts"),
+        ("hello", "line 1: not valid JSON"),
         ('{"prompt": "a"}\n[1]', "line 2: not a JSON object"),
-        ("{}", 'needs "prompt" or "messages"'),
-        ('{"prompt": "a", "messages": []}', 'needs "prompt" or "messages"'),
-        ('{"prompt": 5}', "not a text"),
+        ("{}", 'must have either "prompt" or "messages"'),
+        ('{"prompt": "a", "messages": []}', 'must have either "prompt" or "messages"'),
+        ('{"prompt": 5}', "prompt: must be a non-empty string"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: 0"),
-        ('{"messages": []}', "messages: not a list, or empty"),
-        ('{"messages": [{"role": "tool", "content": "x"}]}', "needs a role"),
-        ('{"messages": [{"role": "user"}]}', "needs a content"),
-        ('{"a":' * 100_000, "not JSON"),
+        ('{"messages": []}', "messages: must be a non-empty list"),
+        ('{"messages": [{"role": "tool", "content": "x"}]}', "each needs one of these roles"),
+        ('{"messages": [{"role": "user"}]}', "each needs a string as content"),
+        ('{"a":' * 100_000, "not valid JSON"),
     ],
 )
 def test_a_bad_file_of_prompts_is_one_line_that_names_the_place(tmp_path: Path, content: str, words: str) -> None:
