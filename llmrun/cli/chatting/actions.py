@@ -1,4 +1,4 @@
-"""What each slash command does. The table they stand in is in commands.py."""
+"""The functions that the slash commands run. The table of commands is in commands.py."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from llmrun.settings import RULES
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
 
-DEFAULT = "default"  # as an argument: what holds when nothing is said
-MOST_LISTED = 10  # of the conversations without a name
+DEFAULT = "default"  # the argument that resets a setting
+MOST_LISTED = 10  # conversations that /load lists, besides the copies made by /save
 
 
 def system(chat: Chat, text: str) -> None:
@@ -48,7 +48,7 @@ def _system_reply(chosen: str | None, *, is_default: bool) -> str:
 
 
 def set_preference(chat: Chat, argument: str) -> None:
-    argument = argument.removeprefix("parameter ").strip()  # as Ollama has it
+    argument = argument.removeprefix("parameter ").strip()  # Ollama's spelling
     typed, _, value = argument.partition(" ")
     if not typed:
         chat.reply(_preference_lines(chat))
@@ -72,7 +72,7 @@ def set_preference(chat: Chat, argument: str) -> None:
 
 
 def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
-    """Set a preference. Thinking and a budget of 0 exclude each other: the one that was set last holds."""
+    """Set a preference. Thinking and a budget of 0 exclude each other, so setting one resets the other."""
     known, set_before = chat.engine.thinking, chat.conversation.preferences
     if name == preferences.THINK and value and known:
         known.require()
@@ -110,7 +110,7 @@ def show(chat: Chat, argument: str) -> None:
 
 def clear(chat: Chat, argument: str) -> None:
     left, said = chat.record, bool(chat.conversation.exchanges)
-    path = left.path  # gone when the record is closed
+    path = left.path  # read it now, since closing the record resets it
     chat.begin_anew()
     if said and path is not None:
         chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
@@ -174,14 +174,14 @@ def leave(chat: Chat, argument: str) -> None:
 
 
 def summary(found: Recording) -> str:
-    """`"Why is the sky blue?", 4 messages, 2 hours ago`."""
+    """Return a one-line summary, such as `"Why is the sky blue?", 4 messages, 2 hours ago`."""
     count = found.conversation.message_count
     messages = f"{count} message" if count == 1 else f"{count} messages"
     return f'"{visible_line(found.conversation.title)}", {messages}, {age(time.time() - found.changed)}'
 
 
 def age(seconds: float) -> str:
-    """`just now`, `5 minutes ago`, `1 day ago`."""
+    """Format an age, such as `just now`, `5 minutes ago` or `1 day ago`."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         count = int(seconds // length)
         if count >= 1:

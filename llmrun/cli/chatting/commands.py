@@ -1,4 +1,4 @@
-"""The lines that begin with a slash: one table for dispatch, /help and completion."""
+"""The table of slash commands, which dispatch, /help and completion share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ CONVERSATION, ANSWERS, SETTINGS, CHAT = GROUPS = ("Conversation", "Answers", "Mo
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` gets what follows the name, without the blanks around it. `choices` are words that may follow, each with
-    what it is. /help lists the commands by `group`."""
+    """A slash command.
+
+    run      receives the chat and the argument, which is stripped of surrounding blanks
+    choices  returns the possible arguments, each with a description
+    group    the heading under which /help lists the command
+    """
 
     name: str
     arguments: str
@@ -36,7 +40,7 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The name with its arguments, and the other names."""
+        """The name with its arguments, followed by the aliases."""
         return ", ".join([f"/{self.name} {self.arguments}".rstrip(), *(f"/{alias}" for alias in self.aliases)])
 
 
@@ -122,7 +126,7 @@ _HINTS = (
 
 
 def command_for(name: str) -> Command:
-    """The command by one of its names. Raises UsageError with the nearest one."""
+    """Return the command with this name or alias. Raises UsageError that suggests the nearest name."""
     for command in COMMANDS:
         if name == command.name or name in command.aliases:
             return command
@@ -138,7 +142,7 @@ def command_for(name: str) -> Command:
 
 
 def completions(chat: Chat, before: str) -> Sequence[Completion]:
-    """How a line could go on whose part before the cursor is `before`."""
+    """Return the completions for a line, given the text before the cursor."""
     if not before.startswith("/") or before.startswith("//") or "\n" in before:
         return []
     name, blank, argument = before[1:].partition(" ")
