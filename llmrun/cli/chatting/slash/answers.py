@@ -24,7 +24,10 @@ def retry(chat: Chat, argument: str) -> None:
 
 
 def copy(chat: Chat, argument: str) -> None:
-    """What is copied is what was shown: a pasted escape sequence could run commands in a shell."""
+    """Copy the last answer as shown, with control characters made visible.
+
+    A pasted escape sequence could otherwise run commands in a shell.
+    """
     from llmrun.cli.console.clipboard import copy_text
 
     if argument not in ("", CODE):
@@ -40,7 +43,7 @@ def copy(chat: Chat, argument: str) -> None:
 
 
 def edit(chat: Chat, argument: str) -> None:
-    """Without an argument, the editor begins with the text that was put back into the line, or the last question."""
+    """Edit a question in $EDITOR. Without an argument, start from the draft at the prompt or the last question."""
     from llmrun.cli.console.editor import edited
 
     if not chat.interactive:

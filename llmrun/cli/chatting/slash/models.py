@@ -1,4 +1,4 @@
-"""The slash command /model: which model answers from here on."""
+"""The slash command /model, which shows or switches the model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 @functools.cache
 def _catalogued() -> tuple[tuple[str, str], ...]:
-    """Every name of the catalogue with its description: 40 ms, once. A catalogue that is wrong completes nothing."""
+    """Return every name in the catalog with its description, or nothing if the catalog is invalid.
+
+    The result is cached because loading the catalog takes 40 ms.
+    """
     from llmrun.hub.catalog.lookup import load_catalog
 
     try:
