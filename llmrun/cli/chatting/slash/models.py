@@ -48,9 +48,9 @@ def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 @functools.cache
 def _catalogued() -> tuple[tuple[str, str], ...]:
-    """Return every name in the catalog with its description, or nothing if the catalog is invalid.
+    """Return every name in the catalogue with its description, or nothing if the catalogue is invalid.
 
-    The result is cached because loading the catalog takes 40 ms.
+    The result is cached because loading the catalogue takes 40 ms.
     """
     from llmrun.hub.catalog.lookup import load_catalog
 
