@@ -148,7 +148,7 @@ def test_continue_takes_up_messages_system_prompt_settings_and_model(tmp_path: P
     done = chat(tmp_path, "--continue", turns="two\n/show\n/show conversation\n")
     assert done.stdout == b"abc\n"
     told = done.stderr.decode()
-    assert told.splitlines()[0] == 'note: going on with "one", 2 messages, just now'
+    assert told.splitlines()[0] == 'note: continuing "one", 2 messages, just now'
     for part in ("top_k 7", "seed 5, max_tokens 3", "system      brief", "context     400 tokens", "> one"):
         assert part in told
     (path,) = journals(tmp_path)
@@ -187,7 +187,7 @@ def test_continue_from_another_folder_finds_the_model(tmp_path: Path, monkeypatc
 def test_continue_without_a_conversation_is_one_line(tmp_path: Path) -> None:
     done = chat(tmp_path, "--continue", turns="one\n")
     assert (done.stdout, done.returncode) == (b"", 1)
-    assert done.stderr == b"error: --continue: there is no conversation yet\nhint: llmrun chat begins one\n"
+    assert done.stderr == b"error: --continue: there are no conversations yet\nhint: llmrun chat starts one\n"
 
 
 def test_kill_9_in_the_middle_of_an_answer_loses_nothing_that_was_shown(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_two_processes_never_write_into_one_conversation(tmp_path: Path) -> None
         say(process, "one\n")
         process.stdout.readline()
         second = chat(tmp_path, "--continue", turns="two\n")
-        assert b"note: that conversation is open in another process: this is a copy of it\n" in second.stderr
+        assert b"note: that conversation is open in another process, so this chat continues a copy\n" in second.stderr
         say(process, "three\n")
         process.stdout.readline()
     assert second.stdout == b"You said: two\n"

@@ -58,7 +58,7 @@ def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
     with chatting(tmp_path) as process:
         ask(process, "one", "You said: one")
         process.send("/undo\r")
-        process.expect_exact("taken back: one")
+        process.expect_exact("undone: one")
         ask(process, "\x1b[F and two", "You said: one and two")
         process.send("/exti\r")
         process.expect_exact("did you mean /exit?")
@@ -75,7 +75,7 @@ def test_undo_twice_takes_two_turns_back(tmp_path: Path) -> None:
         ask(process, "two", "You said: two")
         for question in ("two", "one"):
             process.send("/undo\r")
-            process.expect_exact(f"taken back: {question}")
+            process.expect_exact(f"undone: {question}")
             process.expect_exact(PROMPT)
         ask(process, "", "You said: one")
         process.send("/exit\r")

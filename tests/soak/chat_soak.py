@@ -102,10 +102,10 @@ def undo(person: Person) -> None:
     if not person.said:
         return
     question, _ = person.said.pop()
-    person.run_command("/undo", b"taken back")
+    person.run_command("/undo", b"undone")
     if person.said and person.chance.random() < 0.3:  # typed over the question that was put back
         question, _ = person.said.pop()
-        person.run_command("/undo", b"taken back")
+        person.run_command("/undo", b"undone")
     person.agree()
     if person.chance.random() < 0.5:
         person.act("undo", CTRL_C)

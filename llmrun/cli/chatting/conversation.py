@@ -110,7 +110,7 @@ class Conversation:
         """Apply an event. Raises Misplaced and changes nothing if the event is not possible now."""
         match event:
             case Began():
-                raise Misplaced("a second beginning")
+                raise Misplaced("a second `began` event")
             case ModelChanged(model):
                 self.recount = bool(self.exchanges) and (self.recount or model != self.model)
                 self.model = model
@@ -156,7 +156,7 @@ class Conversation:
     def _under_way(self) -> Exchange:
         last = self._last()
         if last.began is None or last.ended is not None:
-            raise Misplaced("no answer is under way")
+            raise Misplaced("no answer has begun")
         return last
 
     @property

@@ -222,7 +222,7 @@ def _meant(event: Event) -> Event:
     unended = isinstance(event, Answered) and event.reason is None
     if isinstance(event, AnswerEnded | Answered) and event.reason not in _REASONS and not unended:
         raise ValueError(
-            f"{_NAMES[type(event)]}: reason: {event.reason!r:.40} is none of {', '.join(sorted(_REASONS))}"
+            f"{_NAMES[type(event)]}: reason: {event.reason!r:.40} is not one of {', '.join(sorted(_REASONS))}"
         )
     if isinstance(event, Began) and event.format not in READABLE:
         raise ValueError(f"began: format {event.format}: this llmrun reads format {FORMAT}")

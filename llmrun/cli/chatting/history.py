@@ -84,7 +84,7 @@ class StoredHistory(History):
     def _tell(self, error: OSError) -> None:
         if not self._told:
             self._told = True
-            out.note(f"history: {self._path}: {error.strerror or error}: what is typed will not be there next time")
+            out.note(f"history: {self._path}: {error.strerror or error}: input will not be remembered")
 
 
 def _entries(data: bytes) -> list[str]:

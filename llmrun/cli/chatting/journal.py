@@ -57,7 +57,7 @@ def lock_journal(path: Path) -> Lock:
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        raise InUse(f"conversation: {path}: another process writes to it") from None
+        raise InUse(f"conversation: {path}: another process is writing to it") from None
     return Lock(lock, lock_path)
 
 

@@ -256,7 +256,7 @@ class TerminalTurns:
         return self._session.default_buffer.text.startswith("/")
 
     def _hint(self) -> StyleAndTextTuples:
-        return [("class:hint", "Ctrl-D or /exit leaves")] if self._leaving else []
+        return [("class:hint", "Ctrl-D or /exit ends the chat")] if self._leaving else []
 
     def _shown_meter(self) -> StyleAndTextTuples:
         app = get_app()

@@ -51,10 +51,10 @@ class PlainTurns:
             self._show_prompt("... ")
             line = self._line()
             if line is None:
-                raise UsageError(f"standard input: ended in a block that began with {QUOTES}")
+                raise UsageError(f"standard input: ended inside a {QUOTES} block")
             turn += f"\n{line}"
             if len(turn) > LARGEST_TEXT:
-                raise UsageError(f"standard input: a block of more than {LARGEST_TEXT >> 20} MiB")
+                raise UsageError(f"standard input: a block is larger than {LARGEST_TEXT >> 20} MiB")
         return turn
 
     @contextmanager
@@ -81,7 +81,7 @@ class PlainTurns:
             return None
         self._lines += 1
         if len(data) > LARGEST_TEXT:
-            raise UsageError(f"standard input: line {self._lines} has more than {LARGEST_TEXT >> 20} MiB")
+            raise UsageError(f"standard input: line {self._lines} is larger than {LARGEST_TEXT >> 20} MiB")
         if self._lines == 1:
             data = data.removeprefix(codecs.BOM_UTF8)
         try:
@@ -89,7 +89,7 @@ class PlainTurns:
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"standard input: line {self._lines} is not UTF-8: byte 0x{data[error.start]:02x}",
-                hint="iconv -f latin1 -t utf8 turns older texts into UTF-8",
+                hint="convert it with iconv -f latin1 -t utf8",
             ) from None
 
 

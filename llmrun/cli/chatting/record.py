@@ -92,7 +92,7 @@ class ConversationRecord:
         if self._saved is not None:
             self._saved.close()
             self._saved = None
-        out.note(f"this conversation is not saved from here on: {path}: {error.strerror or error}")
+        out.note(f"this conversation is no longer being saved: {path}: {error.strerror or error}")
 
 
 def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
@@ -108,7 +108,7 @@ def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     try:
         lock = lock_journal(path)
     except InUse:
-        out.note("that conversation is open in another process: this is a copy of it")
+        out.note("that conversation is open in another process, so this chat continues a copy")
     except OSError:  # the folder is not writable, which saving the first question will report
         pass
     try:

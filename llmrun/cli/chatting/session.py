@@ -212,8 +212,8 @@ class Chat:
             return
         if self._now_set.seed == self._last_seed:
             out.note(
-                f"the seed is set to {self._last_seed}, so with the same settings the answer will be the same: "
-                "/regen takes another seed, /set seed default a new one each time"
+                f"the seed is set to {self._last_seed}, so the same settings give the same answer: "
+                "/regen uses another seed, and /set seed default a new one each time"
             )
         self._answer_with(self._now_set.seed)
 
@@ -284,7 +284,7 @@ class Chat:
 
     def _answer_with(self, seed: int | None) -> None:
         if self.preference("temperature") == 0:
-            out.note("temperature is 0, so the seed changes nothing: /set temperature 0.8 would")
+            out.note("temperature is 0, so another seed gives the same answer: try /set temperature 0.8")
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
@@ -318,7 +318,7 @@ class Chat:
         timings = finished.timings
         self.totals.add(timings)
         out.detail(
-            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them known from turns before"
+            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached from earlier turns"
         )
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
@@ -358,13 +358,13 @@ class Chat:
                         return None
                     saying.finish(event)
                     return event
-        raise LlmrunError("the engine ended a request without saying so")
+        raise LlmrunError("the engine stopped without reporting the end of the answer")
 
     def _stopped_early(self) -> None:
         if self._signals.end_wanted:  # the question stays in the file unanswered, and --continue offers it again
             return
         offered = self._withdraw()
-        out.note("stopped before the answer began" + ("; the question is taken back" if offered else ""))
+        out.note("stopped before the answer began" + ("; the question was removed" if offered else ""))
 
     def _withdraw(self) -> bool:
         """Remove the last question and offer it for editing. Returns False if it already has an answer."""
@@ -380,9 +380,7 @@ class Chat:
         """Offer the last question again if an earlier process ended before its answer began."""
         question = self.conversation.unanswered
         if question is not None and self._withdraw():
-            out.note(
-                f"the last question had no answer yet, and is taken back: {shortened(visible_line(question), 100)}"
-            )
+            out.note(f"the last question was not answered, so it was removed: {shortened(visible_line(question), 100)}")
 
     def _explain_length(self, request: Request, finished: Finished) -> None:
         """Report why an answer was cut off."""
@@ -390,20 +388,20 @@ class Chat:
             return
         last = self.conversation.exchanges[-1]
         if last.thoughts and not last.answer:
-            advice = ": /set think_budget ends its thinking earlier" if self.engine.thinking else ""
+            advice = ": /set think_budget limits its thinking" if self.engine.thinking else ""
             out.note(f"the answer was cut while the model was thinking{advice}")
         generated = finished.timings.generated_tokens
         # If the server reports no tokens, the number generated is that of its chunks, which may hold several tokens.
         counted = finished.timings.prompt_tokens > 0
         if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
-            out.note(f"the answer was cut after {generated} tokens, as set: /set max_tokens")
+            out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")
         elif not (size := self.engine.info.context_size):
             where = self.engine.info.device
-            out.note(f"the answer was cut by {where}: its context may be full: {UNDO_OR_CLEAR}")
+            out.note(f"the answer was cut by {where}, whose context may be full: {UNDO_OR_CLEAR}")
         else:
             forgets = self.preference(ON_FULL) == FORGET
-            advice = "the next question leaves out the oldest turns" if forgets else FORGET_HINT
-            out.note(f"the answer was cut: the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
+            advice = "the next prompt will leave out the oldest turns" if forgets else FORGET_HINT
+            out.note(f"the answer was cut because the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
 
     @property
     def _now_set(self) -> Settings:

@@ -42,7 +42,7 @@ LONGEST_NAME = 64  # characters
 LONGEST_OWN_NAME = 40  # characters in a name made from a question's first words
 MOST_WORDS = 6
 MOST_MEANT = 3  # names that a hint suggests
-_DAMAGE_HINT = "llmrun chat begins a new one"
+_DAMAGE_HINT = "llmrun chat starts a new one"
 _HEAD = re.compile(rb'\{"after": (\d{1,18})\}')
 _APOSTROPHES = {ord(character): None for character in "'\u2019"}
 
@@ -158,11 +158,11 @@ class Store:
         path = self._saved(name)
         if path.exists() and read_conversation(path).conversation.began.conversation != conversation.began.conversation:
             raise UsageError(
-                f"/save: {name}: there is another conversation by this name",
-                hint="take another name, or remove " + str(path),
+                f"/save: {name}: another conversation has this name",
+                hint="choose another name, or remove " + str(path),
             )
         if (self.folder / f"{name}{ENDING}").exists():
-            raise UsageError(f"/save: {name}: a conversation already has this name", hint="take another name")
+            raise UsageError(f"/save: {name}: a conversation already has this name", hint="choose another name")
         _make_folder(self.folder)
         _make_folder(path.parent)
         _write_whole(path, conversation)
@@ -213,9 +213,9 @@ def read_conversation(path: Path) -> Recording:
             elif isinstance(event, Began):
                 conversation = Conversation(event, event.model)
             else:
-                raise Misplaced("it does not begin with its beginning")
+                raise Misplaced("the first event must be `began`")
     if conversation is None:
-        raise ConversationFileError(f"conversation is damaged: {path}: no whole line in it", hint=_DAMAGE_HINT)
+        raise ConversationFileError(f"conversation is damaged: {path}: it has no complete line", hint=_DAMAGE_HINT)
     answering_bytes = None
     if pieces is not None and _continue_with(pieces, conversation, messages.whole, answering_path(path)):
         answering_bytes = pieces.whole
@@ -231,11 +231,11 @@ def _continue_with(pieces: _Content, conversation: Conversation, after: int, pat
             if number > 1:
                 event = from_line(line)
                 if not isinstance(event, Piece):
-                    raise Misplaced("this is no piece of an answer")
+                    raise Misplaced("this is not a piece of an answer")
                 conversation.apply(event)
                 began = True
             elif not (head := _HEAD.fullmatch(line)):
-                raise Misplaced("it does not begin with its place")
+                raise Misplaced("it does not begin with a file size")
             elif int(head[1]) != after:
                 break
     return began
@@ -267,7 +267,7 @@ def _read(path: Path) -> _Content:
         data = file.read(LARGEST_FILE + 1)
         changed = os.fstat(file.fileno()).st_mtime
     if len(data) > LARGEST_FILE:
-        raise ConversationFileError(f"conversation: {path}: more than {LARGEST_FILE >> 20} MiB")
+        raise ConversationFileError(f"conversation: {path}: larger than {LARGEST_FILE >> 20} MiB")
     return _Content(data, data.rfind(b"\n") + 1, changed)
 
 
@@ -307,11 +307,11 @@ def checked_name(name: str) -> str:
     allowed = all(character.isalnum() or character in " ._-" for character in name)
     if not allowed or not name or name[0] in ".-" or name[-1] == "." or len(name) > LONGEST_NAME:
         raise UsageError(
-            f"{name!r:.80} is no name for a conversation",
-            hint=f"letters, digits, blanks and . _ - in the middle, up to {LONGEST_NAME} characters",
+            f"{name!r:.80} is not a valid conversation name",
+            hint=f"use up to {LONGEST_NAME} letters, digits, spaces and . _ -, with a letter or digit at each end",
         )
     if len(os.fsencode(name)) > 200:  # file systems allow 255 bytes, including the extension
-        raise UsageError(f"{name!r:.80} is too long for a file's name", hint="take a shorter one")
+        raise UsageError(f"{name!r:.80} is too long for a file name", hint="choose a shorter one")
     return name
 
 

@@ -29,7 +29,7 @@ class SessionTotals:
         paces = [one.tpot_s for one in self.answers if one.generated_tokens > 1]
         lines = [
             f"answers     {len(self.answers)}",
-            f"tokens in   {prompts - cached:,} computed, {cached:,} taken over from the turns before",
+            f"tokens in   {prompts - cached:,} computed, {cached:,} cached from earlier turns",
             f"tokens out  {sum(one.generated_tokens for one in self.answers):,}",
             f"time        {format_seconds_briefly(sum(one.total_s for one in self.answers))}",
             f"TTFT        {format_seconds_briefly(median(one.ttft_s for one in self.answers))} (median)",

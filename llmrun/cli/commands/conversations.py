@@ -1,7 +1,7 @@
 """List, show, search, export or remove conversations.
 
-Every chat is saved as it goes. A conversation is named after its first words. The beginning of a name is enough if no
-other name begins the same way. `llmrun chat --continue NAME` goes on with one.
+Every chat is saved automatically. A conversation is named after its first words. The beginning of a name is enough if
+it is unique. `llmrun chat --continue NAME` continues a conversation.
 
 Examples:
     llmrun conversations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 LISTING = {"place": 120}
 FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
-NOTHING_FOUND = 1  # as grep has it
+NOTHING_FOUND = 1  # the same exit code as grep
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As llmrun conversations lists it, or its beginning.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a conversation, or the beginning of its name.")]
 
 command = typer.Typer(
     cls=CommandGroup,
@@ -53,7 +53,7 @@ def conversations(
     if (below := context.invoked_subcommand) is not None:
         for flag, given in (("--json", json_output), ("--quiet", quiet)):
             if given:
-                raise UsageError(f"{flag}: given before {below}", hint=f"llmrun conversations {below} {flag}")
+                raise UsageError(f"{flag}: must come after {below}", hint=f"llmrun conversations {below} {flag}")
         return 0
     return list_all(json_output=json_output, quiet=quiet, debug=debug)
 
@@ -77,7 +77,7 @@ def list_all(json_output: options.Json = False, quiet: options.Quiet = False, de
     if json_output:
         out.json({"conversations": [overview.as_json(one, store) for one in found]})
     elif not found:
-        out.lines(["No conversation is here yet. `llmrun chat` begins one."])
+        out.lines(["No conversations yet. `llmrun chat` starts one."])
     else:
         rows = overview.table(found, time.time())
         out.lines(rows[:1], dim=True)
@@ -91,7 +91,7 @@ def list_all(json_output: options.Json = False, quiet: options.Quiet = False, de
     epilog="""\
 llmrun conversations show why-is-the-sky-blue
 llmrun conversations show why-is --json""",
-    short_help="Show the questions and answers of one of them.",
+    short_help="Show the questions and answers of a conversation.",
 )
 def show(
     name: Name, json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
@@ -133,12 +133,14 @@ llmrun conversations search "blue sky" --json""",
     short_help="Find words in questions and answers.",
 )
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them, in any case; quote a phrase.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORDS...", help="Words to find, ignoring case. Quote phrases.")
+    ],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Find questions and answers that have all the words. The exit code is 1 if there is none."""
+    """Find questions and answers that contain all the words. The exit code is 1 if nothing is found."""
     words = [word for word in words if word.strip()]
     if not words:
         raise UsageError("conversations search: no words to search for")
@@ -158,9 +160,9 @@ def search(
     for hit in hits:
         out.lines_marked(lines_of(hit, room(sys.stdout), format_age(hit.changed, now)))
     if not hits:
-        out.note(f"no conversation has {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
+        out.note(f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
         return NOTHING_FOUND
-    out.note("llmrun chat --continue NAME goes on with one of them")
+    out.note("llmrun chat --continue NAME continues one of them")
     return 0
 
 
@@ -170,20 +172,22 @@ def search(
     epilog="""\
 llmrun conversations export why-is-the-sky-blue
 llmrun conversations export why-is --format json -o sky.json""",
-    short_help="Write one of them as Markdown or JSON.",
+    short_help="Export a conversation as Markdown or JSON.",
 )
 def export(
     name: Name,
-    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="markdown or json.")] = "markdown",
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="Output format: markdown or json.")
+    ] = "markdown",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The file to write.  [default: stdout]")
     ] = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Write a conversation as Markdown, or as JSON with messages as OpenAI's API has them."""
+    """Export a conversation as Markdown, or as JSON with messages in the format of OpenAI's API."""
     if form not in FORMATS:
-        raise UsageError(f"--format: {form!r}: not a format", hint="markdown or json")
+        raise UsageError(f"--format: {form!r}: unknown format", hint="use markdown or json")
     found = _found(_store(quiet, debug), name, "conversations export")
     from llmrun.cli.chatting.archive.export import to_json, to_markdown
 
@@ -212,7 +216,7 @@ llmrun conversations rm hello hello-2""",
     short_help="Remove conversations.",
 )
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As llmrun conversations lists them.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of conversations, or their beginnings.")],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -223,7 +227,7 @@ def remove(
 
     told: list[dict[str, Any]] = []
     exit_code = 0
-    removed: set[Path] = set()  # several names may mean the same conversation
+    removed: set[Path] = set()  # several names may refer to the same conversation
     for name in names:
         try:
             with in_our_words("conversations rm"):

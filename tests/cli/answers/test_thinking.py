@@ -326,7 +326,7 @@ def test_ctrl_c_while_it_thinks_takes_the_question_back(tmp_path: Path) -> None:
     process.send("Is it so?\r")
     process.expect(rb"\x1b\[2mh\w+")
     process.sendintr()
-    process.expect_exact("stopped before the answer began; the question is taken back")
+    process.expect_exact("stopped before the answer began; the question was removed")
     process.send("\x15/exit\r")
     process.read()
     process.close()

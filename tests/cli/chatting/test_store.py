@@ -205,9 +205,9 @@ def write(store: Store, name: str, data: bytes) -> Path:
         (b"", "no whole line"),
         (b"{", "no whole line"),
         (b"\n", "line 1: not JSON"),
-        (b'{"event": "undo"}\n', "line 1: it does not begin with its beginning"),
+        (b'{"event": "undo"}\n', "line 1: the first event must be `began`"),
         (BEGAN + b'{"event": "undo"}\n', "line 2: nothing was asked yet"),
-        (BEGAN + BEGAN, "line 2: a second beginning"),
+        (BEGAN + BEGAN, "line 2: a second `began` event"),
         (BEGAN + b"\x00" * 100 + b"\n", "line 2: not JSON"),
         (BEGAN + b'{"event": "undo"\n' + to_line(asked()), "line 2: not JSON"),
     ],
@@ -570,7 +570,7 @@ def test_pieces_that_come_after_a_crash_are_appended_to_the_earlier_ones(store: 
     ("line", "said"),
     [
         (b"not json\n", "line 3: not JSON"),
-        (to_line(Undone()), "line 3: this is no piece of an answer"),
+        (to_line(Undone()), "line 3: this is not a piece of an answer"),
         (b'{"event": "text", "text": "\\ud800"}\n', "line 3: text"),
     ],
 )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.requests import Request
 
-UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
-FORGET_HINT = f"/set {ON_FULL} {FORGET} goes on without the oldest turns"
+UNDO_OR_CLEAR = "/undo removes the last turn, /clear starts over"
+FORGET_HINT = f"/set {ON_FULL} {FORGET} continues without the oldest turns"
 
 
 @dataclass(slots=True)
@@ -75,12 +75,12 @@ class PromptWindow:
         sentence = str(error)
         if too_long:
             sentence = (
-                f"the question alone does not fit in the context: {alone:,} tokens and one for the answer, "
+                f"the question alone does not fit in the context: {alone:,} tokens plus one for the answer, "
                 f"limit {info.context_size:,}"
             )
-        hint = "shorten it" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
+        hint = "shorten the question" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
         if info.context_size < info.train_context:
-            hint += f"; llmrun chat --continue --ctx-size N has more room (trained for {info.train_context:,})"
+            hint += f"; llmrun chat --continue --ctx-size N gives it more room (trained for {info.train_context:,})"
         return ContextExceeded(sentence, hint=hint)
 
     def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:

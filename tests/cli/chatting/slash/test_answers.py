@@ -101,7 +101,7 @@ def test_copy_copies_the_last_answer_as_it_was_shown(tmp_path: Path, capsys: Cap
     ("typed", "said"),
     [
         (["/copy"], "/copy: there is no answer yet"),
-        (["one", "/copy code"], "the last answer has no block of code"),
+        (["one", "/copy code"], "the last answer has no code block"),
         (["one", "/copy all"], "/copy: all: no such thing"),
     ],
 )
@@ -165,8 +165,8 @@ def test_edit_sends_nothing_that_is_empty_or_unchanged(tmp_path: Path, capsys: C
         found.run("/edit")
         assert [question for question, _ in found.said] == ["one", "two"]
     told = capsys.readouterr().err
-    assert "the text is unchanged: nothing is sent yet" in told
-    assert "the text is empty: nothing is sent" in told
+    assert "the text is unchanged, so it was not sent yet" in told
+    assert "the text is empty, so nothing was sent" in told
 
 
 def test_an_editor_that_fails_sends_nothing_and_keeps_the_question(
