@@ -84,7 +84,7 @@ def test_search_names_the_conversations_and_the_lines(data: Path) -> None:
     assert conversations(data, "search", "fox")[0].count("red fox") == 2  # the copy is not shown again
     assert conversations(data, "search", "sky", "fox") == (
         "",
-        "note: no conversation has all of these: sky, fox\n",
+        "note: no conversation contains all of these: sky, fox\n",
         1,
     )
     body = json.loads(conversations(data, "search", "--json", "fox")[0])
@@ -117,7 +117,7 @@ def test_export_writes_markdown_or_json(data: Path, tmp_path: Path) -> None:
     conversations(data, "export", "why", "--format", "json", "-o", str(as_json))
     assert json.loads(as_json.read_text()) == json.loads(conversations(data, "export", "why", "--format", "json")[0])
     assert conversations(data, "export", "why", "--format", "pdf")[1:] == (
-        "error: --format: 'pdf': not a format\nhint: markdown or json\n",
+        "error: --format: 'pdf': unknown format\nhint: use markdown or json\n",
         2,
     )
     assert conversations(data, "export", "why", "-o", "/nowhere/x")[2] == 1
@@ -150,7 +150,7 @@ def test_a_name_with_a_slip_gets_a_suggestion(data: Path) -> None:
 def test_a_flag_in_the_wrong_place_is_not_ignored(tmp_path: Path) -> None:
     assert conversations(tmp_path, "--json", "search", "x") == (
         "",
-        "error: --json: given before search\nhint: llmrun conversations search --json\n",
+        "error: --json: must come after search\nhint: llmrun conversations search --json\n",
         2,
     )
 

@@ -194,14 +194,14 @@ def _interrupt_answer(person: Person, kind: str) -> None:
 
 
 def stopped(person: Person, question: str) -> None:
-    """After a stop: the question has an answer, as far as it came, or was taken back."""
+    """After a stop: the question has an answer, as far as it came, or was removed."""
     exchanges = person.conversation().exchanges
     if exchanges and exchanges[-1].question == question and len(exchanges) == len(person.said) + 1:
         last = exchanges[-1]
         if last.ended is None:
             raise Trouble(f"a stopped answer has no end: {last!r:.300}")
         person.said.append((question, last.answer))
-    person.act("clear", CTRL_C)  # what was taken back stands at the prompt
+    person.act("clear", CTRL_C)  # the question that was removed stands at the prompt
     person.agree()
 
 

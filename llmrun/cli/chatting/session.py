@@ -288,11 +288,7 @@ class Chat:
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
-        """Answer the last question and report the outcome.
-
-        If the question cannot be answered, it is removed and offered for editing. If it already had an answer, both
-        stay.
-        """
+        """Answer the last question. If that fails and it had no answer, remove it and offer it for editing."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=self._window.prompt(self.conversation),

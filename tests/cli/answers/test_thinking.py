@@ -281,7 +281,7 @@ def test_slash_commands_switch_thinking(tmp_path: Path) -> None:
     done = chat(tmp_path, "-m", thinking_script(tmp_path), turns=turns)
     told = done.stderr.decode()
     first, second, third = re.split(r"the model thinks.*\n", told)
-    assert "the model answers at once" in first
+    assert "the model does not think" in first
     assert "thinking:" not in first
     assert f"thinking:\n{THOUGHT}\n" in second
     assert "thinking:\nhm, l\n" in third

@@ -110,11 +110,11 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
         ("/set stop []", "is not a list of texts"),
         ("/set ctx_size 9", "--ctx-size 9"),
         ("/show nothing", "known: model, template"),
-        ("/undo", "nothing to take back"),
+        ("/undo", "nothing to undo"),
         ("/regen", "no question"),
         ("/save x", "nothing to save"),
         ("/load nope", "no such conversation"),
-        ("/load ../../etc/passwd", "no name for a conversation"),
+        ("/load ../../etc/passwd", "not a valid conversation name"),
         ("a\udcff", "not UTF-8"),
     ],
 )
@@ -193,14 +193,14 @@ def test_think_and_set_think_say_the_same_of_a_model_that_cannot(tmp_path: Path,
             found.run(command)
             assert "thinking cannot be switched on" in capsys.readouterr().err
         found.run("/set think_budget 100")
-        assert "the budget limits nothing" in capsys.readouterr().err
+        assert "the budget has no effect" in capsys.readouterr().err
         assert found.chat.conversation.preferences == {"think_budget": 100}
 
 
 def test_think_default_says_what_holds_then(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(think=False)) as found:
         found.run("/think default")
-        assert capsys.readouterr().err == "the model answers at once (the default)\n"
+        assert capsys.readouterr().err == "the model does not think (the default)\n"
     with session(tmp_path) as found:
         found.run("/think default")
         assert capsys.readouterr().err == "the model decides by itself whether to think\n"
@@ -271,7 +271,7 @@ def test_load_takes_a_journal_too_but_not_the_one_that_is_open(tmp_path: Path, c
         found.run("one")
         first = journals(tmp_path)[0]
         found.run(f"/load {first.stem}")
-        assert "you are in it" in capsys.readouterr().err
+        assert "already open" in capsys.readouterr().err
     with session(tmp_path) as found:
         found.run("other", f"/load {first.stem}", "two")
         assert found.chat.record.path == first
@@ -363,7 +363,7 @@ def test_a_context_that_is_full_keeps_the_session_and_the_question(tmp_path: Pat
     with session(tmp_path, backend=ScriptedBackend(echo, context_size=200)) as found:
         assert found.run("one", long, "/undo", "/clear", "two") == 0
         told = capsys.readouterr().err
-        assert "limit 200" in told
+        assert "limit of 200" in told
         assert "/set on_full forget continues without the oldest turns" in told
         assert "/undo removes the last turn, /clear starts over" in told
         assert found.turns.drafts[2] == long
@@ -504,9 +504,9 @@ def test_search_finds_words_here_and_in_earlier_conversations(tmp_path: Path, ca
         found.run('/search "blue sea"', "/search blue fox", "/search", "/search it's")
         told = capsys.readouterr().err
     assert "the-31mblue-sky" not in told
-    assert "no conversation has all of these: blue, fox\n" in told
+    assert "no conversation contains all of these: blue, fox\n" in told
     assert "error: /search: no words to search for\n" in told
-    assert "no conversation has this: it's\n" in told
+    assert "no conversation contains this: it's\n" in told
 
 
 def used(told: str) -> list[str]:

@@ -202,8 +202,8 @@ def write(store: Store, name: str, data: bytes) -> Path:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "no whole line"),
-        (b"{", "no whole line"),
+        (b"", "no complete line"),
+        (b"{", "no complete line"),
         (b"\n", "line 1: not JSON"),
         (b'{"event": "undo"}\n', "line 1: the first event must be `began`"),
         (BEGAN + b'{"event": "undo"}\n', "line 2: nothing was asked yet"),
@@ -233,7 +233,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(store: Store) -> None:
 def test_a_file_beyond_any_conversation_is_refused_unread(store: Store) -> None:
     path = write(store, "x.jsonl", b"")
     os.truncate(path, LARGEST_FILE + 1)
-    with pytest.raises(ConversationFileError, match="more than 64 MiB"):
+    with pytest.raises(ConversationFileError, match="larger than 64 MiB"):
         read_conversation(path)
 
 
@@ -403,7 +403,7 @@ def test_a_full_disk_is_one_note_and_the_chat_goes_on(store: Store) -> None:
     assert done.stdout == b"None 150\n30 b'\\n'\n"
     note = done.stderr.decode()
     assert note.count("\n") == 1
-    assert "not saved from here on" in note
+    assert "no longer being saved" in note
     assert "File too large" in note
 
 

@@ -75,8 +75,8 @@ class PromptWindow:
         sentence = str(error)
         if too_long:
             sentence = (
-                f"the question alone does not fit in the context: {alone:,} tokens plus one for the answer, "
-                f"limit {info.context_size:,}"
+                f"the question alone does not fit in the context: {alone:,} tokens plus one for the answer "
+                f"exceed the limit of {info.context_size:,}"
             )
         hint = "shorten the question" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
         if info.context_size < info.train_context:

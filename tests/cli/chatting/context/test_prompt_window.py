@@ -91,8 +91,8 @@ def test_a_question_too_long_by_itself_is_refused_and_can_be_edited(
         assert found.turns.drafts[2] == long
     told = capsys.readouterr().err
     assert "error: the question alone does not fit in the context: " in told
-    assert "limit 300" in told
-    assert "hint: shorten it" in told
+    assert "limit of 300" in told
+    assert "hint: shorten the question" in told
 
 
 def test_a_question_that_is_refused_forgets_nothing(tmp_path: Path, capsys: Capture) -> None:

@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def seeds(data: Path) -> list[int]:
-    return [event["seed"] for event in events_in(journals(data)[0]) if event["event"] == "answer"]
+    return [event["seed"] for event in events_in(journals(data)[0]) if event["event"] == "answered"]
 
 
 # --- /retry -----------------------------------------------------------------------------------------------------------
@@ -42,9 +42,9 @@ def test_retry_keeps_a_seed_that_is_set_and_says_what_that_means(tmp_path: Path,
         first = found.said
         found.run("/retry")
         assert found.said == first
-        assert "the seed is set to 7, so with the same settings the answer will be the same" in capsys.readouterr().err
+        assert "the seed is set to 7, so the same settings give the same answer" in capsys.readouterr().err
         found.run("/set seed 8", "/retry")
-        assert "will be the same" not in capsys.readouterr().err
+        assert "give the same answer" not in capsys.readouterr().err
     assert seeds(tmp_path) == [7, 7, 8]
 
 
@@ -93,8 +93,8 @@ def test_copy_copies_the_last_answer_as_it_was_shown(tmp_path: Path, capsys: Cap
         found.run("one", "/copy", "/copy code")
     assert copied == [ANSWER.replace("\x1b", "␛"), "ls"]
     told = capsys.readouterr().err
-    assert f"the last answer is copied to a list: {len(ANSWER)} characters" in told
-    assert "the last block of code is copied to a list: 2 characters" in told
+    assert f"the last answer was copied to a list: {len(ANSWER)} characters" in told
+    assert "the last code block was copied to a list: 2 characters" in told
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_copy_copies_the_last_answer_as_it_was_shown(tmp_path: Path, capsys: Cap
     [
         (["/copy"], "/copy: there is no answer yet"),
         (["one", "/copy code"], "the last answer has no code block"),
-        (["one", "/copy all"], "/copy: all: no such thing"),
+        (["one", "/copy all"], "/copy: all: unknown argument"),
     ],
 )
 def test_copy_says_what_it_cannot_copy(

@@ -29,7 +29,7 @@ def test_another_model_answers_with_the_conversation_kept(tmp_path: Path, capsys
         assert found.backend._closed
     told = capsys.readouterr().err
     assert "other answers from here on, context 4,096 tokens; the conversation continues" in told
-    assert told.splitlines()[-1] == "other answers; /model NAME opens another model"
+    assert told.splitlines()[-1] == "the model is other; /model NAME opens another one"
     saved = read_conversation(journals(tmp_path)[0]).conversation
     assert (saved.model, saved.began.model) == ("other", "scripted")
 
