@@ -80,7 +80,7 @@ def test_a_program_at_the_other_end_can_wait_for_each_answer(tmp_path: Path) -> 
         (b"one\n/set temperature x\ntwo\n", 2, "temperature: 'x' is not a number"),
         (b"one\ntw\xff\n", 2, "line 2 is not UTF-8: byte 0xff"),
         (b'one\n"""two\n', 2, "ended inside a"),
-        (b"one\n" + b"x" * 300 + b"\ntwo\n", 8, "limit 200"),
+        (b"one\n" + b"x" * 300 + b"\ntwo\n", 8, "limit of 200"),
     ],
 )
 def test_the_first_error_ends_a_pipe_with_its_code(tmp_path: Path, turns: bytes, code: int, said: str) -> None:

@@ -111,7 +111,7 @@ def test_export_writes_markdown_or_json(data: Path, tmp_path: Path) -> None:
     assert "\n## System\n\nBe brief.\n\n## You\n\nWhy is the sky blue?\n\n## smollm2:135m\n\nYou said: Why" in told
     target = tmp_path / "out.md"
     written = conversations(data, "export", "why", "-o", str(target))
-    assert written == ("", f"note: written: {target}\n", 0)
+    assert written == ("", f"note: wrote {target}\n", 0)
     assert target.read_text() == told
     as_json = tmp_path / "out.json"
     conversations(data, "export", "why", "--format", "json", "-o", str(as_json))

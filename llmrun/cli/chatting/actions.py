@@ -12,8 +12,8 @@ from llmrun.amounts import counted
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
-from llmrun.cli.chatting.record import take_up
-from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
+from llmrun.cli.chatting.record import resume_conversation
+from llmrun.cli.chatting.store import Recording, read_conversation, reporting_file_errors
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, shortened, visible_line
@@ -57,7 +57,7 @@ def set_preference(chat: Chat, argument: str) -> None:
     value = value.strip()
     if value and name == preferences.CONTEXT:
         if not chat.engine.info.context_size:
-            raise UsageError(f"/set: {name}: set by {chat.engine.info.device}")
+            raise UsageError(f"/set: {name}: controlled by {chat.engine.info.device}")
         raise UsageError(
             f"/set: {name}: fixed once the model is open",
             hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
@@ -115,7 +115,7 @@ def show(chat: Chat, argument: str) -> None:
 def clear(chat: Chat, argument: str) -> None:
     left, said = chat.record, bool(chat.conversation.exchanges)
     path = left.path  # read it now, since closing the record resets it
-    chat.begin_anew()
+    chat.start_over()
     if said and path is not None:
         chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
     elif said and left.is_given_up:
@@ -143,7 +143,7 @@ def save(chat: Chat, name: str) -> None:
     if not chat.conversation.exchanges:
         raise UsageError("/save: there is nothing to save yet")
     if name:
-        with in_our_words("/save"):
+        with reporting_file_errors("/save"):
             path = chat.store.save(name, chat.conversation)
         chat.confirm(f"saved as {path.stem}; /load {path.stem} continues it")
     elif chat.record.path:
@@ -154,16 +154,16 @@ def save(chat: Chat, name: str) -> None:
 
 def load(chat: Chat, name: str) -> None:
     if not name:
-        with in_our_words("/load"):
+        with reporting_file_errors("/load"):
             chat.reply(_listed(chat))
         return
-    with in_our_words("/load"):
+    with reporting_file_errors("/load"):
         path = chat.store.find(name, "/load")
         if path == chat.record.path:
             raise UsageError(f"/load: {path.stem}: already open")
-        record, found = take_up(chat.store, path)
+        record, found = resume_conversation(chat.store, path)
     held_with = found.conversation.model
-    chat.go_on_with(record)
+    chat.switch_to(record)
     chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
         chat.confirm(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} answers from here on")
@@ -218,7 +218,7 @@ def search(chat: Chat, argument: str) -> None:
     if not words:
         raise UsageError("/search: no words to search for", hint='/search blue sky, or /search "blue sky"')
     here = matching(chat.conversation, words)
-    with in_our_words("/search"):
+    with reporting_file_errors("/search"):
         others, unreadable = search_store(chat.store, words, without=chat.record.path)
     hits = [*([Hit("this conversation", 0, here)] if here else []), *others]
     if not hits:

@@ -76,7 +76,7 @@ class TerminalTurns:
     """Reads turns from a person at a terminal (see screen.Turns). It controls the keyboard until `close`.
 
     completions  returns the completions for the current line
-    keyboard     a keyboard that has already begun, and may hold keys that were typed since then
+    keyboard     a keyboard whose `begin` has been called; it may hold keys that were typed since then
     """
 
     interactive = True

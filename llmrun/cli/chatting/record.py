@@ -95,7 +95,7 @@ class ConversationRecord:
         out.note(f"this conversation is no longer being saved: {path}: {error.strerror or error}")
 
 
-def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
+def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     """Continue a saved conversation in its own file, or in a new one if another process is writing to that file.
 
     A file in an older format is converted when the first event is added. Raises LlmrunError if the file is damaged, and

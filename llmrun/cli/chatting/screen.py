@@ -77,7 +77,7 @@ class Turns(Protocol):
 
 
 class AnswerView(Protocol):
-    """Shows answers as they stream. Each takes one `begin`, any number of `text` calls, and one `end`."""
+    """Shows answers as they stream. Each answer is one `begin`, any number of `text` and one `end` calls."""
 
     def begin(self) -> None: ...
 

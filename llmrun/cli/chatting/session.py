@@ -213,7 +213,7 @@ class Chat:
         if self._now_set.seed == self._last_seed:
             out.note(
                 f"the seed is set to {self._last_seed}, so the same settings give the same answer: "
-                "/regen uses another seed, and /set seed default a new one each time"
+                "/regen uses another seed, and /set seed default picks a new one each time"
             )
         self._answer_with(self._now_set.seed)
 
@@ -247,7 +247,7 @@ class Chat:
         """Prefill the next prompt with this text."""
         self._next_draft = draft
 
-    def go_on_with(self, record: ConversationRecord) -> None:
+    def switch_to(self, record: ConversationRecord) -> None:
         """Switch to another conversation and keep the open model. The current conversation stays saved."""
         self.record.close()
         self.record = record
@@ -256,12 +256,12 @@ class Chat:
             record.add(ModelChanged(self._models.lasting_name))
         self._offer_unanswered()
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Switch to an empty conversation with the same system prompt and settings. The current one stays saved."""
         fresh = new_conversation(self._models.lasting_name)
         fresh.system = self.conversation.system
         fresh.preferences = dict(self.conversation.preferences)
-        self.go_on_with(ConversationRecord(self.store, fresh))
+        self.switch_to(ConversationRecord(self.store, fresh))
 
     def leave(self) -> None:
         self._over = True

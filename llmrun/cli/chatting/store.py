@@ -184,7 +184,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def in_our_words(command: str) -> Iterator[None]:
+def reporting_file_errors(command: str) -> Iterator[None]:
     """Turn an OSError into a ConversationFileError whose message begins with the command."""
     try:
         yield
@@ -206,7 +206,7 @@ def read_conversation(path: Path) -> Recording:
     messages = _read(path)
     conversation: Conversation | None = None
     for number, line in messages.lines():
-        with _damage_told(path, number):
+        with _reporting_damage(path, number):
             event = from_line(line)
             if conversation is not None:
                 conversation.apply(event)
@@ -227,7 +227,7 @@ def _continue_with(pieces: _Content, conversation: Conversation, after: int, pat
     """Apply the pieces of an unfinished answer. Returns False if there are none or if they are out of date."""
     began = False
     for number, line in pieces.lines():
-        with _damage_told(path, number):
+        with _reporting_damage(path, number):
             if number > 1:
                 event = from_line(line)
                 if not isinstance(event, Piece):
@@ -272,7 +272,7 @@ def _read(path: Path) -> _Content:
 
 
 @contextlib.contextmanager
-def _damage_told(path: Path, number: int) -> Iterator[None]:
+def _reporting_damage(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:

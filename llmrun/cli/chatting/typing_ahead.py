@@ -142,7 +142,7 @@ class QuietKeyboard:
 
 
 def quiet_keyboard() -> QuietKeyboard:
-    """Return a keyboard on stdin that has already begun."""
+    """Create a keyboard on stdin, call its `begin` and return it."""
     keyboard = QuietKeyboard(sys.stdin.fileno(), screen().fileno())
     keyboard.begin()
     return keyboard

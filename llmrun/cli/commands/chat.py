@@ -91,7 +91,7 @@ def command(
         closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
     ):
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
-        for event in list(_said(flags, settings, record.conversation)):
+        for event in list(_changes(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
         from llmrun.cli.answers.default_model import tell_of_default_model
@@ -141,7 +141,7 @@ def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping
     return replace(flags, system=template.filled_system(values))
 
 
-def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
+def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
     """Yield the events by which the flags change a conversation. They are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
@@ -160,7 +160,7 @@ def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Itera
         yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
 
 
-def _unsaid(flags: AnswerFlags) -> Settings:
+def _base_settings(flags: AnswerFlags) -> Settings:
     """Return the settings that apply unless the conversation overrides them."""
     from llmrun.cli.chatting.preferences import NAMES
 
@@ -179,10 +179,10 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
 
 def _is_model(text: str, store: Store) -> bool:
     """Return whether the value of --continue is a model. Invalid conversation names count as models, too."""
-    from llmrun.cli.chatting.store import checked_name, in_our_words
+    from llmrun.cli.chatting.store import checked_name, reporting_file_errors
     from llmrun.hub.resolve.model_name import understand
 
-    with in_our_words("--continue"):
+    with reporting_file_errors("--continue"):
         if store.exactly(text) is not None:
             return False
     try:
@@ -198,14 +198,14 @@ def _is_model(text: str, store: Store) -> bool:
 
 def _earlier(store: Store, name: str) -> ConversationRecord:
     from llmrun.cli.chatting.actions import summary
-    from llmrun.cli.chatting.record import take_up
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.record import resume_conversation
+    from llmrun.cli.chatting.store import reporting_file_errors
 
-    with in_our_words("--continue"):
+    with reporting_file_errors("--continue"):
         path = store.latest() if name == LAST else store.find(name, "--continue")
         if path is None:
             raise LlmrunError("--continue: there are no conversations yet", hint="llmrun chat starts one")
-        record, found = take_up(store, path)
+        record, found = resume_conversation(store, path)
     out.note(f"continuing {summary(found)}")
     return record
 
@@ -230,13 +230,13 @@ def _talk(
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
-    settings = _unsaid(flags)
+    settings = _base_settings(flags)
     check_thinking(models.opened.engine, flags, settings, record.conversation.preferences)
     with (
-        closing(_turns(lambda before: completions(conversing, before), keyboard)) as turns,
+        closing(_turns(lambda before: completions(session, before), keyboard)) as turns,
         Signals(models.cancel, turns.restore) as signals,
     ):
-        conversing = Chat(
+        session = Chat(
             models,
             store=store,
             record=record,
@@ -250,9 +250,9 @@ def _talk(
         if turns.interactive:
             out.fields([*_introduction(models.opened.name, models.opened.engine.info), "/help lists the commands"])
         try:
-            return conversing.run()
+            return session.run()
         finally:
-            conversing.record.close()  # /load may have changed it
+            session.record.close()  # /load may have changed it
 
 
 def _introduction(name: str, info: ModelInfo) -> list[str]:

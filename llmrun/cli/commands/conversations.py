@@ -64,15 +64,15 @@ def conversations(
     epilog="""\
 llmrun conversations list
 llmrun conversations list --json""",
-    short_help="List all conversations, the newest first.",
+    short_help="List all conversations, newest first.",
 )
 def list_all(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
-    """List all conversations, the newest first, and the copies that /save made."""
+    """List all conversations, newest first, and the copies that /save made."""
     store = _store(quiet, debug)
     from llmrun.cli.chatting.archive import overview
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.store import reporting_file_errors
 
-    with in_our_words("conversations"):
+    with reporting_file_errors("conversations"):
         found = overview.listed(store)
     if json_output:
         out.json({"conversations": [overview.as_json(one, store) for one in found]})
@@ -146,10 +146,10 @@ def search(
         raise UsageError("conversations search: no words to search for")
     store = _store(quiet, debug)
     from llmrun.cli.chatting.archive.search import as_json, lines_of, search_store
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.store import reporting_file_errors
     from llmrun.cli.console.terminal import room
 
-    with in_our_words("conversations search"):
+    with reporting_file_errors("conversations search"):
         hits, unreadable = search_store(store, words)
     if unreadable:
         out.note(f"{counted(unreadable, 'conversation')} cannot be read: llmrun conversations lists them")
@@ -223,14 +223,14 @@ def remove(
 ) -> int:
     """Remove conversations. Like `llmrun rm`, it does not ask for confirmation."""
     store = _store(quiet, debug)
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.store import reporting_file_errors
 
     told: list[dict[str, Any]] = []
     exit_code = 0
     removed: set[Path] = set()  # several names may refer to the same conversation
     for name in names:
         try:
-            with in_our_words("conversations rm"):
+            with reporting_file_errors("conversations rm"):
                 path = store.find(name, "conversations rm")
                 if path not in removed:
                     store.remove(path)
@@ -259,9 +259,9 @@ def _store(quiet: bool, debug: bool) -> Store:
 
 
 def _found(store: Store, name: str, asked: str) -> Recording:
-    from llmrun.cli.chatting.store import in_our_words, read_conversation
+    from llmrun.cli.chatting.store import read_conversation, reporting_file_errors
 
-    with in_our_words(asked):
+    with reporting_file_errors(asked):
         return read_conversation(store.find(name, asked))
 
 
@@ -279,4 +279,4 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise LlmrunError(f"--output: {path}: cannot be written: {error.strerror}") from error
-    out.note(f"written: {path}")
+    out.note(f"wrote {path}")

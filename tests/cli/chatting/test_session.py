@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmrun.backends.scripted.backend import ScriptedBackend, echo, scripted_answers
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
-from llmrun.cli.chatting.record import ConversationRecord, take_up
+from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.engine.requests import Request
 from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
@@ -425,7 +425,7 @@ def test_a_question_without_an_answer_is_offered_when_the_conversation_goes_on(t
         with pytest.raises(BackendCrashed):
             found.run("lost?")
         store = found.chat.store
-    record, _ = take_up(store, journals(tmp_path)[0])
+    record, _ = resume_conversation(store, journals(tmp_path)[0])
     with session(tmp_path, record=record) as found:
         found.run("found")
         assert found.turns.drafts == ["lost?", ""]
@@ -520,7 +520,7 @@ def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Cap
         path = found.chat.record.path
         assert path
     [counted] = used(capsys.readouterr().err)
-    record, _ = take_up(Store(path.parent), path)
+    record, _ = resume_conversation(Store(path.parent), path)
     with session(tmp_path, record=record) as found:
         found.run("/show")
         assert used(capsys.readouterr().err) == [counted]
@@ -530,7 +530,7 @@ def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Cap
         path = killed.path
         assert path
         killed.close()
-    record, _ = take_up(Store(path.parent), path)
+    record, _ = resume_conversation(Store(path.parent), path)
     with session(tmp_path, record=record) as found:
         found.run("/show", "two", "/show")
         told = used(capsys.readouterr().err)

@@ -64,9 +64,7 @@ def shown(text: str) -> str:
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
 
-_MARKS = re.compile(
-    rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}"
-)  # runs that may have too many marks, which are not word characters
+_MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")  # candidate runs; combining marks are not word characters
 
 
 def _thinned(run: re.Match[str]) -> str:
