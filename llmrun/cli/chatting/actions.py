@@ -91,7 +91,7 @@ def think(chat: Chat, argument: str) -> None:
     words = {
         None: "decides by itself whether to think",
         True: "thinks before it answers",
-        False: "does not think",
+        False: "answers without thinking",
     }
     holds = chat.preference(preferences.THINK)
     default = " (the default)" if on is None and holds is not None else ""

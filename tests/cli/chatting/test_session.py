@@ -200,7 +200,7 @@ def test_think_and_set_think_say_the_same_of_a_model_that_cannot(tmp_path: Path,
 def test_think_default_says_what_holds_then(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(think=False)) as found:
         found.run("/think default")
-        assert capsys.readouterr().err == "the model does not think (the default)\n"
+        assert capsys.readouterr().err == "the model answers without thinking (the default)\n"
     with session(tmp_path) as found:
         found.run("/think default")
         assert capsys.readouterr().err == "the model decides by itself whether to think\n"
