@@ -79,8 +79,8 @@ def test_a_program_at_the_other_end_can_wait_for_each_answer(tmp_path: Path) -> 
         (b"one\n/exti\ntwo\n", 2, "did you mean /exit?"),
         (b"one\n/set temperature x\ntwo\n", 2, "temperature: 'x' is not a number"),
         (b"one\ntw\xff\n", 2, "line 2 is not UTF-8: byte 0xff"),
-        (b'one\n"""two\n', 2, "ended in a block"),
-        (b"one\n" + b"x" * 300 + b"\ntwo\n", 8, "limit 200"),
+        (b'one\n"""two\n', 2, "ended inside a"),
+        (b"one\n" + b"x" * 300 + b"\ntwo\n", 8, "limit of 200"),
     ],
 )
 def test_the_first_error_ends_a_pipe_with_its_code(tmp_path: Path, turns: bytes, code: int, said: str) -> None:
@@ -148,7 +148,7 @@ def test_continue_takes_up_messages_system_prompt_settings_and_model(tmp_path: P
     done = chat(tmp_path, "--continue", turns="two\n/show\n/show conversation\n")
     assert done.stdout == b"abc\n"
     told = done.stderr.decode()
-    assert told.splitlines()[0] == 'note: going on with "one", 2 messages, just now'
+    assert told.splitlines()[0] == 'note: continuing "one", 2 messages, just now'
     for part in ("top_k 7", "seed 5, max_tokens 3", "system      brief", "context     400 tokens", "> one"):
         assert part in told
     (path,) = journals(tmp_path)
@@ -187,7 +187,7 @@ def test_continue_from_another_folder_finds_the_model(tmp_path: Path, monkeypatc
 def test_continue_without_a_conversation_is_one_line(tmp_path: Path) -> None:
     done = chat(tmp_path, "--continue", turns="one\n")
     assert (done.stdout, done.returncode) == (b"", 1)
-    assert done.stderr == b"error: --continue: there is no conversation yet\nhint: llmrun chat begins one\n"
+    assert done.stderr == b"error: --continue: there are no conversations yet\nhint: llmrun chat starts one\n"
 
 
 def test_kill_9_in_the_middle_of_an_answer_loses_nothing_that_was_shown(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_two_processes_never_write_into_one_conversation(tmp_path: Path) -> None
         say(process, "one\n")
         process.stdout.readline()
         second = chat(tmp_path, "--continue", turns="two\n")
-        assert b"note: that conversation is open in another process: this is a copy of it\n" in second.stderr
+        assert b"note: that conversation is open in another process, so this chat continues a copy\n" in second.stderr
         say(process, "three\n")
         process.stdout.readline()
     assert second.stdout == b"You said: two\n"
@@ -324,7 +324,7 @@ def test_a_home_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == (b"You said: one\nYou said: two\n", 0)
     notes = [line for line in done.stderr.decode().splitlines() if line.startswith("note: ")]
     assert len(notes) == 1
-    assert "not saved" in notes[0]
+    assert "no longer being saved" in notes[0]
 
 
 def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
     with chatting(tmp_path) as process:
         ask(process, "one", "You said: one")
         process.send("/undo\r")
-        process.expect_exact("taken back: one")
+        process.expect_exact("undone: one")
         ask(process, "\x1b[F and two", "You said: one and two")
         process.send("/exti\r")
         process.expect_exact("did you mean /exit?")
@@ -75,7 +75,7 @@ def test_undo_twice_takes_two_turns_back(tmp_path: Path) -> None:
         ask(process, "two", "You said: two")
         for question in ("two", "one"):
             process.send("/undo\r")
-            process.expect_exact(f"taken back: {question}")
+            process.expect_exact(f"undone: {question}")
             process.expect_exact(PROMPT)
         ask(process, "", "You said: one")
         process.send("/exit\r")
@@ -126,7 +126,7 @@ def test_copy_asks_the_terminal_where_nothing_else_can(tmp_path: Path, monkeypat
         ask(process, "one", "You said: one")
         process.send("/copy\r")
         process.expect_exact(f"\x1b]52;c;{base64.b64encode(b'You said: one').decode()}\x07")
-        process.expect_exact("the last answer is copied to the terminal's clipboard")
+        process.expect_exact("the last answer was copied to the terminal's clipboard")
         process.expect_exact(PROMPT)
         process.send("/exit\r")
 
@@ -136,7 +136,7 @@ def test_another_model_answers_and_is_there_when_the_chat_continues(tmp_path: Pa
     with chatting(tmp_path) as process:
         ask(process, "one", "You said: one")
         process.send("/model missing.json\r")
-        process.expect_exact("goes on")
+        process.expect_exact("stays in use")
         process.expect_exact(PROMPT)
         process.send(f"/model {script}\r")
         process.expect_exact("answers from here on")
@@ -165,9 +165,9 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
             for _ in range(chance.choice([1, 1, 2, 5])):
                 process.sendintr()
                 time.sleep(chance.choice([0, 0.01]))
-            process.expect(r"seed |taken back")
+            process.expect(r"seed |was removed")
             process.expect(PROMPT)
-            process.send("\x03")  # clear the question that was taken back to the prompt
+            process.send("\x03")  # a question that was removed stands at the prompt
         process.send("/exit\r")
     assert process.exitstatus == 0
     conversation = read_conversation(journals(tmp_path)[0]).conversation
@@ -263,7 +263,7 @@ def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
     with chatting(tmp_path, script) as process:
         process.send("one\r\x03")
-        process.expect(r"seed |taken back")
+        process.expect(r"seed |was removed")
         process.expect(PROMPT)
         process.send("\x03/exit\r")
     conversation = read_conversation(journals(tmp_path)[0]).conversation

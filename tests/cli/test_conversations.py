@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_without_a_conversation_the_list_says_how_to_begin_one(tmp_path: Path) -> None:
-    assert conversations(tmp_path) == ("No conversation is here yet. `llmrun chat` begins one.\n", "", 0)
+    assert conversations(tmp_path) == ("No conversations yet. `llmrun chat` starts one.\n", "", 0)
     assert json.loads(conversations(tmp_path, "list", "--json")[0]) == {"conversations": []}
 
 
@@ -80,11 +80,11 @@ def test_search_names_the_conversations_and_the_lines(data: Path) -> None:
         "  > Why is the sky blue?",
         "    You said: Why is the sky blue?",
     ]
-    assert (errors, code) == ("note: llmrun chat --continue NAME goes on with one of them\n", 0)
-    assert conversations(data, "search", "fox")[0].count("red fox") == 2  # the copy is not listed again
+    assert (errors, code) == ("note: llmrun chat --continue NAME continues one of them\n", 0)
+    assert conversations(data, "search", "fox")[0].count("red fox") == 2  # the copy is not shown again
     assert conversations(data, "search", "sky", "fox") == (
         "",
-        "note: no conversation has all of these: sky, fox\n",
+        "note: no conversation contains all of these: sky, fox\n",
         1,
     )
     body = json.loads(conversations(data, "search", "--json", "fox")[0])
@@ -111,13 +111,13 @@ def test_export_writes_markdown_or_json(data: Path, tmp_path: Path) -> None:
     assert "\n## System\n\nBe brief.\n\n## You\n\nWhy is the sky blue?\n\n## smollm2:135m\n\nYou said: Why" in told
     target = tmp_path / "out.md"
     written = conversations(data, "export", "why", "-o", str(target))
-    assert written == ("", f"note: written: {target}\n", 0)
+    assert written == ("", f"note: wrote {target}\n", 0)
     assert target.read_text() == told
     as_json = tmp_path / "out.json"
     conversations(data, "export", "why", "--format", "json", "-o", str(as_json))
     assert json.loads(as_json.read_text()) == json.loads(conversations(data, "export", "why", "--format", "json")[0])
     assert conversations(data, "export", "why", "--format", "pdf")[1:] == (
-        "error: --format: 'pdf': not a format\nhint: markdown or json\n",
+        "error: --format: 'pdf': unknown format\nhint: use markdown or json\n",
         2,
     )
     assert conversations(data, "export", "why", "-o", "/nowhere/x")[2] == 1
@@ -137,7 +137,7 @@ def test_rm_leaves_a_conversation_that_is_open(data: Path) -> None:
     told, errors, code = conversations(data, "rm", "why")
     lock.release()
     assert (told, code) == ("", 1)
-    assert "another process writes to it" in errors
+    assert "another process is writing to it" in errors
     assert path.exists()
 
 
@@ -150,7 +150,7 @@ def test_a_name_with_a_slip_gets_a_suggestion(data: Path) -> None:
 def test_a_flag_in_the_wrong_place_is_not_ignored(tmp_path: Path) -> None:
     assert conversations(tmp_path, "--json", "search", "x") == (
         "",
-        "error: --json: given before search\nhint: llmrun conversations search --json\n",
+        "error: --json: must come after search\nhint: llmrun conversations search --json\n",
         2,
     )
 
@@ -181,10 +181,10 @@ def test_continue_and_a_model_in_any_order(data: Path) -> None:
         (("--continue", "why", "-m", script), "Why is"),
     ):
         done = chat(data, *arguments, turns="/show\n")
-        assert f'going on with "{title}' in done.stderr.decode()
+        assert f'continuing "{title}' in done.stderr.decode()
         assert f"file        {script}" in done.stderr.decode()
         assert done.returncode == 0
-    assert 'going on with "Why is' in first_note(data, "--continue", "smollm2")
+    assert 'continuing "Why is' in first_note(data, "--continue", "smollm2")
 
 
 def test_continue_with_a_name_that_is_neither_is_one_error(data: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_chat_sends_all_that_was_said_and_its_commands_cope(tmp_path: Path) ->
         "model       tiny\n",
         f"endpoint    http://127.0.0.1:{server.port}/v1\n",
         "used        12 tokens\n",
-        "template    the server's own, which it does not show\n",
+        "template    chosen by the server, which does not show it\n",
         "ctx_size not set\n",
         "answers     2\n",
     ):
@@ -279,7 +279,7 @@ def test_show_does_not_call_unknown_tokens_zero(tmp_path: Path) -> None:
     with serving(response(said("Hello.") + said(finish="stop") + DONE)) as server:
         llmrun("chat", server.url, stdin=b"one\n", env=in_folder(tmp_path))
         done = llmrun("chat", "--continue", stdin=b"/show\n", env=in_folder(tmp_path))
-    assert b"used        not known: the server does not say\n" in done.stderr
+    assert b"used        unknown: the server does not report it\n" in done.stderr
 
 
 def test_a_person_whose_server_failed_can_ask_again(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_chat_takes_system_prompt_and_settings(folder: Path) -> None:
     (folder / "pirate.toml").write_text('prompt = "x $y"\nsystem = "You are a $who."\ntemperature = 0.25')
     done = llmrun("chat", "--backend", "scripted", "-T", "pirate", "-P", "who=pirate", stdin=b"/show\n")
     said = done.stderr.decode()
-    assert "note: template pirate: a chat takes only its system prompt and settings, not its prompt" in said
+    assert "note: template pirate: a chat uses only its system prompt and settings, not its prompt" in said
     assert "system      You are a pirate." in said
     assert "temperature 0.25" in said
     done = llmrun("chat", "--backend", "scripted", "-T", "pirate", stdin=b"")

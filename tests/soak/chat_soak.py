@@ -102,10 +102,10 @@ def undo(person: Person) -> None:
     if not person.said:
         return
     question, _ = person.said.pop()
-    person.run_command("/undo", b"taken back")
-    if person.said and person.chance.random() < 0.3:  # typed over the restored question
+    person.run_command("/undo", b"undone")
+    if person.said and person.chance.random() < 0.3:  # typed over the question that was put back
         question, _ = person.said.pop()
-        person.run_command("/undo", b"taken back")
+        person.run_command("/undo", b"undone")
     person.agree()
     if person.chance.random() < 0.5:
         person.act("undo", CTRL_C)
@@ -194,14 +194,14 @@ def _interrupt_answer(person: Person, kind: str) -> None:
 
 
 def stopped(person: Person, question: str) -> None:
-    """Check that a stopped question either has a partial answer or was undone."""
+    """After a stop: the question has an answer, as far as it came, or was removed."""
     exchanges = person.conversation().exchanges
     if exchanges and exchanges[-1].question == question and len(exchanges) == len(person.said) + 1:
         last = exchanges[-1]
         if last.ended is None:
             raise Trouble(f"a stopped answer has no end: {last!r:.300}")
         person.said.append((question, last.answer))
-    person.act("clear", CTRL_C)  # clears a restored question from the prompt
+    person.act("clear", CTRL_C)  # the question that was removed stands at the prompt
     person.agree()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 LISTS = ("table", "json", "jsonl")  # the formats for lists of runs
 DEFAULT_SECONDS = 30.0
-_LIST = "(a number, 1,2,8 or 1-8)"
+_LIST = "(a number, 1,2,8 or 1-8)."
 _BACKENDS = ", ".join(CHOICES)
 
 
@@ -38,44 +38,44 @@ class BenchFlags:
             "-m",
             "--model",
             metavar="NAME",
-            help="Catalogue name, .gguf file or URL#MODEL, or several: A,B",
+            help="Catalogue name, .gguf file or URL#MODEL, or several: A,B.",
             autocompletion=models,
         ),
     ] = None
     n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens {_LIST}")] = "512"
-    n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate")] = "128"
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate.")] = "128"
     n_depth: Annotated[
-        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the KV cache before the prompt")
+        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the KV cache before the prompt.")
     ] = "0"
-    chat: Annotated[bool, typer.Option("--chat", help="Use built-in conversations instead of random tokens")] = False
+    chat: Annotated[bool, typer.Option("--chat", help="Use built-in conversations instead of random tokens.")] = False
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help='Use prompts from FILE; one {"prompt": "..."} per line'),
+        typer.Option("--prompts", metavar="FILE", help='Use prompts from FILE; one {"prompt": "..."} per line.'),
     ] = None
-    cold: Annotated[bool, typer.Option("--cold", help="Measure cold starts: time to the first token")] = False
-    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Concurrent requests")] = "1"
+    cold: Annotated[bool, typer.Option("--cold", help="Measure cold starts: time to the first token.")] = False
+    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Concurrent requests.")] = "1"
     backend: Annotated[
         str | None,
         typer.Option(
             "--backend",
             metavar="NAME",
-            help=f"Backend, or several: {_BACKENDS}  [default: auto]",
+            help=f"Backend, or several: {_BACKENDS}.  [default: auto]",
             autocompletion=one_of(*CHOICES),
         ),
     ] = None
     endpoint: Annotated[
         list[str] | None,
-        typer.Option("--endpoint", metavar="URL#MODEL", help="OpenAI-compatible server; can be repeated"),
+        typer.Option("--endpoint", metavar="URL#MODEL", help="OpenAI-compatible server; repeatable."),
     ] = None
     threads: Annotated[
-        str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads  [default: one per core]")
+        str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one per core]")
     ] = None
     kv_type: Annotated[
         str | None,
         typer.Option(
             "--kv-type",
             metavar="TYPE",
-            help="KV cache precision: f16 or q8_0  [default: f16]",
+            help="KV cache precision: f16 or q8_0.  [default: f16]",
             autocompletion=one_of(*KV_TYPES),
         ),
     ] = None
@@ -85,39 +85,41 @@ class BenchFlags:
             "--gpu-layers",
             "-ngl",
             metavar="N",
-            help="Layers on the GPU: auto, all, or numbers  [default: auto]",
+            help="Layers on the GPU: auto, all, or numbers.  [default: auto]",
             autocompletion=one_of("auto", "all"),
         ),
     ] = None
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", help="Time limit per configuration  [default: 30]"),
+        typer.Option("--seconds", metavar="S", help="Time limit per configuration.  [default: 30]"),
     ] = None
     repetitions: Annotated[
         int | None,
-        typer.Option("-r", "--repetitions", metavar="N", min=1, help="Number of rounds  [default: until precise]"),
+        typer.Option("-r", "--repetitions", metavar="N", min=1, help="Number of rounds.  [default: until precise]"),
     ] = None
-    profile: Annotated[bool, typer.Option("--profile", help="Profile each op of the CPU engine")] = False
+    profile: Annotated[bool, typer.Option("--profile", help="Profile each op of the CPU engine.")] = False
     output: Annotated[
         str | None,
         typer.Option(
             "-o",
             "--output",
             metavar="FORMAT",
-            help="Format: table, md, csv, json or jsonl  [default: table]",
+            help="Format: table, md, csv, json or jsonl.  [default: table]",
             autocompletion=one_of(*FORMATS),
         ),
     ] = None
-    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json")] = False
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts")] = None
-    save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`")] = False
+    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts.")] = None
+    save: Annotated[bool, typer.Option("--save", help="Save the run for `bench history` and `bench compare`.")] = False
     price_kwh: Annotated[
         float | None,
-        typer.Option("--price-kwh", metavar="P", min=0.0, help="Electricity price per kWh, to show the cost"),
+        typer.Option("--price-kwh", metavar="P", min=0.0, help="Electricity price per kWh, to show the cost."),
     ] = None
     compare_price: Annotated[
         float | None,
-        typer.Option("--compare-price", metavar="P", min=0.0, help="API price per million tokens, to compare the cost"),
+        typer.Option(
+            "--compare-price", metavar="P", min=0.0, help="API price per million tokens, to compare the cost."
+        ),
     ] = None
     offline: options.Offline = False
     quiet: options.Quiet = False

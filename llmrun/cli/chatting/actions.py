@@ -1,4 +1,4 @@
-"""What each slash command does. The table they stand in is in commands.py."""
+"""The functions that the slash commands run. The table of commands is in commands.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from llmrun.amounts import counted
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
-from llmrun.cli.chatting.record import take_up
-from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
+from llmrun.cli.chatting.record import resume_conversation
+from llmrun.cli.chatting.store import Recording, read_conversation, reporting_file_errors
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, shortened, visible_line
@@ -23,8 +23,8 @@ from llmrun.settings import RULES
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
 
-DEFAULT = "default"  # as an argument: what holds when nothing is said
-MOST_LISTED = 10  # of the conversations without a name
+DEFAULT = "default"  # the argument that resets a setting
+MOST_LISTED = 10  # conversations that /load lists, besides the copies made by /save
 
 
 def system(chat: Chat, text: str) -> None:
@@ -39,16 +39,16 @@ def system(chat: Chat, text: str) -> None:
 
 def _system_reply(chosen: str | None, *, is_default: bool) -> str:
     if chosen is None:
-        return "the system prompt is back to the default: the template's own, if it has one"
+        return "the system prompt is reset to the chat template's default, if it has one"
     if is_default:
-        return f"the system prompt is back to the one in your settings: {shortened(visible_line(chosen), 100)}"
+        return f"the system prompt is reset to the one in your settings: {shortened(visible_line(chosen), 100)}"
     if not chosen:
-        return "the system prompt is empty from the next answer on; it replaces the template's own"
-    return "the system prompt is set; the next answer heeds it"
+        return "the system prompt is empty from the next answer on and replaces the template's default"
+    return "the system prompt is set and applies from the next answer on"
 
 
 def set_preference(chat: Chat, argument: str) -> None:
-    argument = argument.removeprefix("parameter ").strip()  # as Ollama has it
+    argument = argument.removeprefix("parameter ").strip()  # Ollama's spelling
     typed, _, value = argument.partition(" ")
     if not typed:
         chat.reply(_preference_lines(chat))
@@ -57,9 +57,9 @@ def set_preference(chat: Chat, argument: str) -> None:
     value = value.strip()
     if value and name == preferences.CONTEXT:
         if not chat.engine.info.context_size:
-            raise UsageError(f"/set: {name}: decided by {chat.engine.info.device}")
+            raise UsageError(f"/set: {name}: controlled by {chat.engine.info.device}")
         raise UsageError(
-            f"/set: {name}: decided when the model is opened",
+            f"/set: {name}: fixed once the model is open",
             hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
         )
     if not value:
@@ -72,7 +72,7 @@ def set_preference(chat: Chat, argument: str) -> None:
 
 
 def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
-    """Set a preference. Thinking and a budget of 0 exclude each other: the one that was set last holds."""
+    """Set a preference. Thinking and a budget of 0 exclude each other, so setting one resets the other."""
     known, set_before = chat.engine.thinking, chat.conversation.preferences
     if name == preferences.THINK and value and known:
         known.require()
@@ -81,14 +81,18 @@ def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
     if name == preferences.THINK_BUDGET and value == 0 and set_before.get(preferences.THINK):
         chat.record.add(PreferenceSet(preferences.THINK, None))
     if name == preferences.THINK_BUDGET and value is not None and known and known.style is None:
-        out.note("no tags of thinking are known for this model, so the budget limits nothing")
+        out.note("this model has no known thinking tags, so the budget has no effect")
     chat.record.add(PreferenceSet(name, value))
 
 
 def think(chat: Chat, argument: str) -> None:
     on = preferences.parse_value(preferences.THINK, argument or "on") if argument != DEFAULT else None
     _prefer(chat, preferences.THINK, on)
-    words = {None: "thinks or not as it does by itself", True: "thinks before it answers", False: "answers at once"}
+    words = {
+        None: "decides by itself whether to think",
+        True: "thinks before it answers",
+        False: "answers without thinking",
+    }
     holds = chat.preference(preferences.THINK)
     default = " (the default)" if on is None and holds is not None else ""
     chat.confirm(f"the model {words[None if holds is None else bool(holds)]}{default}")
@@ -100,7 +104,7 @@ def answer_at_once(chat: Chat, argument: str) -> None:
 
 def show(chat: Chat, argument: str) -> None:
     if argument and argument not in _SHOWN:
-        raise UsageError(f"/show: {argument}: no such thing", hint="known: " + ", ".join(_SHOWN))
+        raise UsageError(f"/show: {argument}: unknown argument", hint="known: " + ", ".join(_SHOWN))
     if argument:
         chat.reply(_SHOWN[argument](chat))
         return
@@ -110,23 +114,23 @@ def show(chat: Chat, argument: str) -> None:
 
 def clear(chat: Chat, argument: str) -> None:
     left, said = chat.record, bool(chat.conversation.exchanges)
-    path = left.path  # gone when the record is closed
-    chat.begin_anew()
+    path = left.path  # read it now, since closing the record resets it
+    chat.start_over()
     if said and path is not None:
         chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
     elif said and left.is_given_up:
-        chat.confirm("cleared; the conversation before could not be saved")
+        chat.confirm("cleared; the previous conversation could not be saved")
     else:
-        chat.confirm("cleared; the system prompt and the settings stay")
+        chat.confirm("cleared; the system prompt and the settings are kept")
 
 
 def undo(chat: Chat, argument: str) -> None:
     if not chat.conversation.exchanges:
-        raise UsageError("/undo: there is nothing to take back")
+        raise UsageError("/undo: there is nothing to undo")
     question = chat.conversation.exchanges[-1].question
     chat.record.add(Undone())
     chat.offer(question)
-    chat.confirm(f"taken back: {shortened(visible_line(question), 100)}")
+    chat.confirm(f"undone: {shortened(visible_line(question), 100)}")
 
 
 def regenerate(chat: Chat, argument: str) -> None:
@@ -139,30 +143,30 @@ def save(chat: Chat, name: str) -> None:
     if not chat.conversation.exchanges:
         raise UsageError("/save: there is nothing to save yet")
     if name:
-        with in_our_words("/save"):
+        with reporting_file_errors("/save"):
             path = chat.store.save(name, chat.conversation)
-        chat.confirm(f"saved as {path.stem}; /load {path.stem} goes on with it")
+        chat.confirm(f"saved as {path.stem}; /load {path.stem} continues it")
     elif chat.record.path:
-        chat.reply([f"saved as it goes in {chat.record.path}; /save NAME keeps a copy by name"])
+        chat.reply([f"saved automatically in {chat.record.path}; /save NAME saves a named copy"])
     else:
-        raise UsageError("/save: this conversation is not saved as it goes", hint="/save NAME tries to keep a copy")
+        raise UsageError("/save: this conversation is not being saved", hint="try /save NAME to save a copy")
 
 
 def load(chat: Chat, name: str) -> None:
     if not name:
-        with in_our_words("/load"):
+        with reporting_file_errors("/load"):
             chat.reply(_listed(chat))
         return
-    with in_our_words("/load"):
+    with reporting_file_errors("/load"):
         path = chat.store.find(name, "/load")
         if path == chat.record.path:
-            raise UsageError(f"/load: {path.stem}: you are in it")
-        record, found = take_up(chat.store, path)
+            raise UsageError(f"/load: {path.stem}: already open")
+        record, found = resume_conversation(chat.store, path)
     held_with = found.conversation.model
-    chat.go_on_with(record)
+    chat.switch_to(record)
     chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
-        chat.confirm(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} goes on")
+        chat.confirm(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} answers from here on")
 
 
 def stats(chat: Chat, argument: str) -> None:
@@ -174,14 +178,14 @@ def leave(chat: Chat, argument: str) -> None:
 
 
 def summary(found: Recording) -> str:
-    """`"Why is the sky blue?", 4 messages, 2 hours ago`."""
+    """Return a one-line summary, such as `"Why is the sky blue?", 4 messages, 2 hours ago`."""
     count = found.conversation.message_count
     messages = f"{count} message" if count == 1 else f"{count} messages"
     return f'"{visible_line(found.conversation.title)}", {messages}, {age(time.time() - found.changed)}'
 
 
 def age(seconds: float) -> str:
-    """`just now`, `5 minutes ago`, `1 day ago`."""
+    """Format an age, such as `just now`, `5 minutes ago` or `1 day ago`."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         count = int(seconds // length)
         if count >= 1:
@@ -214,14 +218,14 @@ def search(chat: Chat, argument: str) -> None:
     if not words:
         raise UsageError("/search: no words to search for", hint='/search blue sky, or /search "blue sky"')
     here = matching(chat.conversation, words)
-    with in_our_words("/search"):
+    with reporting_file_errors("/search"):
         others, unreadable = search_store(chat.store, words, without=chat.record.path)
     hits = [*([Hit("this conversation", 0, here)] if here else []), *others]
     if not hits:
-        chat.reply([f"no conversation has {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
+        chat.reply([f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
     out.reply_marked(line for hit in hits for line in lines_of(hit, room(sys.stderr)))
     if others:
-        chat.reply(["/load NAME goes on with one of them"])
+        chat.reply(["/load NAME continues one of them"])
     if unreadable:
         chat.reply([f"{counted(unreadable, 'conversation')} cannot be read: /load lists them"])
 
@@ -262,14 +266,14 @@ def _model_lines(chat: Chat) -> list[str]:
 def _template_lines(chat: Chat) -> list[str]:
     template = chat.engine.template
     if template is None:
-        return ["template    the server's own, which it does not show"]
+        return ["template    chosen by the server, which does not show it"]
     return [f"{visible_line(template.name)} ({template.origin})", *template.source.splitlines()]
 
 
 def _system_lines(chat: Chat) -> list[str]:
     text = chat.conversation.system
     if text is None:
-        return ["system      none set: the template's own, if it has one"]
+        return ["system      not set (the chat template may have its own)"]
     first, *rest = text.splitlines() or ["(empty)"]
     return [f"system      {first}", *(f"            {line}" for line in rest)]
 
@@ -297,7 +301,7 @@ def _used(chat: Chat) -> str:
     if used is None:
         ended = chat.conversation.exchanges[-1].ended
         said_nothing = ended is not None and ended.reason in ("stop", "length") and not ended.prompt_tokens
-        return "not known: the server does not say" if said_nothing else "counted with the next question"
+        return "unknown: the server does not report it" if said_nothing else "known after the next answer"
     return f"{used:,} of {size:,} tokens ({used / size:.0%})" if size else f"{used:,} tokens"
 
 

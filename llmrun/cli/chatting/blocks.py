@@ -1,4 +1,4 @@
-'''Turns of several lines: `"""`, the text, `"""`. As Ollama's users type them.'''
+'''Turns of several lines between `"""` quotes, as in Ollama.'''
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 
 QUOTES = '"""'
 
-_OPENING = re.compile(rf"\s*(?:/\w+\s+)?{QUOTES}")  # a command's argument may be a block, too
+_OPENING = re.compile(rf"\s*(?:/\w+\s+)?{QUOTES}")  # a command's argument may also be a block
 
 
 def is_unfinished(typed: str) -> bool:
-    """Whether a block has begun in what was typed and has not ended yet."""
+    """Return whether the typed text opens a block and does not close it."""
     opening = _OPENING.match(typed)
     return opening is not None and not _closes(typed[opening.end() - len(QUOTES) :].rstrip())
 
 
 def without_quotes(typed: str) -> str | None:
-    """The text of a block, less the newlines next to its quotes; None when what was typed is no whole block."""
+    """Return the text of a block without the newlines next to its quotes, or None if the text is not a full block."""
     block = typed.strip()
     if not block.startswith(QUOTES) or not _closes(block):
         return None

@@ -1,4 +1,4 @@
-"""The lines that begin with a slash: one table for dispatch, /help and completion."""
+"""The table of slash commands, which dispatch, /help and completion share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ CONVERSATION, ANSWERS, SETTINGS, CHAT = GROUPS = ("Conversation", "Answers", "Mo
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` gets what follows the name, without the blanks around it. `choices` are words that may follow, each with
-    what it is. /help lists the commands by `group`."""
+    """A slash command.
+
+    run      receives the chat and the argument, which is stripped of surrounding blanks
+    choices  returns the possible arguments, each with a description
+    group    the heading under which /help lists the command
+    """
 
     name: str
     arguments: str
@@ -36,7 +40,7 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The name with its arguments, and the other names."""
+        """The name with its arguments, followed by the aliases."""
         return ", ".join([f"/{self.name} {self.arguments}".rstrip(), *(f"/{alias}" for alias in self.aliases)])
 
 
@@ -80,12 +84,12 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "think",
         "[on|off]",
-        "let the model think first, or not; `default` resets it",
+        "turn thinking on or off; `default` resets it",
         actions.think,
         choices=actions.think_choices,
         group=SETTINGS,
     ),
-    Command("nothink", "", "answer at once, as /think off", actions.answer_at_once, group=SETTINGS),
+    Command("nothink", "", "turn thinking off, like /think off", actions.answer_at_once, group=SETTINGS),
     Command(
         "show",
         "[WHAT]",
@@ -95,34 +99,32 @@ COMMANDS: tuple[Command, ...] = (
         group=CHAT,
     ),
     Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
-    Command("undo", "", "take back the last question and its answer", actions.undo),
+    Command("undo", "", "remove the last question and its answer", actions.undo),
     Command("retry", "", "answer the last question again", answers.retry, group=ANSWERS),
-    Command("regen", "", "the same, with another seed even if one is set", actions.regenerate, group=ANSWERS),
-    Command("edit", "[TEXT]", "write a question in $EDITOR, beginning with the last one", answers.edit, group=ANSWERS),
+    Command("regen", "", "answer it again with another seed, even if one is set", actions.regenerate, group=ANSWERS),
+    Command("edit", "[TEXT]", "write a question in $EDITOR, starting from the last one", answers.edit, group=ANSWERS),
     Command(
         "copy",
         f"[{answers.CODE}]",
-        "copy the last answer, or its last block of code",
+        "copy the last answer, or its last code block",
         answers.copy,
         choices=answers.copy_choices,
         group=ANSWERS,
     ),
-    Command("save", "[NAME]", "keep a copy by name; every chat is saved as it goes", actions.save),
-    Command(
-        "load", "[NAME]", "list the saved conversations, or go on with one", actions.load, (), actions.load_choices
-    ),
+    Command("save", "[NAME]", "save a named copy; every chat is saved automatically", actions.save),
+    Command("load", "[NAME]", "list the saved conversations, or continue one", actions.load, (), actions.load_choices),
     Command("search", "WORDS", "find words in this conversation and in earlier ones", actions.search),
-    Command("stats", "", "tokens, times and speeds since the start", actions.stats, group=CHAT),
+    Command("stats", "", "show tokens, times and speeds since the start", actions.stats, group=CHAT),
     Command("exit", "", "end the chat; so does the end of input", actions.leave, ("bye", "quit"), group=CHAT),
 )
 _HINTS = (
-    ('"""  ', "begins and ends a text of several lines"),
-    ("//   ", "begins a question that begins with a slash (a blank before it does, too)"),
+    ('"""  ', "begins and ends a message of several lines"),
+    ("//   ", "sends a question that begins with a slash (a leading blank works, too)"),
 )
 
 
 def command_for(name: str) -> Command:
-    """The command by one of its names. Raises UsageError with the nearest one."""
+    """Return the command with this name or alias. Raises UsageError that suggests the nearest name."""
     for command in COMMANDS:
         if name == command.name or name in command.aliases:
             return command
@@ -132,13 +134,13 @@ def command_for(name: str) -> Command:
     near = difflib.get_close_matches(name, names, n=1)
     first = f"did you mean /{near[0]}?" if near else "/help lists the commands."
     raise UsageError(
-        f"/{name}: no such command, and not sent to the model",
-        hint=f"{first} A question that begins with a slash is typed with two: //",
+        f"/{name}: no such command; nothing was sent to the model",
+        hint=f"{first} Type // to send a question that begins with a slash.",
     )
 
 
 def completions(chat: Chat, before: str) -> Sequence[Completion]:
-    """How a line could go on whose part before the cursor is `before`."""
+    """Return the completions for a line, given the text before the cursor."""
     if not before.startswith("/") or before.startswith("//") or "\n" in before:
         return []
     name, blank, argument = before[1:].partition(" ")

@@ -1,4 +1,4 @@
-"""A conversation: what its events come to."""
+"""The state of a conversation, which its events build up."""
 
 from __future__ import annotations
 
@@ -32,13 +32,18 @@ TITLE_CHARACTERS = 60
 
 
 class Misplaced(ValueError):
-    """An event that cannot come here."""
+    """An event that is not possible at this point of the conversation."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A question and its answer. `began` is None while there is no answer, `ended` while it has not ended. `thoughts`
-    are what the model thought for the answer."""
+    """A question and its answer.
+
+    began     None if there is no answer yet
+    thoughts  the pieces of the model's thinking
+    pieces    the pieces of the answer
+    ended     None if the answer has not ended
+    """
 
     asked: QuestionAsked
     began: AnswerBegan | None = None
@@ -59,7 +64,7 @@ class Exchange:
         return "".join(self.thoughts)
 
     def answered(self) -> Answered | None:
-        """Return the answer as one event, as far as it came; None without one."""
+        """Return the answer so far as one event, or None if there is none."""
         if self.began is None:
             return None
         ended = self.ended
@@ -77,7 +82,7 @@ class Exchange:
         )
 
     def take(self, answered: Answered) -> None:
-        """Replace the answer by a whole one."""
+        """Replace the answer with a complete one."""
         self.began = AnswerBegan(answered.seed)
         self.thoughts = [] if answered.thinking is None else [answered.thinking]
         self.pieces = [answered.text] if answered.text else []
@@ -89,9 +94,9 @@ class Exchange:
 
 @dataclass(slots=True)
 class Conversation:
-    """Only the last exchange may be without an answer.
+    """A conversation. Only its last exchange may lack an answer.
 
-    recount  another model has taken over since the tokens of the last answer were counted
+    recount  True if the model has changed since the tokens were counted with the last answer
     """
 
     began: Began
@@ -102,10 +107,10 @@ class Conversation:
     recount: bool = False
 
     def apply(self, event: Event) -> None:
-        """Let an event happen. Raises Misplaced, and nothing has changed, when it cannot happen now."""
+        """Apply an event. Raises Misplaced and changes nothing if the event is not possible now."""
         match event:
             case Began():
-                raise Misplaced("a second beginning")
+                raise Misplaced("a second `began` event")
             case ModelChanged(model):
                 self.recount = bool(self.exchanges) and (self.recount or model != self.model)
                 self.model = model
@@ -151,28 +156,28 @@ class Conversation:
     def _under_way(self) -> Exchange:
         last = self._last()
         if last.began is None or last.ended is not None:
-            raise Misplaced("no answer is under way")
+            raise Misplaced("no answer has begun")
         return last
 
     @property
     def unanswered(self) -> str | None:
-        """The question that waits for its answer, if one does."""
+        """The last question if it has no answer yet, or None."""
         waiting = self.exchanges and self.exchanges[-1].began is None
         return self.exchanges[-1].question if waiting else None
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What the engine is given to answer the last question: all of it but that question's own answer."""
+        """The messages from which the engine answers the last question, without that question's own answer."""
         return self.messages_from(0)
 
     def messages_from(self, first: int) -> list[dict[str, str]]:
-        """Return `messages` without the exchanges before this one; the system prompt stays."""
+        """Return `messages` from the exchange with this index on, including the system prompt."""
         told = self._told_from(first)
         return told[:-1] if self.exchanges else told
 
     @property
     def all_messages(self) -> list[dict[str, str]]:
-        """The system prompt, then every question with its answer, which is empty where there is none yet."""
+        """The system prompt, then every question with its answer. A missing answer is an empty message."""
         return self._told_from(0)
 
     def _told_from(self, first: int) -> list[dict[str, str]]:
@@ -189,15 +194,15 @@ class Conversation:
 
     @property
     def context_used(self) -> int:
-        """Tokens it filled at the end of the last answer that came to an end; 0 without one."""
+        """The number of tokens in the context after the last answer that ended, or 0 if there is none."""
         ended = [exchange.ended.context_used for exchange in self.exchanges if exchange.ended]
         return ended[-1] if ended else 0
 
     @property
     def is_counted(self) -> bool:
-        """Whether `context_used` counts all exchanges, with the tokens of the present model.
+        """True if `context_used` covers all exchanges and was counted with the current model.
 
-        An answer that failed, or whose server did not count, says that its prompt had no tokens.
+        Answers that failed, or whose server reports no counts, have 0 prompt tokens.
         """
         if not self.exchanges:
             return True
@@ -206,14 +211,14 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The first question, on one short line; foreign text."""
+        """The first question, shortened to one line. This is untrusted text."""
         if not self.exchanges:
             return "(nothing asked yet)"
         words = re.sub(r"\s+", " ", self.exchanges[0].question.strip())
         return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 1] + "…"
 
     def history(self) -> Iterator[Event]:
-        """The shortest way here: events that make an equal conversation, in the format of today."""
+        """Yield the fewest events, in the current format, that rebuild this conversation."""
         yield replace(self.began, format=FORMAT)
         changed_last = self.recount and bool(self.exchanges)
         if self.model != self.began.model and not changed_last:
@@ -231,10 +236,10 @@ class Conversation:
 
 
 def new_conversation(model: str) -> Conversation:
-    """An empty one. `model` is what finds the model again: a name of the catalogue, or an absolute path."""
+    """Return an empty conversation. `model` must stay valid: a name from the catalogue, a URL or an absolute path."""
     return Conversation(Began(FORMAT, secrets.token_hex(8), model, now(), __version__), model)
 
 
 def now() -> str:
-    """This moment in UTC, ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

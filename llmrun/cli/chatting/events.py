@@ -1,11 +1,11 @@
-"""What happens in a conversation, one event at a time, and how an event is written on one line of JSON.
+"""The events of a conversation, and their encoding as lines of JSON.
 
-A conversation is the fold of its events (`conversation.py`), so what is saved is what happened: nothing is ever
-rewritten, and a file that ends anywhere still holds everything before.
+A conversation is the result of applying its events in order (see `conversation.py`). Its file is only appended to, so a
+truncated file still contains everything before the cut.
 
-While an answer streams, its pieces (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) go to a journal of their
-own. The conversation's file gets one line for the whole answer, `Answered`, when it ends. Files of formats 1 and 2 hold
-the pieces themselves.
+While an answer streams, its pieces (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) go to a separate file. When
+the answer ends, the conversation's file gets one `Answered` line for all of it. Files in formats 1 and 2 contain the
+pieces themselves.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from llmrun.cli.chatting.preferences import Value, checked_value
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
-FORMAT: Final = 3  # of the file; a change that older versions cannot read raises it
+FORMAT: Final = 3  # the file format's version, raised for changes that older versions cannot read
 READABLE: Final = (1, 2, 3)  # 1 has no thoughts; 1 and 2 have a line for each token and a seed for every answer
-FAILED: Final = "failed"  # an answer that an error ended
+FAILED: Final = "failed"  # the reason of an answer that ended with an error
 
-Name = str  # may hold a path that is not UTF-8: "\\udcff" stands for its byte 0xff, here and in the file
+Name = str  # may be a path that is not UTF-8; "\\udcff" then represents byte 0xff, in memory and in the file
 
 _REASONS = frozenset([*FinishReason, FAILED])
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """First, and only once. `conversation` stays the same in every copy; `created` is UTC, ISO 8601."""
+    """The first event of every conversation, which occurs only once.
+
+    conversation  ID of the conversation, which its copies share
+    created       UTC time in ISO 8601
+    """
 
     format: int
     conversation: str
@@ -47,14 +51,14 @@ class ModelChanged:
 
 @dataclass(frozen=True, slots=True)
 class SystemSet:
-    """None: the template's own, if it has one. An empty text replaces that one too."""
+    """A change of the system prompt. None restores the chat template's default; an empty text replaces it."""
 
     text: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSet:
-    """None: back to what holds when nothing is said."""
+    """A change of one setting. None restores the default."""
 
     name: str
     value: Value | None
@@ -62,7 +66,7 @@ class PreferenceSet:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAsked:
-    """The user's turn, written down before the model sees it."""
+    """A question, which is saved before the model sees it."""
 
     text: str
     time: str
@@ -70,28 +74,34 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The last question gets an answer; one that it has already is dropped. `seed` None: a server chose it."""
+    """The beginning of an answer to the last question. It replaces an earlier answer.
+
+    seed  None if the server chose it
+    """
 
     seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerWent:
-    """The next piece of the answer, written down before it is shown."""
+    """The next piece of the answer, which is saved before it is shown."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The next piece of what the model thinks, written down once the answer has begun."""
+    """The next piece of the model's thinking, which is saved once the answer has begun."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """`reason` is a FinishReason ("cancelled": the user stopped it) or "failed". Tokens and seconds as in Timings."""
+    """The end of an answer. The counts and times are those of Timings.
+
+    reason  a FinishReason ("cancelled" if the user stopped the answer) or "failed"
+    """
 
     reason: str
     context_used: int
@@ -104,15 +114,15 @@ class AnswerEnded:
 
 @dataclass(frozen=True, slots=True)
 class WasThinking:
-    """The text of the answer so far was thinking."""
+    """Marks the text of the answer so far as thinking."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The last question's whole answer, in place of an earlier one.
+    """The complete answer to the last question. It replaces an earlier answer.
 
-    thinking  None: the model did not think
-    reason    as in AnswerEnded; None: the process died before the answer's end, and the numbers that follow are 0
+    thinking  None if the model did not think
+    reason    see AnswerEnded; None if the process died during the answer, and the numbers below are then 0
     """
 
     text: str
@@ -129,12 +139,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The last question is taken back, and its answer if it has one."""
+    """The removal of the last question and its answer, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """All questions and answers are forgotten. Only files of formats 1 and 2 hold it: /clear begins a new file now."""
+    """The removal of all questions and answers. Only formats 1 and 2 use it; /clear now begins a new file."""
 
 
 Event = (
@@ -152,7 +162,7 @@ Event = (
     | Undone
     | Cleared
 )
-Piece = AnswerBegan | Thought | AnswerWent | WasThinking  # of an answer that streams
+Piece = AnswerBegan | Thought | AnswerWent | WasThinking  # a part of a streaming answer
 
 _KINDS: Mapping[str, type[Event]] = {
     "began": Began,
@@ -173,14 +183,14 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(event: Event) -> bytes:
-    """One line of JSON in UTF-8, with its newline."""
+    """Encode an event as one line of JSON in UTF-8, including the newline."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     text = json.dumps({"event": _NAMES[type(event)], **values}, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def from_line(line: bytes) -> Event:
-    """The event on a line. Raises ValueError, which says in a few words what is wrong, for anything but an event."""
+    """Decode the event on a line. Raises ValueError with a short explanation if the line is not a valid event."""
     try:
         values = json.loads(line.decode("utf-8"), parse_constant=_refuse)
     except RecursionError:
@@ -203,7 +213,7 @@ def from_line(line: bytes) -> Event:
 
 
 def _meant(event: Event) -> Event:
-    """The event, its values checked as far as one event alone allows."""
+    """Return the event if its values are valid on their own. Raises ValueError."""
     if isinstance(event, PreferenceSet) and event.value is not None:
         try:
             return PreferenceSet(event.name, checked_value(event.name, event.value))
@@ -212,7 +222,7 @@ def _meant(event: Event) -> Event:
     unended = isinstance(event, Answered) and event.reason is None
     if isinstance(event, AnswerEnded | Answered) and event.reason not in _REASONS and not unended:
         raise ValueError(
-            f"{_NAMES[type(event)]}: reason: {event.reason!r:.40} is none of {', '.join(sorted(_REASONS))}"
+            f"{_NAMES[type(event)]}: reason: {event.reason!r:.40} is not one of {', '.join(sorted(_REASONS))}"
         )
     if isinstance(event, Began) and event.format not in READABLE:
         raise ValueError(f"began: format {event.format}: this llmrun reads format {FORMAT}")
@@ -224,7 +234,7 @@ def _refuse(constant: str) -> None:
 
 
 def _is_text(value: Any) -> bool:
-    """Text that can be written again: JSON can spell half a surrogate pair, UTF-8 cannot."""
+    """Return whether a value is text that UTF-8 can encode. JSON also allows lone surrogates."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 

@@ -1,9 +1,9 @@
-"""What was typed at the prompt, kept from one chat to the next.
+"""The prompt's history, which is shared by all chats.
 
-One JSON string a line, so that a text of many lines is one entry, and an entry that a full disk cut short spoils
-itself alone. The file is the user's own (nobody else may read it), may be appended to by several chats at a time,
-and forgets its older half when it has grown to LARGEST bytes. A file that cannot be read or written costs the chat
-nothing but its memory: that is said once.
+Each line of the file is one JSON string. A text of several lines is therefore one entry, and an entry that is truncated
+by a full disk does not damage the others. Only the user can read the file. Several chats may append to it at the same
+time. When it reaches LARGEST bytes, its older half is dropped. If the file cannot be read or written, one note says so
+and the chat works without a stored history.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from prompt_toolkit.history import History
 from llmrun.cli.console.output import out
 
 LARGEST = 1 << 20  # bytes
-LONGEST = 1 << 16  # bytes of one entry: what is longer is in the conversation, and would push everything else out
+LONGEST = 1 << 16  # bytes of one entry; longer ones would crowd out the rest and are saved in the conversation anyway
 
 
 class StoredHistory(History):
-    """prompt_toolkit's history, in a file."""
+    """A prompt_toolkit history that is stored in a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class StoredHistory(History):
         self._last = ""
 
     def load_history_strings(self) -> Iterable[str]:
-        """The entries, the newest first."""
+        """Return the entries, newest first."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class StoredHistory(History):
                 size = os.fstat(descriptor).st_size
                 if size:
                     os.lseek(descriptor, size - 1, os.SEEK_SET)
-                    if os.read(descriptor, 1) != b"\n":  # the entry before was cut short
+                    if os.read(descriptor, 1) != b"\n":  # the previous entry was truncated
                         line = b"\n" + line
                 os.write(descriptor, line)
             finally:
@@ -72,7 +72,7 @@ class StoredHistory(History):
                 self._forget()
 
     def _forget(self) -> None:
-        """Keep the newer half."""
+        """Drop the older half of the file."""
         data = self._path.read_bytes()
         kept = data[data.index(b"\n", len(data) - LARGEST // 2) + 1 :]
         beside = self._path.with_suffix(".new")
@@ -84,11 +84,11 @@ class StoredHistory(History):
     def _tell(self, error: OSError) -> None:
         if not self._told:
             self._told = True
-            out.note(f"history: {self._path}: {error.strerror or error}: what is typed will not be there next time")
+            out.note(f"history: {self._path}: {error.strerror or error}: input will not be remembered")
 
 
 def _entries(data: bytes) -> list[str]:
-    """The strings of a history file, lines that are none left out."""
+    """Return the strings in a history file, skipping invalid lines."""
     entries = []
     for line in data.splitlines():
         try:

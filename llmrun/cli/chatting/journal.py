@@ -1,10 +1,11 @@
-"""One conversation's file while it is being written: events are appended, and nobody else appends.
+"""Appends events to a conversation's file, which is locked against other writers.
 
-    NAME.jsonl      a line for each message
-    NAME.answering  the answer under way: a line with the size of NAME.jsonl when it began, then a line for each piece
+    NAME.jsonl      a line for each event
+    NAME.answering  the streaming answer: a line with the size of NAME.jsonl when it began, then a line for each piece
 
-The second file exists while an answer streams and is removed once the answer's line is on the disk. If the process dies
-in between, NAME.jsonl has grown beyond the size that the first line names, and readers ignore the second file.
+The second file exists while an answer streams and is removed once the whole answer is saved in NAME.jsonl. If the
+process dies between these two steps, NAME.jsonl is larger than the size recorded in the second file, so readers ignore
+the second file.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ if TYPE_CHECKING:
 
 
 class ConversationFileError(LlmrunError):
-    """The file of a conversation cannot be used: it is damaged, or it cannot be read or written."""
+    """A conversation's file is damaged, or it cannot be read or written."""
 
 
 class InUse(ConversationFileError):
-    """Another process writes to this journal."""
+    """Another process is writing to this journal."""
 
 
 class Lock:
-    """The right to write to a journal. The operating system takes it back when the process dies."""
+    """A lock on a journal. The operating system releases it if the process dies."""
 
     def __init__(self, held: BaseFileLock, path: Path) -> None:
         self._held = held
         self._path = path
 
     def release(self) -> None:
-        """Idempotent. The file goes first, while it is still ours."""
+        """Remove the lock file while it is still locked, then release the lock. Idempotent."""
         if self._held.is_locked:
-            with contextlib.suppress(OSError):  # an empty file that stays hurts nobody
+            with contextlib.suppress(OSError):  # a leftover empty file does no harm
                 self._path.unlink()
             self._held.release()
 
 
 def lock_journal(path: Path) -> Lock:
-    """Become the only one who writes to a journal. Raises InUse, and OSError where nothing can be written."""
+    """Lock a journal for writing. Raises InUse, and OSError if the folder is not writable."""
     import filelock
 
     folder = path.parent / ".locks"
@@ -56,23 +57,23 @@ def lock_journal(path: Path) -> Lock:
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        raise InUse(f"conversation: {path}: another process writes to it") from None
+        raise InUse(f"conversation: {path}: another process is writing to it") from None
     return Lock(lock, lock_path)
 
 
 def answering_path(path: Path) -> Path:
-    """Return where the answer under way of a conversation's file is written."""
+    """Return the path of the streaming answer that belongs to a conversation's file."""
     return path.with_suffix(".answering")
 
 
 class Journal:
-    """Appends to a file that is locked. Whatever was written survives the death of the process."""
+    """Appends to a locked file. Everything written survives a crash of the process."""
 
     def __init__(self, path: Path, whole_bytes: int, lock: Lock, answering_bytes: int | None = None) -> None:
-        """Open a conversation's file and cut off a torn last line. Raises OSError.
+        """Open a conversation's file and cut off a partial last line. Raises OSError.
 
-        whole_bytes      size of the file's whole lines
-        answering_bytes  the same of the answer under way; None where there is none, or it is out of date
+        whole_bytes      size of the file's complete lines
+        answering_bytes  the same for the streaming answer, or None if there is none or it is out of date
         """
         self.path = path
         self._lock = lock
@@ -87,12 +88,14 @@ class Journal:
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer's pieces are written down, but not the whole answer."""
+        """True if pieces of an answer are saved, but not yet the whole answer."""
         return self._answer is not None
 
     def write_piece(self, piece: Piece) -> None:
-        """Append a piece of the answer under way to its own file. Raises OSError, and then the file holds no part of
-        the piece (or a torn one, which counts for nothing)."""
+        """Append a piece of the streaming answer to its own file.
+
+        Raises OSError. The file then contains nothing of the piece, or a partial line that readers ignore.
+        """
         if self._answer is None:
             path = answering_path(self.path)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
@@ -103,8 +106,10 @@ class Journal:
             self._answer.append(to_line(piece))
 
     def write(self, event: Event) -> None:
-        """Append an event to the conversation's file. A whole answer is synced to the disk, and replaces its pieces.
-        Raises OSError as `write_piece` does; the pieces are still there then."""
+        """Append an event to the conversation's file. A whole answer is synced to disk and replaces its pieces.
+
+        Raises OSError as `write_piece` does. The pieces are then kept.
+        """
         self._messages.append(to_line(event))
         if isinstance(event, Answered):
             self._messages.sync()
@@ -119,7 +124,7 @@ class Journal:
         self._lock.release()
 
     def discard(self) -> None:
-        """Remove the files, then close. Raises OSError."""
+        """Remove the files and close the journal. Raises OSError."""
         try:
             remove_files(self.path)
         finally:
@@ -129,12 +134,12 @@ class Journal:
         if self._answer is not None:
             self._answer.close()
             self._answer = None
-            with contextlib.suppress(OSError):  # readers see that it is out of date
+            with contextlib.suppress(OSError):  # readers detect that the file is out of date
                 answering_path(self.path).unlink()
 
 
 class OlderFile:
-    """A locked file of an older format. It stays as it is until the conversation goes on."""
+    """A locked file in an older format. It is not changed until the conversation continues."""
 
     def __init__(self, path: Path, lock: Lock) -> None:
         self.path = path
@@ -146,19 +151,19 @@ class OlderFile:
 
 
 def remove_files(path: Path) -> None:
-    """Remove a conversation's file and its answer under way. Raises OSError."""
+    """Remove a conversation's file and its streaming answer. Raises OSError."""
     answering_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 class _Appended:
-    """An open file that grows by whole lines."""
+    """An open file to which whole lines are appended."""
 
     def __init__(self, path: Path, whole_bytes: int) -> None:
         self.size = whole_bytes
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         try:
-            if os.fstat(self._descriptor).st_size != whole_bytes:  # truncating would always change the file's time
+            if os.fstat(self._descriptor).st_size != whole_bytes:  # truncating always changes the file's mtime
                 os.ftruncate(self._descriptor, whole_bytes)
         except BaseException:
             self.close()
@@ -176,7 +181,7 @@ class _Appended:
         self.size += len(lines)
 
     def sync(self) -> None:
-        with contextlib.suppress(OSError):  # some file systems have no fsync
+        with contextlib.suppress(OSError):  # some file systems do not support fsync
             os.fsync(self._descriptor)
 
     def close(self) -> None:

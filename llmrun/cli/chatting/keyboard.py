@@ -1,7 +1,7 @@
-"""Turns typed at a terminal, with prompt_toolkit: history, many lines, completion.
+"""Reads turns at a terminal with prompt_toolkit, which provides history, multi-line editing and completion.
 
-The terminal is never asked where its cursor is (CPR): the answer would come in among what is typed, and a terminal
-that gives none would be told off by prompt_toolkit after two seconds. What needs to know (its toolbars) is not used.
+Cursor position requests (CPR) are disabled. The terminal's reply would mix with typed text, and prompt_toolkit prints a
+warning if a terminal does not reply within two seconds. Features that need CPR, such as toolbars, are not used.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from llmrun.cli.console.terminal import can_color, visible_line
 from llmrun.folders import data_folder
 
 PROMPT = "> "
-MOST_ROWS = 10  # of the screen that a text of many lines takes while it is edited
+MOST_ROWS = 10  # screen rows for a long text while it is edited
 _NEARLY_FULL = 0.9
 _METER_FROM = 40  # columns; a narrower terminal has no room for a meter
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # columns
-_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # besides the arrow keys, Home and End
+_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, as arrows, Home and End do
 _MENU_ROWS = 6
 
 _STYLE = Style.from_dict(
@@ -73,10 +73,10 @@ _STYLE = Style.from_dict(
 
 
 class TerminalTurns:
-    """Reads turns from a person at a terminal, see screen.Turns. From the first line to `close`, the keyboard is ours.
+    """Reads turns from a person at a terminal (see screen.Turns). It controls the keyboard until `close`.
 
-    completions  how the line at hand could go on
-    keyboard     one that has begun already, and may hold what was typed meanwhile
+    completions  returns the completions for the current line
+    keyboard     a keyboard whose `begin` has been called; it may hold keys that were typed since then
     """
 
     interactive = True
@@ -113,7 +113,7 @@ class TerminalTurns:
         self._meter, self._leaving = meter, False
         self._pastes.clear()
         sys.stdout.flush()
-        self._stream.write("\n")  # a blank row between what was said and what is asked next
+        self._stream.write("\n")  # leave a blank row between the previous output and the prompt
         self._keyboard.paused = True
         self._keyboard.release()
         self._take_typed_ahead()
@@ -154,12 +154,12 @@ class TerminalTurns:
         self._keyboard.end()
 
     def _take_typed_ahead(self) -> None:
-        """Let the next prompt begin with the keys that were typed since the last one."""
+        """Pass the keys that were typed since the last prompt to the next one."""
         source = self._session.input
         store_typeahead(source, list(_joined(source.read_keys())))
 
     def _stopped_already(self) -> bool:
-        """Whether Ctrl-C was pressed right after Enter, and read by the prompt, to which it is a key and no signal."""
+        """Return whether Ctrl-C was pressed right after Enter, when the prompt still read it as a key."""
         source = self._session.input
         waiting = get_typeahead(source)
         others = [press for press in waiting if press.key != Keys.ControlC]
@@ -167,12 +167,14 @@ class TerminalTurns:
         return len(others) < len(waiting)
 
     def _typed(self, text: str) -> str:
-        """What the user meant: pastes in full, and a byte that was no UTF-8 as the sign for it."""
+        """Return the full text with pastes expanded, and with U+FFFD for bytes that are not UTF-8."""
         return self._pastes.unfolded(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def _select_draft(self) -> None:
-        """Select the text that the line begins with: what is typed next replaces it, so that no command ever ends up
-        behind it. Enter sends it, and moving the cursor keeps it for editing, as in a browser's address bar."""
+        """Select the draft, so that typing replaces it and a command is never appended to it.
+
+        As in a browser's address bar, Enter sends the text and moving the cursor keeps it for editing.
+        """
         buffer = self._session.default_buffer
         if buffer.text:
             buffer.selection_state = SelectionState(original_cursor_position=0)
@@ -202,7 +204,7 @@ class TerminalTurns:
     def _enter(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state and buffer.complete_state.current_completion:
-            buffer.complete_state = None  # takes the completion, and does not send it yet
+            buffer.complete_state = None  # accept the completion without sending the line
             return
         buffer.exit_selection()
         if is_unfinished(buffer.text):
@@ -226,7 +228,7 @@ class TerminalTurns:
         return bool(before) and self._pastes.about(before) is not None
 
     def _open_paste(self, event: KeyPressEvent) -> None:
-        """Show a paste in full, to be edited."""
+        """Expand a paste so that it can be edited."""
         buffer = event.current_buffer
         sign = buffer.delete_before_cursor()
         buffer.insert_text(self._pastes.unfolded(sign))
@@ -238,7 +240,7 @@ class TerminalTurns:
         event.current_buffer.exit_selection()
 
     def _leave_selected(self, event: KeyPressEvent) -> None:
-        """Keep the selected text, and let the key do what it does without a selection."""
+        """Cancel the selection, keep its text, and process the key again."""
         event.current_buffer.exit_selection()
         event.key_processor.feed_multiple(event.key_sequence, first=True)
 
@@ -248,13 +250,13 @@ class TerminalTurns:
         buffer.reset()
         buffer.load_history_if_not_yet_loaded()
 
-    # What is shown
+    # Appearance
 
     def _is_command(self) -> bool:
         return self._session.default_buffer.text.startswith("/")
 
     def _hint(self) -> StyleAndTextTuples:
-        return [("class:hint", "Ctrl-D or /exit leaves")] if self._leaving else []
+        return [("class:hint", "Ctrl-D or /exit ends the chat")] if self._leaving else []
 
     def _shown_meter(self) -> StyleAndTextTuples:
         app = get_app()
@@ -270,14 +272,14 @@ class TerminalTurns:
         return [(style, f"{used:.0%} of {self._meter.context_size:,}")]
 
     def _limit_rows(self) -> None:
-        """A text of many lines scrolls in a few rows, while it is edited and when it is sent."""
+        """Limit the prompt's height, so that long texts scroll within a few rows."""
         edited = self._session.default_buffer
         window = next(
             window
             for window in self._session.layout.find_all_windows()
             if isinstance(window.content, BufferControl) and window.content.buffer is edited
         )
-        reserved = window.height  # prompt_toolkit's: room for a menu of completions
+        reserved = window.height  # prompt_toolkit's own height, which leaves room for the completion menu
         window.height = lambda: Dimension(min=to_dimension(reserved).min, max=MOST_ROWS)
 
 
@@ -296,8 +298,10 @@ class _Completer(Completer):
 
 
 def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
-    """Make one key of a run of characters: prompt_toolkit takes 0.15 ms for each key. The first one stays alone, since
-    it may belong to an Escape before it."""
+    """Merge runs of printable characters into single key presses, as prompt_toolkit takes 0.15 ms for each key.
+
+    The first character of a run stays separate, because it may belong to a preceding Escape.
+    """
     for printable, presses in groupby(keys, lambda press: len(press.key) == 1 and press.key.isprintable()):
         run = list(presses)
         if printable and len(run) > 1:
@@ -307,7 +311,7 @@ def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
 
 
 class _Reader(PosixStdinReader):
-    """Reads what the keyboard has held, then the terminal."""
+    """Reads the text that the keyboard holds, then reads from the terminal."""
 
     def __init__(self, keyboard: QuietKeyboard) -> None:
         super().__init__(keyboard.descriptor)
@@ -321,7 +325,7 @@ class _Reader(PosixStdinReader):
             return ""
         try:
             data = os.read(self.stdin_fd, count)
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal was closed
             data = b""
         self.closed = not data
         return self._decoder.decode(data)

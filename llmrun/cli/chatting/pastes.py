@@ -1,7 +1,7 @@
-"""A long paste at the prompt: one character in the text that is edited, a few words on the screen.
+"""Folds long pastes at the prompt into a short label on the screen.
 
-Three hundred lines would push everything else off the screen, and be there again in the scrollback. So a long paste
-is folded into a character that nothing else uses; it is moved over and deleted like any other.
+Three hundred pasted lines would push everything else off the screen and fill the scrollback. A long paste is therefore
+represented in the edit buffer by one private-use character, which the cursor moves over and deletes like any other.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from prompt_toolkit.layout.utils import explode_text_fragments
 
 MOST_LINES = 8
 MOST_CHARACTERS = 1000
-_FIRST, _LAST = 0x10_0000, 0x10_FFFD  # the second plane for private use
+_FIRST, _LAST = 0x10_0000, 0x10_FFFD  # Unicode's Supplementary Private Use Area-B
 
 
 class Pastes:
-    """The long texts that stand in the prompt as one character each."""
+    """The long texts that are each represented by one placeholder character in the prompt."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        self._foreign: set[str] = set()  # characters that could be signs, but stand in a text for themselves
+        self._foreign: set[str] = set()  # private-use characters that were pasted and are not placeholders
 
     def folded(self, text: str) -> str:
-        """What to insert for a text: itself, or the character that stands for it."""
+        """Return a short text unchanged, or a placeholder character for a long one."""
         foreign = {character for character in text if character >= chr(_FIRST)}
         short = text.count("\n") < MOST_LINES and len(text) <= MOST_CHARACTERS
         if short and not foreign & self._texts.keys():
@@ -37,11 +37,11 @@ class Pastes:
         return text
 
     def unfolded(self, text: str) -> str:
-        """The text with every sign replaced by what it stands for."""
+        """Return the text with every placeholder replaced by the paste that it represents."""
         return "".join(self._texts.get(character, character) for character in text)
 
     def about(self, sign: str) -> str | None:
-        """The words shown for a sign; None for any other character."""
+        """Return the label to show for a placeholder, or None for any other character."""
         text = self._texts.get(sign)
         if text is None:
             return None
@@ -54,7 +54,7 @@ class Pastes:
 
 
 class ShownPastes(Processor):
-    """Shows the words in place of the signs."""
+    """Shows the label of each paste instead of its placeholder."""
 
     def __init__(self, pastes: Pastes) -> None:
         self._pastes = pastes
@@ -64,7 +64,7 @@ class ShownPastes(Processor):
         if not any(self._pastes.about(character) for character in line if ord(character) >= _FIRST):
             return Transformation(transformation_input.fragments)
         fragments: list[OneStyleAndTextTuple] = []
-        columns = [0]  # where each character of the line begins on the screen
+        columns = [0]  # the screen column where each character of the line begins
         for style, character, *_ in explode_text_fragments(transformation_input.fragments):
             words = self._pastes.about(character)
             fragments.append((style, character) if words is None else (f"{style} class:paste", words))

@@ -1,4 +1,4 @@
-"""Turns from a pipe or a plain terminal, and answers into one: no library, no escape sequences."""
+"""Input and output for pipes and dumb terminals, without escape sequences or prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from llmrun.errors import UsageError
 
 
 class PlainTurns:
-    """One turn a line, and blocks in triple quotes. Lines are read as they come, so that a program at the other end
-    of the pipe can wait for each answer before its next turn."""
+    """Reads one turn per line, or several lines in triple quotes.
+
+    Lines are read as they arrive, so a program at the other end of the pipe can wait for each answer before it sends
+    its next turn.
+    """
 
     def __init__(self, stream: BinaryIO, *, interactive: bool) -> None:
-        """`interactive`: the stream is a terminal that can do no more than this (TERM=dumb); it is shown a prompt."""
+        """Set `interactive` if the stream is a dumb terminal (TERM=dumb), so that it gets a prompt."""
         self._stream = stream
         self._interactive = interactive
         self._lines = 0
@@ -31,8 +34,7 @@ class PlainTurns:
         return self._interactive
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
-        """Raises UsageError for a line that is not UTF-8 or longer than any text may be, and for a block without an
-        end."""
+        """Read a turn. Raises UsageError if a line is too long or not UTF-8, or if a block is not closed."""
         try:
             return self._turn(f"{meter.context_used / meter.context_size:.0%} > " if meter.context_size else "> ")
         except KeyboardInterrupt:
@@ -49,10 +51,10 @@ class PlainTurns:
             self._show_prompt("... ")
             line = self._line()
             if line is None:
-                raise UsageError(f"standard input: ended in a block that began with {QUOTES}")
+                raise UsageError(f"standard input: ended inside a {QUOTES} block")
             turn += f"\n{line}"
             if len(turn) > LARGEST_TEXT:
-                raise UsageError(f"standard input: a block of more than {LARGEST_TEXT >> 20} MiB")
+                raise UsageError(f"standard input: a block is larger than {LARGEST_TEXT >> 20} MiB")
         return turn
 
     @contextmanager
@@ -64,10 +66,10 @@ class PlainTurns:
         yield
 
     def restore(self) -> None:
-        """The modes were never changed."""
+        """Do nothing, because the terminal modes were never changed."""
 
     def close(self) -> None:
-        """The stream is not ours."""
+        """Do nothing, because the caller owns the stream."""
 
     def _show_prompt(self, prompt: str) -> None:
         if self._interactive:
@@ -79,7 +81,7 @@ class PlainTurns:
             return None
         self._lines += 1
         if len(data) > LARGEST_TEXT:
-            raise UsageError(f"standard input: line {self._lines} has more than {LARGEST_TEXT >> 20} MiB")
+            raise UsageError(f"standard input: line {self._lines} is larger than {LARGEST_TEXT >> 20} MiB")
         if self._lines == 1:
             data = data.removeprefix(codecs.BOM_UTF8)
         try:
@@ -87,15 +89,15 @@ class PlainTurns:
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"standard input: line {self._lines} is not UTF-8: byte 0x{data[error.start]:02x}",
-                hint="iconv -f latin1 -t utf8 turns older texts into UTF-8",
+                hint="convert it with iconv -f latin1 -t utf8",
             ) from None
 
 
 class PlainView:
-    """The answer's bytes and one newline, on stdout."""
+    """Writes each answer unchanged to stdout, followed by a newline."""
 
     def begin(self) -> None:
-        """There is nothing to prepare."""
+        """Do nothing, because plain output needs no preparation."""
 
     def text(self, piece: str) -> None:
         out.answer(piece)
@@ -105,7 +107,7 @@ class PlainView:
 
 
 def answer_view() -> AnswerView:
-    """Return what shows answers on this stdout: Markdown on a terminal, else the bytes."""
+    """Return the view for the current stdout, which renders Markdown on a terminal and writes plain text elsewhere."""
     if can_move_cursor(sys.stdout):
         from llmrun.cli.chatting.markdown import MarkdownView
 

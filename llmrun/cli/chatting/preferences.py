@@ -1,4 +1,4 @@
-"""What a conversation may set for its answers: which names, which values, and how they are typed."""
+"""The settings that a conversation may change for its answers: their names, values and syntax."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from llmrun.settings import RULES
 
 Value = int | float | str | list[str]
 
-STOP = "stop"  # texts that end an answer; the only one that is no setting of `settings.py`
-CONTEXT = "ctx_size"  # kept with the conversation, but decided when the model is opened
+STOP = "stop"  # texts that end an answer; the only preference that is not a setting in `settings.py`
+CONTEXT = "ctx_size"  # saved with the conversation, but fixed once the model is open
 THINK = "think"
 THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"
-FORGET = "forget"  # of ON_FULL: go on without the oldest turns
+FORGET = "forget"  # the value of ON_FULL that drops the oldest turns
 THINKING = (THINK, THINK_BUDGET, "hide_thinking")
 NAMES = (*SAMPLING, "seed", "max_tokens", STOP, CONTEXT, *THINKING, ON_FULL)
 
@@ -23,7 +23,7 @@ _BY_FLAG = {flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.ite
 
 
 def name_of(typed: str) -> str:
-    """The preference meant by what was typed. Raises UsageError with the nearest name."""
+    """Return the preference with this name or flag. Raises UsageError that suggests the nearest name."""
     spelled = typed.lower().replace("-", "_")
     name = _BY_FLAG.get(spelled, spelled)
     if name in NAMES:
@@ -37,9 +37,9 @@ def name_of(typed: str) -> str:
 
 
 def parse_value(name: str, text: str) -> Value:
-    """The value typed for a preference. Raises UsageError.
+    """Parse the value typed for a preference. Raises UsageError.
 
-    `stop` is one text as it stands, or a JSON list of texts, in which "\\n" is a newline.
+    `stop` takes either one literal text or a JSON list of texts, in which "\\n" is a newline.
     """
     value: object = text
     if name == STOP:
@@ -48,12 +48,12 @@ def parse_value(name: str, text: str) -> Value:
         try:
             value = RULES[name].parse(text)
         except ValueError:
-            value = text  # refused below, in the words of every other wrong value
+            value = text  # `checked_value` rejects it with the usual message
     return checked_value(name, value)
 
 
 def checked_value(name: str, value: object) -> Value:
-    """A value of the right type and range, wherever it is from. Raises UsageError."""
+    """Return the value if its type and range are valid for this preference. Raises UsageError."""
     if name == STOP:
         if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
             return value
@@ -64,7 +64,7 @@ def checked_value(name: str, value: object) -> Value:
         checked = RULES[name].check(value)
     except ValueError:
         raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}", hint=RULES[name].hint) from None
-    assert isinstance(checked, int | float | str)  # what the rules of NAMES can hold
+    assert isinstance(checked, int | float | str)  # the only types that the rules of NAMES allow
     return checked
 
 

@@ -1,4 +1,4 @@
-"""A conversation together with the file it is saved in as it goes."""
+"""A conversation and the file it is continuously saved in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llmrun.cli.console.output import out
 
 
 class ConversationRecord:
-    """Every event goes through `add`: it happens, and it is written down.
+    """A conversation whose events are saved as they are applied; all of them pass through `add`.
 
-    A conversation gets a file of its own with its first new question or answer. When that cannot be written, one note
-    says so and the conversation goes on unsaved: the person is in the middle of a thought.
+    The file is created with the first new question or answer. If the file cannot be written, one note says so and the
+    conversation continues unsaved, so that the user is not interrupted.
     """
 
     def __init__(self, store: Store, conversation: Conversation, saved: Journal | OlderFile | None = None) -> None:
@@ -28,23 +28,23 @@ class ConversationRecord:
         self._given_up = False
 
     def add(self, event: Event) -> None:
-        """Let an event happen, and save it. Raises Misplaced when it cannot happen now: a mistake of the caller."""
+        """Apply an event and save it. Raises Misplaced if the event is not possible now, which is a caller's bug."""
         self._save(self._make_ready, event)
         self.conversation.apply(event)
         self._save(self._write, event)
 
     @property
     def path(self) -> Path | None:
-        """The file it is saved in, if it is."""
+        """The file that holds the conversation, or None if it is not saved."""
         return self._saved.path if self._saved else None
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the conversation could not be saved."""
+        """True if the conversation could not be saved."""
         return self._given_up
 
     def close(self) -> None:
-        """Let others write to the file; remove the file of a conversation in which nothing is said. Idempotent."""
+        """Close and unlock the file, or delete it if the conversation has no questions. Idempotent."""
         saved, self._saved = self._saved, None
         if isinstance(saved, Journal) and not self.conversation.exchanges:
             with contextlib.suppress(OSError):  # an empty conversation is never listed
@@ -61,20 +61,20 @@ class ConversationRecord:
             self._give_up(self._saved.path if self._saved else self._store.folder, error)
 
     def _make_ready(self, event: Event) -> None:
-        """Before an event: see to it that the file holds everything up to here, in today's format."""
+        """Bring the file up to date, in the current format, before an event is applied."""
         if isinstance(self._saved, OlderFile):
             self._saved = self._store.convert(self._saved, self.conversation)
         elif self._saved is None and isinstance(event, AnswerBegan) and self.conversation.exchanges:
             self._saved = self._store.begin(self.conversation)
         elif self._saved is not None and self._saved.is_answering and not isinstance(event, Piece | AnswerEnded):
-            self._write_answer(self._saved)  # an earlier process died in it
+            self._write_answer(self._saved)  # an earlier process died during this answer
 
     def _write(self, event: Event) -> None:
         if self._saved is None:
             if isinstance(event, QuestionAsked):
                 self._saved = self._store.begin(self.conversation)
             return
-        assert isinstance(self._saved, Journal)  # `_make_ready` was here
+        assert isinstance(self._saved, Journal)  # `_make_ready` has run
         if isinstance(event, Piece):
             self._saved.write_piece(event)
         elif isinstance(event, AnswerEnded):
@@ -92,13 +92,15 @@ class ConversationRecord:
         if self._saved is not None:
             self._saved.close()
             self._saved = None
-        out.note(f"this conversation is not saved from here on: {path}: {error.strerror or error}")
+        out.note(f"this conversation is no longer being saved: {path}: {error.strerror or error}")
 
 
-def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
-    """Go on with a conversation from a file: in that file, if nobody else writes to it, else in a new one. A file of an
-    older format is converted with the first event. Raises LlmrunError when it is damaged, and OSError when it cannot be
-    read."""
+def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
+    """Continue a saved conversation in its own file, or in a new one if another process is writing to that file.
+
+    A file in an older format is converted when the first event is added. Raises LlmrunError if the file is damaged, and
+    OSError if it cannot be read.
+    """
     if store.is_saved_copy(path):
         found = read_conversation(path)
         return ConversationRecord(store, found.conversation), found
@@ -106,8 +108,8 @@ def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     try:
         lock = lock_journal(path)
     except InUse:
-        out.note("that conversation is open in another process: this is a copy of it")
-    except OSError:  # a folder that cannot be written: the first question will find that out, and say so
+        out.note("that conversation is open in another process, so this chat continues a copy")
+    except OSError:  # the folder is not writable, which saving the first question will report
         pass
     try:
         found = read_conversation(path)
@@ -120,7 +122,7 @@ def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
 
 
 def _opened(found: Recording, lock: Lock) -> Journal | OlderFile | None:
-    """Return the file it was found in, or None where that file alone cannot be written: a new one begins then."""
+    """Open the file for writing. Returns None if only that file is read-only, in which case a new one is created."""
     try:
         if found.conversation.began.format >= FORMAT:
             return Journal(found.path, found.whole_bytes, lock, found.answering_bytes)

@@ -1,4 +1,4 @@
-"""An answer on its way: every piece is written down, then shown."""
+"""Saves and shows an answer while it streams."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 class Saying:
-    """One answer to the last question. It begins with its first text that is no thinking, so that an answer stopped
-    before leaves what there was as it was; left by an error, it ends as failed. Without `stream`, it is shown when it
-    is over."""
+    """One streaming answer to the last question. Every piece is saved before it is shown.
+
+    The answer begins with its first text outside the thinking. If it is stopped earlier, the conversation does not
+    change. An exception in the `with` block ends the answer as failed. Without `stream`, the answer is shown only when
+    it is complete.
+    """
 
     def __init__(
         self,
@@ -34,10 +37,10 @@ class Saying:
         self._seed = seed
         self._thinking = ThinkingView(hidden=hide_thinking, stream=stream)
         self._certain = CertainAnswer(stream=stream)
-        self._thoughts = ""  # before the answer began
+        self._thoughts = ""  # the thinking that arrived before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
-        self._viewing = False  # the view has begun, and has not ended
+        self._viewing = False  # True between the view's `begin` and `end`
         self.begun = False
 
     def take(self, delta: TextDelta) -> None:
@@ -63,8 +66,8 @@ class Saying:
         self._thinking.text(piece)
 
     def was_thinking(self) -> None:
-        """All that was said so far was no answer yet."""
-        if not self.begun:  # nothing was: what the conversation has is the answer to be replaced
+        """Turn the answer so far into thinking."""
+        if not self.begun:  # the last answer in the conversation is an older one, about to be replaced
             return
         self._record.add(WasThinking())
         if held := self._certain.rest():

@@ -1,4 +1,4 @@
-"""The wall between a chat and the person in front of it: where turns come from, and where answers are shown."""
+"""The interfaces between a chat and its user: the source of turns, and the view that shows answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """What a prompt may show of the conversation.
+    """The state of the conversation that a prompt may show.
 
-    model         what to call it; foreign text
-    context_used  tokens that the conversation filled at the end of the last answer
-    context_size  tokens it may fill; 0: a server has not said
+    model         display name of the model, which is untrusted text
+    context_used  tokens in the context at the end of the last answer
+    context_size  tokens that fit in the context, or 0 if the server has not reported it
     """
 
     model: str
@@ -24,9 +24,9 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One way to go on typing: `text` in place of the last `replaces` characters before the cursor.
+    """A completion that replaces the last `replaces` characters before the cursor with `text`.
 
-    `about` says in a few words what it is. Both may be foreign text (a saved conversation's title).
+    `about` describes it in a few words. Both may be untrusted text, such as a saved conversation's title.
     """
 
     text: str
@@ -34,53 +34,58 @@ class Completion:
     about: str
 
 
-Completions = Callable[[str], Sequence[Completion]]  # from what stands before the cursor
+Completions = Callable[[str], Sequence[Completion]]  # takes the text before the cursor
 
 
 class Turns(Protocol):
-    """Where the user's turns come from.
+    """The source of the user's turns.
 
-    interactive  a person types them and can try again: an error is told and the chat goes on. Otherwise (a pipe)
-                 the first error ends it with its exit code
+    interactive  True if a person types the turns. Errors are then shown and the chat continues. Otherwise the input is
+                 a pipe, and the first error ends the chat with its exit code
     """
 
     @property
     def interactive(self) -> bool: ...
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
-        '''The next turn as it was typed, without its last newline; None at the end of input.
+        '''Read the next turn as typed, without its final newline. Returns None at the end of input.
 
-        It may have several lines. A block that begins with `"""` is handed over whole, with its quotes:
-        `blocks.is_unfinished(text)` says whether more lines belong to it. `draft` is a text to begin with, for the
-        user to send or to edit. It is selected: what is typed first replaces it, be it a command or another question.
-        Where nothing can be edited it is ignored.
+        A turn may have several lines. A block that begins with `"""` is returned whole, including its quotes;
+        `blocks.is_unfinished(text)` tells whether more lines belong to it.
 
-        At Ctrl-C the line is cleared and another one is read. A KeyboardInterrupt that gets out of here starts a new
-        prompt when `interactive`, and ends the chat with exit code 130 when not.
+        `draft` is text that the user can send or edit. It starts out selected, so typing replaces it. Inputs without
+        line editing ignore it.
+
+        Ctrl-C clears the line and reads another one. If a KeyboardInterrupt is raised anyway, an interactive chat
+        prompts again, and any other chat ends with exit code 130.
         '''
 
     def answering(self) -> AbstractContextManager[None]:
-        """How the input behaves while an answer is computed and shown: keys are not echoed, Ctrl-C is a signal."""
+        """Return a context manager for the time of an answer: keys are not echoed, and Ctrl-C sends a signal."""
 
     def lent(self) -> AbstractContextManager[None]:
-        """While another program has the terminal: its modes are as they were found."""
+        """Return a context manager that restores the original terminal modes for another program."""
 
     def restore(self) -> None:
-        """Put the input's modes back as they were found, at once: called from a signal handler before the process
-        is left without any more Python. Idempotent, raises nothing."""
+        """Restore the original terminal modes immediately. Idempotent, and never raises.
+
+        The signal handler calls this right before it ends the process without running any more Python.
+        """
 
     def close(self) -> None:
-        """No more turns will be read. Idempotent."""
+        """Release the input. No turns can be read afterwards. Idempotent."""
 
 
 class AnswerView(Protocol):
-    """Where answers are shown as they stream: one `begin`, any number of `text`, one `end` each."""
+    """Shows answers as they stream. Each answer is one `begin`, any number of `text` and one `end` calls."""
 
     def begin(self) -> None: ...
 
     def text(self, piece: str) -> None:
-        """The next piece, as the model wrote it: control characters are the view's to make visible."""
+        """Show the next piece, exactly as the model wrote it. The view must make control characters visible."""
 
     def end(self) -> None:
-        """The answer is over; also after Ctrl-C and after an error, and when no text came. The next line written to
-        the terminal, by whomever, begins in the first column."""
+        """End the answer and leave the cursor in the first column.
+
+        This is also called after Ctrl-C, after an error, and if there was no text.
+        """

@@ -1,4 +1,4 @@
-"""The chat itself: a turn is read, a command is run or a question is answered, and so on until the end of input."""
+"""The main loop of a chat, which reads each turn and either runs a command or answers a question."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ SURVIVED = (
     TemplateRefused,
     ConversationFileError,
     NetworkError,
-)  # errors of one turn alone
+)  # errors that end one turn but not the chat
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
 
 class RunnableCommand(Protocol):
-    """A slash command: `run` gets the chat, and what follows the command's name."""
+    """A slash command. `run` receives the chat and the text after the command's name."""
 
     @property
     def run(self) -> Callable[[Chat, str], None]: ...
 
 
 class Chat:
-    """One conversation at a time with one open model.
+    """A chat with one open model, in one conversation at a time.
 
-    models       the open model; closed by the caller
-    record       the conversation, and the file it is saved in
-    settings     the values of everything that the conversation does not set itself
-    variables    more variables for the chat template
-    command_for  finds a slash command by its name; raises UsageError for an unknown one
+    models       the open model, which the caller closes
+    record       the conversation and the file it is saved in
+    settings     values for everything that the conversation does not set itself
+    variables    extra variables for the chat template
+    command_for  finds a slash command by its name; raises UsageError if it is unknown
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Chat:
         self.store = store
         self.record = record
         self.totals = SessionTotals()
-        self.draft = ""  # what the line at hand began with
-        self.failed_question = ""  # the one that `draft` is, if it could not be answered
+        self.draft = ""  # the text that the current prompt was prefilled with
+        self.failed_question = ""  # equals `draft` if that is a question that could not be answered
         self._models = models
         self._settings = settings
         self._turns = turns
@@ -102,8 +102,10 @@ class Chat:
         self._over = False
 
     def run(self) -> int:
-        """Turn after turn; the exit code. An error that the chat survives ends it all the same when nobody is there
-        to try again."""
+        """Read and process turns until the chat ends, and return the exit code.
+
+        If the chat is not interactive, every error ends it, because nobody is there to try again.
+        """
         self._offer_unanswered()
         while not self._over:
             try:
@@ -129,7 +131,7 @@ class Chat:
             return self._turns.read(self.meter, self.draft)
 
     def _take(self, typed: str) -> None:
-        """One turn: a command, a question, or nothing at all."""
+        """Process one turn, which is a command, a question or empty."""
         block = blocks.without_quotes(typed)
         line = typed.strip()
         if block is not None:
@@ -141,10 +143,10 @@ class Chat:
         else:
             self.ask(typed.rstrip())
 
-    # What commands ask for
+    # Used by the slash commands
 
     def ask(self, question: str) -> None:
-        """Ask a question and answer it. An empty one is no question."""
+        """Ask a question and answer it. Empty questions are ignored."""
         if not question.strip():
             return
         self.record.add(QuestionAsked(checked_text(question, "question"), now()))
@@ -168,17 +170,17 @@ class Chat:
 
     @property
     def context_used(self) -> int | None:
-        """The tokens that the conversation fills; None if only the next answer will tell."""
+        """The number of tokens that the conversation fills, or None until the next answer reports it."""
         return self._context_used.tokens(self.engine, self.conversation)
 
     @property
     def sampling(self) -> SamplingParams:
-        """How the next answer is drawn, but for its seed."""
+        """The sampling parameters of the next answer, without its seed."""
         return replace(self._models.opened.default_sampling, **self._now_set.sampling)
 
     @property
     def sent_sampling(self) -> frozenset[str] | None:
-        """The sampling parameters that the model's server is sent; None for models that run here."""
+        """The names of the sampling parameters that are sent to the server, or None for local models."""
         return sent_sampling(self.engine, self._now_set)
 
     @property
@@ -186,7 +188,7 @@ class Chat:
         return self._settings.system
 
     def preference(self, name: str) -> Value | None:
-        """What holds now, whoever decided it; None where a server decides."""
+        """Return the current value of a preference, or None if the server decides."""
         if name in SAMPLING:
             if self.sent_sampling is not None and name not in self.sent_sampling:
                 return None
@@ -204,27 +206,29 @@ class Chat:
         self._answer_with(seed)
 
     def retry(self) -> None:
-        """Answer the last question again as the settings have it: with a new seed, unless one is set."""
+        """Answer the last question again, with the seed from the settings or a new one if none is set."""
         if self._now_set.seed is None:
             self.answer_again()
             return
         if self._now_set.seed == self._last_seed:
             out.note(
-                f"the seed is set to {self._last_seed}, so with the same settings the answer will be the same: "
-                "/regen takes another seed, /set seed default a new one each time"
+                f"the seed is set to {self._last_seed}, so the same settings give the same answer: "
+                "/regen uses another seed, and /set seed default picks a new one each time"
             )
         self._answer_with(self._now_set.seed)
 
     def switch_model(self, name: str) -> bool:
-        """Open another model for this conversation; the one in use stays if that fails. Returns False if it is in use
-        already. Raises what opening raises; Ctrl-C stops a download."""
+        """Open another model for this conversation, and return False if that model is already in use.
+
+        If opening fails, the current model stays and the error is raised. Ctrl-C stops a download.
+        """
         try:
             with self._turns.answering(), self._signals.reading():
                 switched = self._models.switch(name)
         finally:
             self._models.reopen()
         if switched:
-            self._window.left_out = 0  # another tokenizer counts other tokens
+            self._window.left_out = 0  # token counts differ between tokenizers
             if self.engine.thinking:
                 self.engine.thinking.prepare()
             self.record.add(ModelChanged(self._models.lasting_name))
@@ -232,19 +236,19 @@ class Chat:
 
     @property
     def interactive(self) -> bool:
-        """Whether a person types the turns, and can try again."""
+        """True if a person types the turns and can try again after an error."""
         return self._turns.interactive
 
     def lend_terminal(self) -> AbstractContextManager[None]:
-        """Let another program have the terminal while the block runs."""
+        """Return a context manager that hands the terminal to another program."""
         return self._turns.lent()
 
     def offer(self, draft: str) -> None:
-        """Let the next prompt begin with this text."""
+        """Prefill the next prompt with this text."""
         self._next_draft = draft
 
-    def go_on_with(self, record: ConversationRecord) -> None:
-        """Leave this conversation, which stays saved, for another one, with the model that is open."""
+    def switch_to(self, record: ConversationRecord) -> None:
+        """Switch to another conversation and keep the open model. The current conversation stays saved."""
         self.record.close()
         self.record = record
         self._window.left_out = 0
@@ -252,27 +256,27 @@ class Chat:
             record.add(ModelChanged(self._models.lasting_name))
         self._offer_unanswered()
 
-    def begin_anew(self) -> None:
-        """Leave this conversation, which stays saved, for an empty one with its system prompt and its settings."""
+    def start_over(self) -> None:
+        """Switch to an empty conversation with the same system prompt and settings. The current one stays saved."""
         fresh = new_conversation(self._models.lasting_name)
         fresh.system = self.conversation.system
         fresh.preferences = dict(self.conversation.preferences)
-        self.go_on_with(ConversationRecord(self.store, fresh))
+        self.switch_to(ConversationRecord(self.store, fresh))
 
     def leave(self) -> None:
         self._over = True
 
     def tell_error(self, error: Exception) -> None:
-        """Show an error that the chat survives."""
+        """Show an error that does not end the chat."""
         message = message_for(error)
         out.error(message.sentence, message.hint)
 
     def reply(self, lines: Iterable[str]) -> None:
-        """What the user asked to see."""
+        """Show lines that the user asked for."""
         out.reply(lines)
 
     def confirm(self, line: str) -> None:
-        """What was done, in a line that --quiet leaves out."""
+        """Confirm in one line what a command did, unless --quiet is set."""
         if not out.quiet:
             out.reply([line])
 
@@ -280,12 +284,11 @@ class Chat:
 
     def _answer_with(self, seed: int | None) -> None:
         if self.preference("temperature") == 0:
-            out.note("temperature is 0, so the seed changes nothing: /set temperature 0.8 would")
+            out.note("temperature is 0, so another seed gives the same answer: try /set temperature 0.8")
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
-        """Answer the last question, and say how it went. A question that could not be answered is taken back and
-        offered for editing; an answer that it had stays."""
+        """Answer the last question. If that fails and it had no answer, remove it and offer it for editing."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=self._window.prompt(self.conversation),
@@ -311,15 +314,15 @@ class Chat:
         timings = finished.timings
         self.totals.add(timings)
         out.detail(
-            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them known from turns before"
+            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached from earlier turns"
         )
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
-        show_statistics(done, with_context=not self._turns.interactive)  # a prompt shows it, too
+        show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
-        """Answer; with `on_full forget` without the oldest turns, if the context has no room for them."""
+        """Stream the answer. With `on_full forget`, drop the oldest turns if they do not fit in the context."""
         window, forgets = self._window, self.preference(ON_FULL) == FORGET
         left_out_before = window.left_out
         if forgets:
@@ -331,16 +334,16 @@ class Chat:
             except ContextExceeded:
                 fewer = window.fitted_better(self.engine, self.conversation, request) if forgets else None
                 if fewer is None:
-                    window.left_out = left_out_before  # a shorter question may need no more room
+                    window.left_out = left_out_before  # the next question may be shorter and fit
                     raise
                 request = fewer
 
     def _stream(self, request: Request) -> Finished | None:
-        """Write down and show an answer as it comes. None: it was stopped before a word of it."""
+        """Save and show an answer as it streams. Returns None if it was stopped before its first text."""
         hidden, stream = self._now_set.hide_thinking, self._now_set.stream
         with Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream) as saying:
             for event in self.engine.generate(request):
-                if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
+                if self._signals.stop_wanted:  # the signal may have come before the engine had the request
                     self.engine.cancel_current()
                 if isinstance(event, PrefillProgress):
                     out.progress(waiting_words(event))
@@ -351,16 +354,16 @@ class Chat:
                         return None
                     saying.finish(event)
                     return event
-        raise LlmrunError("the engine ended a request without saying so")
+        raise LlmrunError("the engine stopped without reporting the end of the answer")
 
     def _stopped_early(self) -> None:
-        if self._signals.end_wanted:  # the question stays in the file without an answer: --continue offers it
+        if self._signals.end_wanted:  # the question stays in the file unanswered, and --continue offers it again
             return
         offered = self._withdraw()
-        out.note("stopped before the answer began" + ("; the question is taken back" if offered else ""))
+        out.note("stopped before the answer began" + ("; the question was removed" if offered else ""))
 
     def _withdraw(self) -> bool:
-        """Take back a question that has no answer, and offer it for editing. False: it has one."""
+        """Remove the last question and offer it for editing. Returns False if it already has an answer."""
         question = self.conversation.unanswered
         if question is None:
             return False
@@ -370,32 +373,31 @@ class Chat:
         return True
 
     def _offer_unanswered(self) -> None:
-        """A conversation that ended in a question: the process was ended before the answer began."""
+        """Offer the last question again if an earlier process ended before its answer began."""
         question = self.conversation.unanswered
         if question is not None and self._withdraw():
-            out.note(
-                f"the last question had no answer yet, and is taken back: {shortened(visible_line(question), 100)}"
-            )
+            out.note(f"the last question was not answered, so it was removed: {shortened(visible_line(question), 100)}")
 
     def _explain_length(self, request: Request, finished: Finished) -> None:
-        """No answer is cut in silence."""
+        """Report why an answer was cut off."""
         if finished.reason is not FinishReason.LENGTH:
             return
         last = self.conversation.exchanges[-1]
         if last.thoughts and not last.answer:
-            advice = ": /set think_budget ends its thinking earlier" if self.engine.thinking else ""
+            advice = ": /set think_budget limits its thinking" if self.engine.thinking else ""
             out.note(f"the answer was cut while the model was thinking{advice}")
         generated = finished.timings.generated_tokens
-        counted = finished.timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
+        # If the server reports no tokens, the number generated is that of its chunks, which may hold several tokens.
+        counted = finished.timings.prompt_tokens > 0
         if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
-            out.note(f"the answer was cut after {generated} tokens, as set: /set max_tokens")
+            out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")
         elif not (size := self.engine.info.context_size):
             where = self.engine.info.device
-            out.note(f"the answer was cut by {where}: its context may be full: {UNDO_OR_CLEAR}")
+            out.note(f"the answer was cut by {where}, whose context may be full: {UNDO_OR_CLEAR}")
         else:
             forgets = self.preference(ON_FULL) == FORGET
-            advice = "the next question leaves out the oldest turns" if forgets else FORGET_HINT
-            out.note(f"the answer was cut: the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
+            advice = "the next prompt will leave out the oldest turns" if forgets else FORGET_HINT
+            out.note(f"the answer was cut because the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
 
     @property
     def _now_set(self) -> Settings:

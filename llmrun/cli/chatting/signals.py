@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP over a whole chat.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP during a chat.
 
-Python's own handler raises KeyboardInterrupt between any two instructions: in the middle of a chat that would be
-between the answer and its last line in the file. So one handler stands from the first prompt to the last, and raises
-only while a turn is being read; at any other moment it notes the wish and asks the engine to stop.
+Python's default handler can raise KeyboardInterrupt between any two instructions, such as between the end of an answer
+and the write that saves it. The handler here is installed for the whole chat and raises only while a turn is being
+read. At any other time it records the signal and asks the engine to stop.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-STUCK_S = 3.0  # a stop takes one step of the engine, well under a second
+STUCK_S = 3.0  # stopping normally takes one engine step, well under a second
 
 _HEEDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Signals:
-    """`cancel` stops the engine, `restore` puts the terminal back. Both are called from the handler.
+    """A context manager that handles the signals of a chat.
 
-    A second Ctrl-C within one answer is the same wish as the first. Only when the first has had no effect for
-    STUCK_S is the process left at once, its terminal restored.
+    cancel   stops the engine
+    restore  restores the terminal
+
+    Both are called from the signal handler. Another Ctrl-C during the same answer has no further effect, unless the
+    first one has not worked for STUCK_S seconds. The handler then restores the terminal and exits immediately.
     """
 
     def __init__(self, cancel: Callable[[], None], restore: Callable[[], None]) -> None:
@@ -37,7 +40,7 @@ class Signals:
     def __enter__(self) -> Signals:
         for number in _HEEDED:
             before = signal.getsignal(number)
-            if before != signal.SIG_IGN:  # `nohup`, or `&` in a script: it stays so
+            if before != signal.SIG_IGN:  # keep signals ignored that `nohup`, or `&` in a script, has disabled
                 self._before[number] = before
                 signal.signal(number, self._on_signal)
         return self
@@ -50,25 +53,25 @@ class Signals:
 
     @property
     def stop_wanted(self) -> bool:
-        """A signal came since the last turn was read."""
+        """True if a signal has arrived since the last turn was read."""
         return bool(self._received)
 
     @property
     def exit_code(self) -> int:
-        """Of the signal that came since the last turn was read: one that ends programs before Ctrl-C. 0: none."""
+        """The exit code for the signals since the last turn was read, or 0. SIGTERM and SIGHUP outrank Ctrl-C."""
         return max((128 + number for number in self._received), key=lambda code: code != 128 + signal.SIGINT, default=0)
 
     @property
     def end_wanted(self) -> bool:
-        """A signal came that ends the program whatever it does."""
+        """True if SIGTERM or SIGHUP has arrived, which end the chat at any time."""
         return any(number != signal.SIGINT for number in self._received)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While a turn is read: Ctrl-C raises KeyboardInterrupt, what ends programs raises SystemExit."""
+        """Make Ctrl-C raise KeyboardInterrupt, and the other signals SystemExit, while a turn is read."""
         try:
             self._reading = True
-            if self.end_wanted:  # it came after the last turn was over
+            if self.end_wanted:  # the signal arrived after the last turn
                 raise SystemExit(self.exit_code)
             self._received.clear()
             yield

@@ -1,11 +1,12 @@
-"""Where conversations are kept: a file each, appended to as they go, and the copies that /save made.
+"""The folder of saved conversations. Each conversation is an append-only file, and /save makes copies.
 
-    conversations/why-is-the-sky-blue.jsonl      saved as it goes, and named after its first question
-    conversations/why-is-the-sky-blue.answering  the answer under way (see journal.py)
-    conversations/saved/NAME.jsonl               a copy, written as a whole
-    conversations/.locks/                        who writes to which journal
+    conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question
+    conversations/why-is-the-sky-blue.answering  the answer that is being streamed (see journal.py)
+    conversations/saved/NAME.jsonl               a copy, written all at once
+    conversations/.locks/                        the locks of the files that are open for writing
 
-Folders are made with mode 0700, files with 0600. Files of earlier versions are named 20261120-143012-1f3a9c2e.jsonl.
+Folders are created with mode 0700 and files with mode 0600. Earlier versions named their files like
+20261120-143012-1f3a9c2e.jsonl.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from llmrun.cli.chatting.journal import (
 from llmrun.errors import UsageError
 
 ENDING = ".jsonl"
-LARGEST_FILE = 64 << 20  # bytes: a million tokens of answers
+LARGEST_FILE = 64 << 20  # bytes, enough for a million tokens of answers
 LONGEST_NAME = 64  # characters
-LONGEST_OWN_NAME = 40  # characters of a name made of a question's first words
+LONGEST_OWN_NAME = 40  # characters in a name made from a question's first words
 MOST_WORDS = 6
-MOST_MEANT = 3  # names that a hint may hold
-_DAMAGE_HINT = "llmrun chat begins a new one"
+MOST_MEANT = 3  # names that a hint suggests
+_DAMAGE_HINT = "llmrun chat starts a new one"
 _HEAD = re.compile(rb'\{"after": (\d{1,18})\}')
 _APOSTROPHES = {ord(character): None for character in "'\u2019"}
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A conversation as it was found in a file.
+    """A conversation that was read from a file.
 
-    whole_bytes      of the file are whole lines; what follows was torn off by a crash and counts for nothing
-    answering_bytes  the same of the answer under way; None where there is none
-    changed          seconds since the epoch
+    whole_bytes      size of the file's complete lines; a partial last line, left by a crash, is ignored
+    answering_bytes  the same for the answer that was being streamed, or None without one
+    changed          modification time in seconds since the epoch
     """
 
     path: Path
@@ -67,30 +68,30 @@ class Recording:
 
 
 class Store:
-    """The conversations in one folder, which need not exist."""
+    """The conversations in one folder, which need not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def latest(self) -> Path | None:
-        """Return the journal that was written to last among those in which something is said.
+        """Return the most recently written journal that has at least one question.
 
-        A damaged one counts too: whoever opens it reports the damage.
+        A damaged journal counts too, because opening it reports the damage.
         """
         return next((path for path in self.journals() if not _is_empty(path)), None)
 
     def journals(self) -> list[Path]:
-        """All of them, the one written to last first. Raises OSError when the folder cannot be read."""
+        """Return all journals, most recently written first. Raises OSError if the folder cannot be read."""
         return _by_change(self.folder)
 
     def named(self) -> list[Path]:
-        """The copies that /save made, the last one first."""
+        """Return the copies made by /save, newest first."""
         return _by_change(self.folder / "saved")
 
     def find(self, typed: str, command: str) -> Path:
-        """Find a saved copy or a journal by its name, or by the beginning of its name if no other name begins so.
+        """Find a saved copy or a journal by its name or by a unique prefix of its name.
 
-        Raises UsageError, which begins with the command.
+        Raises UsageError with a message that begins with the command.
         """
         name = checked_name(typed)
         if path := self.exactly(name):
@@ -109,7 +110,7 @@ class Store:
         )
 
     def exactly(self, name: str) -> Path | None:
-        """Return the saved copy or the journal that has exactly this name, which may be any text."""
+        """Return the saved copy or the journal with exactly this name, if there is one. Any text is allowed."""
         paths = [*self.named(), *self.journals()]
         return next((path for path in paths if path.stem == unicodedata.normalize("NFC", name.strip())), None)
 
@@ -117,13 +118,13 @@ class Store:
         return path.parent == self.folder / "saved"
 
     def begin(self, conversation: Conversation) -> Journal:
-        """Open a journal of its own for a conversation, with everything in it that has happened. Raises OSError."""
+        """Create a journal that contains the conversation so far. Raises OSError."""
         _make_folder(self.folder)
         path, lock = self._new_path(conversation)
         return self._written(path, conversation, lock)
 
     def convert(self, old: OlderFile, conversation: Conversation) -> Journal:
-        """Write a file of an older format anew, in today's. Raises OSError, and then the old file is still there."""
+        """Rewrite a file of an older format in the current one. Raises OSError and keeps the old file on failure."""
         return self._written(old.path, conversation, old.lock)
 
     def _written(self, path: Path, conversation: Conversation, lock: Lock) -> Journal:
@@ -135,7 +136,7 @@ class Store:
             raise
 
     def _new_path(self, conversation: Conversation) -> tuple[Path, Lock]:
-        """Find a name that no conversation has, and lock it."""
+        """Find an unused name and lock it."""
         words = name_for(conversation.exchanges[0].question)
         for number in itertools.count(1):
             name = words if number == 1 else f"{words}-{number}"
@@ -148,27 +149,27 @@ class Store:
                 continue
             if not path.exists():
                 return path, lock
-            lock.release()  # another process has taken it meanwhile
+            lock.release()  # another process has taken the name in the meantime
         raise AssertionError("numbers do not end")
 
     def save(self, name: str, conversation: Conversation) -> Path:
-        """Keep a copy by name, in place of an older copy of the same conversation. Raises UsageError and OSError."""
+        """Save a named copy, replacing an older copy of the same conversation. Raises UsageError and OSError."""
         name = checked_name(name)
         path = self._saved(name)
         if path.exists() and read_conversation(path).conversation.began.conversation != conversation.began.conversation:
             raise UsageError(
-                f"/save: {name}: there is another conversation by this name",
-                hint="take another name, or remove " + str(path),
+                f"/save: {name}: another conversation has this name",
+                hint="choose another name, or remove " + str(path),
             )
         if (self.folder / f"{name}{ENDING}").exists():
-            raise UsageError(f"/save: {name}: a conversation already has this name", hint="take another name")
+            raise UsageError(f"/save: {name}: a conversation already has this name", hint="choose another name")
         _make_folder(self.folder)
         _make_folder(path.parent)
         _write_whole(path, conversation)
         return path
 
     def remove(self, path: Path) -> None:
-        """Remove a conversation or a saved copy. Raises InUse while a chat writes to it, and OSError."""
+        """Remove a conversation or a saved copy. Raises InUse if a chat is writing to it, and OSError."""
         if self.is_saved_copy(path):
             path.unlink()
             return
@@ -183,8 +184,8 @@ class Store:
 
 
 @contextlib.contextmanager
-def in_our_words(command: str) -> Iterator[None]:
-    """Trouble with a file becomes a ConversationFileError that names the command."""
+def reporting_file_errors(command: str) -> Iterator[None]:
+    """Turn an OSError into a ConversationFileError whose message begins with the command."""
     try:
         yield
     except OSError as error:
@@ -192,25 +193,29 @@ def in_our_words(command: str) -> Iterator[None]:
 
 
 def read_conversation(path: Path) -> Recording:
-    """Read a conversation's file, and its answer under way if there is one. A last line that was torn off counts for
-    nothing. Raises ConversationFileError, which names the line, for anything else that breaks a rule, and OSError."""
+    """Read a conversation's file and the pieces of an unfinished answer, if there are any.
+
+    A partial last line is ignored. Any other invalid line raises ConversationFileError with the line's number. Raises
+    OSError if the file cannot be read.
+    """
     try:
-        pieces = _read(answering_path(path))  # first: it is removed after the other file has grown
+        # Read the pieces first, because a writer removes them only after it has extended the other file.
+        pieces = _read(answering_path(path))
     except FileNotFoundError:
         pieces = None
     messages = _read(path)
     conversation: Conversation | None = None
     for number, line in messages.lines():
-        with _damage_told(path, number):
+        with _reporting_damage(path, number):
             event = from_line(line)
             if conversation is not None:
                 conversation.apply(event)
             elif isinstance(event, Began):
                 conversation = Conversation(event, event.model)
             else:
-                raise Misplaced("it does not begin with its beginning")
+                raise Misplaced("the first event must be `began`")
     if conversation is None:
-        raise ConversationFileError(f"conversation is damaged: {path}: no whole line in it", hint=_DAMAGE_HINT)
+        raise ConversationFileError(f"conversation is damaged: {path}: it has no complete line", hint=_DAMAGE_HINT)
     answering_bytes = None
     if pieces is not None and _continue_with(pieces, conversation, messages.whole, answering_path(path)):
         answering_bytes = pieces.whole
@@ -219,18 +224,18 @@ def read_conversation(path: Path) -> Recording:
 
 
 def _continue_with(pieces: _Content, conversation: Conversation, after: int, path: Path) -> bool:
-    """Apply the answer under way. False: there is none yet, or it began after another line than the last."""
+    """Apply the pieces of an unfinished answer. Returns False if there are none or if they are out of date."""
     began = False
     for number, line in pieces.lines():
-        with _damage_told(path, number):
+        with _reporting_damage(path, number):
             if number > 1:
                 event = from_line(line)
                 if not isinstance(event, Piece):
-                    raise Misplaced("this is no piece of an answer")
+                    raise Misplaced("this is not a piece of an answer")
                 conversation.apply(event)
                 began = True
             elif not (head := _HEAD.fullmatch(line)):
-                raise Misplaced("it does not begin with its place")
+                raise Misplaced("it does not begin with a file size")
             elif int(head[1]) != after:
                 break
     return began
@@ -238,14 +243,14 @@ def _continue_with(pieces: _Content, conversation: Conversation, after: int, pat
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a file held when it was read; `whole` bytes of it are whole lines."""
+    """The content of a file. Its first `whole` bytes are complete lines."""
 
     data: bytes
     whole: int
     changed: float
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each whole line without its newline, and its number from 1 on."""
+        """Yield the number of each complete line, counted from 1, and the line without its newline."""
         start = 0
         number = 0
         while start < self.whole:
@@ -256,18 +261,18 @@ class _Content:
 
 
 def _read(path: Path) -> _Content:
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device would never come to its end
+    if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device might never end
         raise ConversationFileError(f"conversation: {path}: not a file")
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE + 1)
         changed = os.fstat(file.fileno()).st_mtime
     if len(data) > LARGEST_FILE:
-        raise ConversationFileError(f"conversation: {path}: more than {LARGEST_FILE >> 20} MiB")
+        raise ConversationFileError(f"conversation: {path}: larger than {LARGEST_FILE >> 20} MiB")
     return _Content(data, data.rfind(b"\n") + 1, changed)
 
 
 @contextlib.contextmanager
-def _damage_told(path: Path, number: int) -> Iterator[None]:
+def _reporting_damage(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
@@ -277,7 +282,7 @@ def _damage_told(path: Path, number: int) -> Iterator[None]:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether nothing is said in a conversation, as far as its file can be read."""
+    """Return whether a conversation has no questions. Unreadable files do not count as empty."""
     try:
         return not read_conversation(path).conversation.exchanges
     except (ConversationFileError, OSError):
@@ -285,7 +290,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def name_for(question: str) -> str:
-    """Make a short name of the first words of a question: `why-is-the-sky-blue`."""
+    """Make a short name from the first words of a question, such as `why-is-the-sky-blue`."""
     plain = unicodedata.normalize("NFC", question[:1000]).lower().translate(_APOSTROPHES)
     name = ""
     for word in re.findall(r"[^\W_]+", plain)[:MOST_WORDS]:
@@ -297,21 +302,21 @@ def name_for(question: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """A name that is a file's name and nothing more, in Unicode's composed form. Raises UsageError."""
+    """Return a name that is safe to use as a file name, in Unicode form NFC. Raises UsageError."""
     name = unicodedata.normalize("NFC", name.strip())
     allowed = all(character.isalnum() or character in " ._-" for character in name)
     if not allowed or not name or name[0] in ".-" or name[-1] == "." or len(name) > LONGEST_NAME:
         raise UsageError(
-            f"{name!r:.80} is no name for a conversation",
-            hint=f"letters, digits, blanks and . _ - in the middle, up to {LONGEST_NAME} characters",
+            f"{name!r:.80} is not a valid conversation name",
+            hint=f"use up to {LONGEST_NAME} letters, digits, spaces and . _ -, with a letter or digit at each end",
         )
-    if len(os.fsencode(name)) > 200:  # file systems count bytes, up to 255
-        raise UsageError(f"{name!r:.80} is too long for a file's name", hint="take a shorter one")
+    if len(os.fsencode(name)) > 200:  # file systems allow 255 bytes, including the extension
+        raise UsageError(f"{name!r:.80} is too long for a file name", hint="choose a shorter one")
     return name
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """Return the names that hold what was typed, or else those that differ by a slip."""
+    """Return the names that contain the typed text or, if there are none, those with similar spelling."""
     import difflib
 
     holding = [known for known in names if name.casefold() in known.casefold()]
@@ -329,7 +334,7 @@ def _by_change(folder: Path) -> list[Path]:
         return []
     dated = []
     for entry in found:
-        with contextlib.suppress(OSError):  # gone since it was listed
+        with contextlib.suppress(OSError):  # removed since it was listed
             if entry.is_file():
                 dated.append((entry.stat().st_mtime_ns, entry.name))
     return [folder / name for _, name in sorted(dated, reverse=True)]
@@ -341,11 +346,11 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, conversation: Conversation) -> None:
-    """Write a file at once: under its name there is the old one, or all of the new one."""
+    """Replace a file atomically, so that readers see either the old file or the complete new one."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123  a descriptor, for its mode
+        with open(descriptor, "wb") as file:  # noqa: PTH123  opened by descriptor to set the file's mode
             file.writelines(map(to_line, conversation.history()))
             file.flush()
             os.fsync(file.fileno())

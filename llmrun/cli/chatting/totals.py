@@ -1,4 +1,4 @@
-"""The statistics of a whole chat."""
+"""The statistics that /stats shows for a whole chat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.types import Timings
 
 @dataclass(slots=True)
 class SessionTotals:
-    """The timings of every answer that had a token."""
+    """The timings of every answer with at least one token."""
 
     answers: list[Timings] = field(default_factory=list)
 
@@ -20,7 +20,7 @@ class SessionTotals:
             self.answers.append(timings)
 
     def lines(self) -> list[str]:
-        """What /stats shows. Speeds and times are medians over the answers."""
+        """Return the lines that /stats shows. Speeds and latencies are medians over the answers."""
         if not self.answers:
             return ["no answers yet"]
         prompts = sum(one.prompt_tokens for one in self.answers)
@@ -29,7 +29,7 @@ class SessionTotals:
         paces = [one.tpot_s for one in self.answers if one.generated_tokens > 1]
         lines = [
             f"answers     {len(self.answers)}",
-            f"tokens in   {prompts - cached:,} computed, {cached:,} taken over from the turns before",
+            f"tokens in   {prompts - cached:,} computed, {cached:,} cached from earlier turns",
             f"tokens out  {sum(one.generated_tokens for one in self.answers):,}",
             f"time        {format_seconds_briefly(sum(one.total_s for one in self.answers))}",
             f"TTFT        {format_seconds_briefly(median(one.ttft_s for one in self.answers))} (median)",
@@ -41,7 +41,7 @@ class SessionTotals:
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one, or the mean of the two in the middle, of at least one value."""
+    """Return the median of one or more values."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,13 +1,13 @@
-"""The keyboard while no prompt reads it: what is typed is not echoed into the answer, and waits for the next prompt.
+"""Collects the keys typed while no prompt is active, without echoing them into the answer, for the next prompt.
 
-- No echo, and no editing of lines by the terminal driver: a line it holds back may have 4,095 characters at most, what
-  is pasted beyond that is lost, and Ctrl-D would end the input.
-- Enter stays what the key sends, as the prompt expects it; the driver would make a newline of it.
-- Ctrl-C stays a signal, but throws nothing away: by default the driver drops what is typed ahead, and with it output
-  that the terminal has not read yet, which may be half of what moves its cursor.
-- A thread reads what is typed. The driver's queue holds 4,096 bytes; when it is full, the driver does not see the next
-  key, and Ctrl-C is a key.
-- Pastes stay bracketed, so that the next prompt does not take the lines of a paste for turns.
+- Echo and the terminal driver's line editing are disabled. The driver's lines hold at most 4,095 characters, so longer
+  pastes would be truncated, and Ctrl-D would end the input.
+- Enter is passed on as a carriage return, as the prompt expects. The driver would turn it into a newline.
+- Ctrl-C still sends a signal, but no longer flushes the queues. By default, the driver discards typed-ahead keys and
+  any output that the terminal has not read yet, which may cut an escape sequence in half.
+- A thread reads the keys, because the driver's queue holds only 4,096 bytes. When the queue is full, the driver accepts
+  no more keys, not even Ctrl-C.
+- Bracketed paste stays enabled, so that the next prompt does not treat the lines of a paste as turns.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ try:
 except ImportError:  # Windows, whose console echoes only what a program reads
     termios = None  # type: ignore[assignment]
 
-_INPUT, _LOCAL, _CHARACTERS = 0, 3, 6  # where they stand in what tcgetattr returns
-_UNREACHABLE = (OSError, ValueError)  # the terminal is gone, or the file is closed
+_INPUT, _LOCAL, _CHARACTERS = 0, 3, 6  # indices into the list that tcgetattr returns
+_UNREACHABLE = (OSError, ValueError)  # raised if the terminal is gone or the file is closed
 _BRACKETED, _UNBRACKETED = b"\x1b[?2004h", b"\x1b[?2004l"
 _ERASE_LINE = b"\r\x1b[K"
 _CTRL_C = b"\x03"
-_AT_ONCE = 1 << 16  # bytes of one read
-_PAUSE_S = 0.1  # before the next look at a terminal that cannot be read now
+_AT_ONCE = 1 << 16  # bytes per read
+_PAUSE_S = 0.1  # the wait before retrying a terminal that cannot be read now
 
 
 class QuietKeyboard:
-    """A terminal's input modes, ours from `begin` to `end`, and given back whenever the process is stopped (Ctrl-Z).
+    """Sets a terminal's input modes from `begin` to `end`, and restores them while the process is suspended (Ctrl-Z).
 
-    From `hold` to `release`, what is typed is read and kept for `taken`. Works in the main thread. On Windows, and when
-    `descriptor` is no terminal, nothing is changed.
+    Keys typed between `hold` and `release` are kept for `taken`. Use it only in the main thread. On Windows, or if
+    `descriptor` is not a terminal, it changes nothing.
 
-    screen  the descriptor that escape sequences for the terminal are written to; None writes none
+    screen  file descriptor for escape sequences to the terminal, or None to write none
     """
 
     def __init__(self, descriptor: int, screen: int | None = None) -> None:
@@ -52,9 +52,9 @@ class QuietKeyboard:
         self._screen = screen
         self._holder = _Holder(descriptor, self._in_foreground)
         self._found: list[Any] | None = None  # the modes before `begin`
-        self._quiet: list[Any] | None = None  # the ones in between
+        self._quiet: list[Any] | None = None  # the modes between `begin` and `end`
         self._handlers: dict[int, Any] = {}
-        self.paused = False  # someone else has set modes of his own for a while: keep away from them
+        self.paused = False  # True while a prompt or another program uses its own modes, which must be left alone
 
     def begin(self) -> None:
         if termios is None or self._found is not None or not os.isatty(self.descriptor):
@@ -73,30 +73,33 @@ class QuietKeyboard:
         for number, handler in ((signal.SIGTSTP, self._on_stop), (signal.SIGCONT, self._on_continue)):
             self._handlers[number] = signal.signal(number, handler)
         self.quiet()
-        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # typed earlier, and echoed
+        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # earlier keys were echoed
             self._write(_ERASE_LINE)
 
     def quiet(self) -> None:
-        """Our modes, again. Nothing before `begin` and after `end`, nor in the background, where it would stop us."""
+        """Set the quiet modes again. Does nothing outside `begin` and `end`.
+
+        It also does nothing in the background, where changing modes would stop the process.
+        """
         if self._quiet is not None and self._in_foreground():
             self._set(self._quiet)
             self._write(_BRACKETED)
 
     def hold(self) -> None:
-        """Read what is typed from here on, and keep it for `taken`. Does nothing before `begin` and after `end`."""
+        """Begin to read keys and keep them for `taken`. Does nothing outside `begin` and `end`."""
         if self._found is not None:
             self._holder.start()
 
     def release(self) -> None:
-        """Leave what is typed from here on to the next reader."""
+        """Stop reading keys, and leave them to the next reader."""
         self._holder.stop()
 
     def taken(self) -> bytes:
-        """Return what was typed from `hold` to `release`, once."""
+        """Return and clear the bytes that were typed between `hold` and `release`."""
         return self._holder.taken()
 
     def restore(self) -> None:
-        """The modes that were found, at once; may be called from a signal handler, and again. Raises nothing."""
+        """Restore the original modes immediately. Idempotent, safe in a signal handler, and never raises."""
         if self._found is not None and self._in_foreground():
             self._write(_UNBRACKETED)
             self._set(self._found)
@@ -109,7 +112,7 @@ class QuietKeyboard:
             signal.signal(*self._handlers.popitem())
 
     def _set(self, modes: list[Any]) -> None:
-        # At once, and without dropping what is typed ahead.
+        # TCSANOW acts immediately and keeps typed-ahead keys.
         with suppress(termios.error, *_UNREACHABLE):
             termios.tcsetattr(self.descriptor, termios.TCSANOW, modes)
 
@@ -125,10 +128,11 @@ class QuietKeyboard:
             return False
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the shell gets the terminal as it was."""
+        """Restore the terminal for the shell after Ctrl-Z, and suspend the process."""
         self.restore()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # returns when we go on: at once where no shell could ever continue us
+        # This returns when the process continues, or immediately if no shell could ever continue it.
+        os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._on_stop)
         self._on_continue(number, frame)
 
@@ -138,21 +142,21 @@ class QuietKeyboard:
 
 
 def quiet_keyboard() -> QuietKeyboard:
-    """Return the keyboard of a chat at a terminal, begun."""
+    """Create a keyboard on stdin, call its `begin` and return it."""
     keyboard = QuietKeyboard(sys.stdin.fileno(), screen().fileno())
     keyboard.begin()
     return keyboard
 
 
 def screen() -> TextIO:
-    """Return the stream that prompts are shown on, which leaves stdout alone where it can."""
+    """Return the stream for prompts, which is stderr if that is a terminal, or else stdout."""
     return sys.stderr if is_terminal(sys.stderr) else sys.stdout
 
 
 class _Holder:
     """A thread that reads a terminal while no prompt does.
 
-    may_read  whether reading is allowed now: in the background, it would stop the process
+    may_read  returns whether reading is allowed now; in the background, it would stop the process
     """
 
     def __init__(self, descriptor: int, may_read: Callable[[], bool]) -> None:
@@ -160,7 +164,7 @@ class _Holder:
         self._may_read = may_read
         self._held = bytearray()
         self._thread: threading.Thread | None = None
-        self._stop = -1  # the pipe whose closing ends the thread
+        self._stop = -1  # the write end of a pipe; closing it ends the thread
 
     def start(self) -> None:
         if self._thread is None:
@@ -169,7 +173,7 @@ class _Holder:
             self._thread.start()
 
     def stop(self) -> None:
-        """When this returns, the thread reads nothing more."""
+        """Stop the thread and wait until it has ended."""
         if self._thread is not None:
             os.close(self._stop)
             self._thread.join()
@@ -181,17 +185,17 @@ class _Holder:
         return held
 
     def _read(self, stopped: int) -> None:
-        # Signals belong to the main thread: it may be waiting for one. A blocked SIGTTIN makes a read in the background
-        # fail instead of stopping the process.
+        # The main thread must receive all signals, because it may be waiting for one. With SIGTTIN blocked, reading in
+        # the background fails instead of stopping the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while stopped not in select.select([self._descriptor, stopped], [], [])[0]:
             data = b""
             if self._may_read():
                 with suppress(*_UNREACHABLE):
                     data = os.read(self._descriptor, _AT_ONCE)
-            if not data:  # in the background, or the terminal is gone
+            if not data:  # the process is in the background, or the terminal is gone
                 select.select([stopped], [], [], _PAUSE_S)
-            if _CTRL_C in data:  # typed before our modes were set, so it was no signal
+            if _CTRL_C in data:  # typed before the modes were set, so it did not send a signal
                 os.kill(os.getpid(), signal.SIGINT)
             self._held += data.replace(_CTRL_C, b"")
         os.close(stopped)

@@ -200,17 +200,17 @@ llmrun bench history last --html page.html""",
 )
 def history(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run to show: a name or its prefix, last, or last~1")
+        str | None, typer.Argument(metavar="[RUN]", help="Run to show: a name or its prefix, last, or last~1.")
     ] = None,
     output: Annotated[
         str,
         typer.Option(
-            "-o", "--output", metavar="FORMAT", help="Output format, as for bench", autocompletion=one_of(*FORMATS)
+            "-o", "--output", metavar="FORMAT", help="Output format, as for bench.", autocompletion=one_of(*FORMATS)
         ),
     ] = "table",
-    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts of RUN")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page with charts of RUN.")
     ] = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -252,7 +252,7 @@ def compare(
         str,
         typer.Argument(
             metavar="BEFORE",
-            help="A saved run, last~1, or a results file",
+            help="A saved run, last~1, or a results file.",
             autocompletion=one_of("last", "last~1", FILES),
         ),
     ],
@@ -260,15 +260,15 @@ def compare(
         str,
         typer.Argument(
             metavar="AFTER",
-            help="Another run or file; llama-bench's JSON works too",
+            help="Another run or file; llama-bench's JSON works too.",
             autocompletion=one_of("last", "last~1", FILES),
         ),
     ],
     fail_above: Annotated[
         str | None,
-        typer.Option("--fail-above", metavar="LOSS", help="Exit with 1 if a test is slower by more: 5% or 0.05"),
+        typer.Option("--fail-above", metavar="LOSS", help="Exit with 1 if a test is slower by more: 5% or 0.05."),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:

@@ -1,9 +1,9 @@
-"""Talk with a model. /help lists the commands; every conversation is saved as it goes.
+"""Talk with a model. /help lists the commands. Every conversation is saved automatically.
 
---continue takes up the last conversation, or the one whose name follows (the beginning of its name is enough). A
-model's name after --continue is the model, unless a conversation has exactly this name.
+--continue NAME continues a conversation, and --continue alone the last one. The beginning of a name is enough if it is
+unique. If no conversation has this name but a model does, --continue selects the model.
 
-If the input is a pipe, every line is a turn; triple quotes begin and end a turn of several lines.
+If the input is a pipe, every line is a turn. Triple quotes enclose a turn of several lines.
 
 Examples:
     llmrun chat
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",)}
-LAST = ""  # the value of --continue without one
+LAST = ""  # the value of --continue without a name
 
 
 @takes_answer_flags
@@ -56,13 +56,13 @@ def command(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A name of the catalogue, a .gguf file, or a server's URL#MODEL; as -m.",
+            help="A catalogue name, a .gguf file, or a server's URL#MODEL.",
             autocompletion=models,
         ),
     ] = None,
     continued: Annotated[
         str | None,
-        typer.Option("--continue", metavar="[NAME]", help="Take up a conversation.  [default: the last one]"),
+        typer.Option("--continue", metavar="[NAME]", help="Continue a conversation.  [default: the last one]"),
     ] = None,
     *,
     flags: AnswerFlags,
@@ -81,7 +81,7 @@ def command(
     flags = _with_template(flags, prompting, values)
     settings = flags.settings()
     if prompting.prompt is not None:
-        out.note(f"template {prompting.name}: a chat takes only its system prompt and settings, not its prompt")
+        out.note(f"template {prompting.name}: a chat uses only its system prompt and settings, not its prompt")
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
     from llmrun.cli.chatting.events import ModelChanged
@@ -91,7 +91,7 @@ def command(
         closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
     ):
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
-        for event in list(_said(flags, settings, record.conversation)):
+        for event in list(_changes(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
         from llmrun.cli.answers.default_model import tell_of_default_model
@@ -106,7 +106,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """Opens the models of one chat: ModelOpener. `template` replaces that of the `first` model alone."""
+    """Opens the models of one chat (a ModelOpener). `template` replaces the chat template of the `first` model only."""
 
     flags: AnswerFlags
     settings: Settings
@@ -120,7 +120,7 @@ class _Opener:
         self.flags.check_model(name)
         lasting = lasting_name(wanted)
         if lasting != self.first and self.template is not None:
-            out.note("--chat-template: replaces the template of the first model only")
+            out.note("--chat-template applies only to the first model")
         fetch_model(wanted)
         return lasting
 
@@ -132,7 +132,7 @@ class _Opener:
 
 
 def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping[str, str]) -> AnswerFlags:
-    """Return the flags with the template's system prompt and settings where nothing was typed. Raises UsageError."""
+    """Fill in the template's system prompt and settings for flags that are not given. Raises UsageError."""
     flags = template.applied(flags)
     if flags.system is not None or template.system is None:
         return flags
@@ -141,8 +141,8 @@ def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping
     return replace(flags, system=template.filled_system(values))
 
 
-def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
-    """Yield what the flags change in a conversation; these changes are saved with it. Raises UsageError."""
+def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
+    """Yield the events by which the flags change a conversation. They are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
     from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
@@ -152,7 +152,7 @@ def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Itera
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
-        yield PreferenceSet(THINK_BUDGET, None)  # an earlier run forbade thinking; this one asks for it
+        yield PreferenceSet(THINK_BUDGET, None)  # undo the saved budget of 0, which forbids thinking
     for key, value in flags.given().items():
         if key in NAMES:
             yield PreferenceSet(key, checked_value(key, value))
@@ -160,8 +160,8 @@ def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Itera
         yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
 
 
-def _unsaid(flags: AnswerFlags) -> Settings:
-    """Return the settings that apply where a conversation sets nothing itself."""
+def _base_settings(flags: AnswerFlags) -> Settings:
+    """Return the settings that apply unless the conversation overrides them."""
     from llmrun.cli.chatting.preferences import NAMES
 
     return load_settings({key: value for key, value in flags.given().items() if key not in NAMES})
@@ -178,11 +178,11 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
 
 
 def _is_model(text: str, store: Store) -> bool:
-    """Whether what follows --continue names no conversation, but a model (or cannot be the name of a conversation)."""
-    from llmrun.cli.chatting.store import checked_name, in_our_words
+    """Return whether the value of --continue is a model. Invalid conversation names count as models, too."""
+    from llmrun.cli.chatting.store import checked_name, reporting_file_errors
     from llmrun.hub.resolve.model_name import understand
 
-    with in_our_words("--continue"):
+    with reporting_file_errors("--continue"):
         if store.exactly(text) is not None:
             return False
     try:
@@ -198,15 +198,15 @@ def _is_model(text: str, store: Store) -> bool:
 
 def _earlier(store: Store, name: str) -> ConversationRecord:
     from llmrun.cli.chatting.actions import summary
-    from llmrun.cli.chatting.record import take_up
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.record import resume_conversation
+    from llmrun.cli.chatting.store import reporting_file_errors
 
-    with in_our_words("--continue"):
+    with reporting_file_errors("--continue"):
         path = store.latest() if name == LAST else store.find(name, "--continue")
         if path is None:
-            raise LlmrunError("--continue: there is no conversation yet", hint="llmrun chat begins one")
-        record, found = take_up(store, path)
-    out.note(f"going on with {summary(found)}")
+            raise LlmrunError("--continue: there are no conversations yet", hint="llmrun chat starts one")
+        record, found = resume_conversation(store, path)
+    out.note(f"continuing {summary(found)}")
     return record
 
 
@@ -230,13 +230,13 @@ def _talk(
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
-    settings = _unsaid(flags)
+    settings = _base_settings(flags)
     check_thinking(models.opened.engine, flags, settings, record.conversation.preferences)
     with (
-        closing(_turns(lambda before: completions(conversing, before), keyboard)) as turns,
+        closing(_turns(lambda before: completions(session, before), keyboard)) as turns,
         Signals(models.cancel, turns.restore) as signals,
     ):
-        conversing = Chat(
+        session = Chat(
             models,
             store=store,
             record=record,
@@ -250,9 +250,9 @@ def _talk(
         if turns.interactive:
             out.fields([*_introduction(models.opened.name, models.opened.engine.info), "/help lists the commands"])
         try:
-            return conversing.run()
+            return session.run()
         finally:
-            conversing.record.close()  # /load may have changed it
+            session.record.close()  # /load may have changed it
 
 
 def _introduction(name: str, info: ModelInfo) -> list[str]:
@@ -263,7 +263,7 @@ def _introduction(name: str, info: ModelInfo) -> list[str]:
 
 @contextmanager
 def _keyboard() -> Iterator[QuietKeyboard | None]:
-    """Hold what is typed while the model loads, for the first prompt. Yields None where turns are not edited."""
+    """Hold the keys typed while the model loads for the first prompt. Yields None if there is no line editing."""
     if not (can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))):
         yield None
         return

@@ -1,7 +1,7 @@
 """List, show, search, export or remove conversations.
 
-Every chat is saved as it goes. A conversation is named after its first words. The beginning of a name is enough if no
-other name begins the same way. `llmrun chat --continue NAME` goes on with one.
+Every chat is saved automatically. A conversation is named after its first words. The beginning of a name is enough if
+it is unique. `llmrun chat --continue NAME` continues a conversation.
 
 Examples:
     llmrun conversations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 LISTING = {"place": 120}
 FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
-NOTHING_FOUND = 1  # as grep has it
+NOTHING_FOUND = 1  # the same exit code as grep
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As llmrun conversations lists it, or its beginning.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a conversation, or the beginning of its name.")]
 
 command = typer.Typer(
     cls=CommandGroup,
@@ -53,7 +53,7 @@ def conversations(
     if (below := context.invoked_subcommand) is not None:
         for flag, given in (("--json", json_output), ("--quiet", quiet)):
             if given:
-                raise UsageError(f"{flag}: given before {below}", hint=f"llmrun conversations {below} {flag}")
+                raise UsageError(f"{flag}: must come after {below}", hint=f"llmrun conversations {below} {flag}")
         return 0
     return list_all(json_output=json_output, quiet=quiet, debug=debug)
 
@@ -64,20 +64,20 @@ def conversations(
     epilog="""\
 llmrun conversations list
 llmrun conversations list --json""",
-    short_help="List all conversations, the newest first.",
+    short_help="List all conversations, newest first.",
 )
 def list_all(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
-    """List all conversations, the newest first, and the copies that /save made."""
+    """List all conversations, newest first, and the copies that /save made."""
     store = _store(quiet, debug)
     from llmrun.cli.chatting.archive import overview
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.store import reporting_file_errors
 
-    with in_our_words("conversations"):
+    with reporting_file_errors("conversations"):
         found = overview.listed(store)
     if json_output:
         out.json({"conversations": [overview.as_json(one, store) for one in found]})
     elif not found:
-        out.lines(["No conversation is here yet. `llmrun chat` begins one."])
+        out.lines(["No conversations yet. `llmrun chat` starts one."])
     else:
         rows = overview.table(found, time.time())
         out.lines(rows[:1], dim=True)
@@ -91,7 +91,7 @@ def list_all(json_output: options.Json = False, quiet: options.Quiet = False, de
     epilog="""\
 llmrun conversations show why-is-the-sky-blue
 llmrun conversations show why-is --json""",
-    short_help="Show the questions and answers of one of them.",
+    short_help="Show the questions and answers of a conversation.",
 )
 def show(
     name: Name, json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
@@ -133,21 +133,23 @@ llmrun conversations search "blue sky" --json""",
     short_help="Find words in questions and answers.",
 )
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them, in any case; quote a phrase.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORDS...", help="Words to find, ignoring case. Quote phrases.")
+    ],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Find questions and answers that have all the words. The exit code is 1 if there is none."""
+    """Find questions and answers that contain all the words. The exit code is 1 if nothing is found."""
     words = [word for word in words if word.strip()]
     if not words:
         raise UsageError("conversations search: no words to search for")
     store = _store(quiet, debug)
     from llmrun.cli.chatting.archive.search import as_json, lines_of, search_store
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.store import reporting_file_errors
     from llmrun.cli.console.terminal import room
 
-    with in_our_words("conversations search"):
+    with reporting_file_errors("conversations search"):
         hits, unreadable = search_store(store, words)
     if unreadable:
         out.note(f"{counted(unreadable, 'conversation')} cannot be read: llmrun conversations lists them")
@@ -158,9 +160,9 @@ def search(
     for hit in hits:
         out.lines_marked(lines_of(hit, room(sys.stdout), format_age(hit.changed, now)))
     if not hits:
-        out.note(f"no conversation has {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
+        out.note(f"no conversation contains {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
         return NOTHING_FOUND
-    out.note("llmrun chat --continue NAME goes on with one of them")
+    out.note("llmrun chat --continue NAME continues one of them")
     return 0
 
 
@@ -170,20 +172,22 @@ def search(
     epilog="""\
 llmrun conversations export why-is-the-sky-blue
 llmrun conversations export why-is --format json -o sky.json""",
-    short_help="Write one of them as Markdown or JSON.",
+    short_help="Export a conversation as Markdown or JSON.",
 )
 def export(
     name: Name,
-    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="markdown or json.")] = "markdown",
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="Output format: markdown or json.")
+    ] = "markdown",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The file to write.  [default: stdout]")
     ] = None,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Write a conversation as Markdown, or as JSON with messages as OpenAI's API has them."""
+    """Export a conversation as Markdown, or as JSON with messages in the format of OpenAI's API."""
     if form not in FORMATS:
-        raise UsageError(f"--format: {form!r}: not a format", hint="markdown or json")
+        raise UsageError(f"--format: {form!r}: unknown format", hint="use markdown or json")
     found = _found(_store(quiet, debug), name, "conversations export")
     from llmrun.cli.chatting.archive.export import to_json, to_markdown
 
@@ -212,21 +216,21 @@ llmrun conversations rm hello hello-2""",
     short_help="Remove conversations.",
 )
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As llmrun conversations lists them.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of conversations, or their beginnings.")],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
     """Remove conversations. Like `llmrun rm`, it does not ask for confirmation."""
     store = _store(quiet, debug)
-    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.chatting.store import reporting_file_errors
 
     told: list[dict[str, Any]] = []
     exit_code = 0
-    removed: set[Path] = set()  # several names may mean the same conversation
+    removed: set[Path] = set()  # several names may refer to the same conversation
     for name in names:
         try:
-            with in_our_words("conversations rm"):
+            with reporting_file_errors("conversations rm"):
                 path = store.find(name, "conversations rm")
                 if path not in removed:
                     store.remove(path)
@@ -255,9 +259,9 @@ def _store(quiet: bool, debug: bool) -> Store:
 
 
 def _found(store: Store, name: str, asked: str) -> Recording:
-    from llmrun.cli.chatting.store import in_our_words, read_conversation
+    from llmrun.cli.chatting.store import read_conversation, reporting_file_errors
 
-    with in_our_words(asked):
+    with reporting_file_errors(asked):
         return read_conversation(store.find(name, asked))
 
 
@@ -275,4 +279,4 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise LlmrunError(f"--output: {path}: cannot be written: {error.strerror}") from error
-    out.note(f"written: {path}")
+    out.note(f"wrote {path}")

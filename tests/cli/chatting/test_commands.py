@@ -42,7 +42,7 @@ def test_help_lists_every_command_and_one_of_them_alone(tmp_path: Path, capsys: 
         listed = capsys.readouterr().err
         assert all(command.usage in listed and command.about in listed for command in COMMANDS)
         found.run("/help /undo")
-        assert capsys.readouterr().err.splitlines() == ["/undo  take back the last question and its answer"]
+        assert capsys.readouterr().err.splitlines() == ["/undo  remove the last question and its answer"]
 
 
 def test_help_lists_commands_in_groups_with_their_other_names(

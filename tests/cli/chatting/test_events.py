@@ -67,11 +67,11 @@ WHOLE = GOOD | {"event": "answered", "text": "A", "thinking": None, "seed": 1}
         (b'{"event": "set", "name": "stop", "value": []}', "is not a list of texts"),
         (b'{"event": "set", "name": "stop", "value": [""]}', "is not a list of texts"),
         (b'{"event": "set", "name": "stop", "value": [1]}', "is not a value"),
-        (json.dumps(GOOD | {"reason": "bored"}).encode(), "'bored' is none of"),
+        (json.dumps(GOOD | {"reason": "bored"}).encode(), "'bored' is not one of"),
         (json.dumps(GOOD | {"ttft_s": -1}).encode(), "ttft_s: -1 is not a float"),
         (json.dumps(GOOD | {"ttft_s": "1"}).encode(), "ttft_s: '1' is not a float"),
         (b'{"event":"began","format":4,"conversation":"","model":"","created":"","version":""}', "reads format 3"),
-        (json.dumps(WHOLE | {"reason": "bored"}).encode(), "answered: reason: 'bored' is none of"),
+        (json.dumps(WHOLE | {"reason": "bored"}).encode(), "answered: reason: 'bored' is not one of"),
         (json.dumps(WHOLE | {"thinking": 1}).encode(), "answered: thinking: 1 is not"),
     ],
 )

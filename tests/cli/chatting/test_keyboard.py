@@ -188,7 +188,7 @@ def test_ctrl_c_clears_the_line_and_then_says_how_to_leave(prompt: Prompt) -> No
     prompt.until(lambda: "unwanted" not in "\n".join(prompt.terminal.rows()))
     assert "leaves" not in prompt.look()
     prompt.press(CTRL_C)
-    prompt.shows("Ctrl-D or /exit leaves")
+    prompt.shows("Ctrl-D or /exit ends the chat")
     prompt.press("x", "\r")
     assert prompt.turns(1) == ["x"]
     assert "leaves" not in prompt.look()

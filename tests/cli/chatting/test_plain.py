@@ -43,9 +43,9 @@ def test_lines_and_blocks_are_turns(data: bytes, turns: list[str]) -> None:
 
 def test_a_line_without_end_is_refused_after_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmrun.cli.chatting.plain.LARGEST_TEXT", 1000)
-    with pytest.raises(UsageError, match="line 1 has more than"):
+    with pytest.raises(UsageError, match="line 1 is larger than"):
         turns_of(b"x" * 2000)
-    with pytest.raises(UsageError, match="a block of more than"):
+    with pytest.raises(UsageError, match="a block is larger than"):
         turns_of(b'"""\n' + b"x" * 100 + b"\n" * 2000)
 
 

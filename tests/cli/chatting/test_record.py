@@ -21,7 +21,7 @@ from llmrun.cli.chatting.events import (
     Undone,
     WasThinking,
 )
-from llmrun.cli.chatting.record import ConversationRecord, take_up
+from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 
 CALLS = ("open", "write", "ftruncate", "fsync", "unlink", "replace", "rename")
@@ -121,7 +121,7 @@ def test_a_process_killed_at_any_system_call_loses_nothing_that_was_shown(
         if older:
             store.folder.mkdir()
             (store.folder / "old.jsonl").write_bytes(OLDER)
-            record, _ = take_up(store, store.folder / "old.jsonl")
+            record, _ = resume_conversation(store, store.folder / "old.jsonl")
             before = [("old?", "", "old")]
         with killed_at(call, torn=torn, monkeypatch=monkeypatch):
             shown, died = shown_before_death(record)
@@ -131,7 +131,7 @@ def test_a_process_killed_at_any_system_call_loses_nothing_that_was_shown(
         for path in files:
             found = exchanges_in(path)
             check(found, shown or before)
-            again, _ = take_up(store, path)
+            again, _ = resume_conversation(store, path)
             if again.conversation.unanswered is not None:
                 again.add(Undone())
             again.add(QuestionAsked("later?", ""))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmrun.backends.scripted.backend import ScriptedBackend, echo, scripted_answers
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
-from llmrun.cli.chatting.record import ConversationRecord, take_up
+from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.engine.requests import Request
 from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
@@ -110,11 +110,11 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
         ("/set stop []", "is not a list of texts"),
         ("/set ctx_size 9", "--ctx-size 9"),
         ("/show nothing", "known: model, template"),
-        ("/undo", "nothing to take back"),
+        ("/undo", "nothing to undo"),
         ("/regen", "no question"),
         ("/save x", "nothing to save"),
         ("/load nope", "no such conversation"),
-        ("/load ../../etc/passwd", "no name for a conversation"),
+        ("/load ../../etc/passwd", "not a valid conversation name"),
         ("a\udcff", "not UTF-8"),
     ],
 )
@@ -175,10 +175,10 @@ def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Pat
 @pytest.mark.parametrize(
     ("own", "typed", "said"),
     [
-        (None, "/system default", "the system prompt is back to the default: the template's own, if it has one"),
-        ("mine", "/system default", "the system prompt is back to the one in your settings: mine"),
-        (None, '/system ""', "the system prompt is empty from the next answer on; it replaces the template's own"),
-        (None, "/system be brief", "the system prompt is set; the next answer heeds it"),
+        (None, "/system default", "the system prompt is reset to the chat template's default, if it has one"),
+        ("mine", "/system default", "the system prompt is reset to the one in your settings: mine"),
+        (None, '/system ""', "the system prompt is empty from the next answer on and replaces the template's default"),
+        (None, "/system be brief", "the system prompt is set and applies from the next answer on"),
     ],
 )
 def test_system_says_what_it_did(tmp_path: Path, capsys: Capture, own: str | None, typed: str, said: str) -> None:
@@ -193,17 +193,17 @@ def test_think_and_set_think_say_the_same_of_a_model_that_cannot(tmp_path: Path,
             found.run(command)
             assert "thinking cannot be switched on" in capsys.readouterr().err
         found.run("/set think_budget 100")
-        assert "the budget limits nothing" in capsys.readouterr().err
+        assert "the budget has no effect" in capsys.readouterr().err
         assert found.chat.conversation.preferences == {"think_budget": 100}
 
 
 def test_think_default_says_what_holds_then(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(think=False)) as found:
         found.run("/think default")
-        assert capsys.readouterr().err == "the model answers at once (the default)\n"
+        assert capsys.readouterr().err == "the model answers without thinking (the default)\n"
     with session(tmp_path) as found:
         found.run("/think default")
-        assert capsys.readouterr().err == "the model thinks or not as it does by itself\n"
+        assert capsys.readouterr().err == "the model decides by itself whether to think\n"
 
 
 def test_a_budget_of_0_takes_back_thinking(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_load_takes_a_journal_too_but_not_the_one_that_is_open(tmp_path: Path, c
         found.run("one")
         first = journals(tmp_path)[0]
         found.run(f"/load {first.stem}")
-        assert "you are in it" in capsys.readouterr().err
+        assert "already open" in capsys.readouterr().err
     with session(tmp_path) as found:
         found.run("other", f"/load {first.stem}", "two")
         assert found.chat.record.path == first
@@ -364,8 +364,8 @@ def test_a_context_that_is_full_keeps_the_session_and_the_question(tmp_path: Pat
         assert found.run("one", long, "/undo", "/clear", "two") == 0
         told = capsys.readouterr().err
         assert "limit of 200" in told
-        assert "/set on_full forget goes on without the oldest turns" in told
-        assert "/undo takes back the last exchange, /clear starts over" in told
+        assert "/set on_full forget continues without the oldest turns" in told
+        assert "/undo removes the last turn, /clear starts over" in told
         assert found.turns.drafts[2] == long
         assert found.said == [("two", "You said: two")]
 
@@ -375,7 +375,7 @@ def test_a_context_that_fills_up_in_an_answer_says_so(tmp_path: Path, capsys: Ca
     with session(tmp_path, backend=backend) as found:
         found.run("one")
         assert found.chat.meter.context_used == 100
-    assert "the answer was cut: the context of 100 tokens is full: /set on_full forget" in capsys.readouterr().err
+    assert "the answer was cut because the context of 100 tokens is full: /set on_full" in capsys.readouterr().err
 
 
 def test_no_limit_of_tokens_overrides_a_setting(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_a_question_without_an_answer_is_offered_when_the_conversation_goes_on(t
         with pytest.raises(BackendCrashed):
             found.run("lost?")
         store = found.chat.store
-    record, _ = take_up(store, journals(tmp_path)[0])
+    record, _ = resume_conversation(store, journals(tmp_path)[0])
     with session(tmp_path, record=record) as found:
         found.run("found")
         assert found.turns.drafts == ["lost?", ""]
@@ -475,7 +475,7 @@ def test_clear_begins_a_new_conversation_and_says_how_to_get_back(tmp_path: Path
 def test_clear_without_a_question_leaves_no_file(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path) as found:
         found.run("/clear", "one", "/undo", "/clear", "/clear")
-        assert capsys.readouterr().err.splitlines()[-1] == "cleared; the system prompt and the settings stay"
+        assert capsys.readouterr().err.splitlines()[-1] == "cleared; the system prompt and the settings are kept"
     assert journals(tmp_path) == []
 
 
@@ -483,7 +483,7 @@ def test_clear_says_that_a_conversation_could_not_be_saved(tmp_path: Path, capsy
     record = ConversationRecord(Store(Path("/dev/null/x")), new_conversation("scripted"))
     with session(tmp_path, record=record) as found:
         found.run("one", "/clear")
-    assert capsys.readouterr().err.splitlines()[-1] == "cleared; the conversation before could not be saved"
+    assert capsys.readouterr().err.splitlines()[-1] == "cleared; the previous conversation could not be saved"
 
 
 def test_search_finds_words_here_and_in_earlier_conversations(tmp_path: Path, capsys: Capture) -> None:
@@ -499,14 +499,14 @@ def test_search_finds_words_here_and_in_earlier_conversations(tmp_path: Path, ca
             "the-31mblue-sky",
             "  > The ␛[31mblue<9B> sky",
             "    You said: The ␛[31mblue<9B> sky",
-            "/load NAME goes on with one of them",
+            "/load NAME continues one of them",
         ]
         found.run('/search "blue sea"', "/search blue fox", "/search", "/search it's")
         told = capsys.readouterr().err
     assert "the-31mblue-sky" not in told
-    assert "no conversation has all of these: blue, fox\n" in told
+    assert "no conversation contains all of these: blue, fox\n" in told
     assert "error: /search: no words to search for\n" in told
-    assert "no conversation has this: it's\n" in told
+    assert "no conversation contains this: it's\n" in told
 
 
 def used(told: str) -> list[str]:
@@ -520,7 +520,7 @@ def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Cap
         path = found.chat.record.path
         assert path
     [counted] = used(capsys.readouterr().err)
-    record, _ = take_up(Store(path.parent), path)
+    record, _ = resume_conversation(Store(path.parent), path)
     with session(tmp_path, record=record) as found:
         found.run("/show")
         assert used(capsys.readouterr().err) == [counted]
@@ -530,7 +530,7 @@ def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Cap
         path = killed.path
         assert path
         killed.close()
-    record, _ = take_up(Store(path.parent), path)
+    record, _ = resume_conversation(Store(path.parent), path)
     with session(tmp_path, record=record) as found:
         found.run("/show", "two", "/show")
         told = used(capsys.readouterr().err)
@@ -559,7 +559,7 @@ def test_show_says_when_nobody_can_count(tmp_path: Path, capsys: Capture) -> Non
         found.chat.record.add(ModelChanged("another"))
         capsys.readouterr()
         found.run("/show")
-    assert used(capsys.readouterr().err) == ["counted with the next question"]
+    assert used(capsys.readouterr().err) == ["known after the next answer"]
 
 
 def test_show_survives_a_template_that_refuses_to_end_in_an_answer(tmp_path: Path, capsys: Capture) -> None:
@@ -572,7 +572,7 @@ def test_show_survives_a_template_that_refuses_to_end_in_an_answer(tmp_path: Pat
         found.chat.record.add(ModelChanged("another"))
         capsys.readouterr()
         found.run("/show")
-    assert used(capsys.readouterr().err) == ["counted with the next question"]
+    assert used(capsys.readouterr().err) == ["known after the next answer"]
 
 
 def test_load_lists_the_last_ten_and_counts_the_others(tmp_path: Path, capsys: Capture) -> None:

@@ -29,7 +29,7 @@ from llmrun.cli.chatting.events import (
     to_line,
 )
 from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, answering_path, lock_journal
-from llmrun.cli.chatting.record import ConversationRecord, take_up
+from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, name_for, read_conversation
 from llmrun.errors import UsageError
 from tests.support.cli.commands import ROOT
@@ -108,7 +108,7 @@ def test_what_was_torn_off_is_gone_when_the_conversation_goes_on(
     path = tmp_path / "conversations" / "torn.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"".join(map(to_line, history)) + tail)
-    record, _ = take_up(Store(path.parent), path)
+    record, _ = resume_conversation(Store(path.parent), path)
     if record.conversation.unanswered is not None:
         record.add(Undone())
     record.add(asked("more"))
@@ -147,7 +147,7 @@ def test_a_conversation_in_use_is_taken_up_as_a_copy(store: Store, capsys: pytes
     holder = recorded(store, asked("mine"), AnswerBegan(1), AnswerWent("yes"))
     assert holder.path
     before = holder.path.read_bytes()
-    other, found = take_up(store, holder.path)
+    other, found = resume_conversation(store, holder.path)
     assert "another process" in capsys.readouterr().err
     assert told(found.conversation) == told(holder.conversation)
     other.add(asked("yours"))
@@ -166,10 +166,10 @@ def test_a_conversation_in_use_is_taken_up_as_a_copy(store: Store, capsys: pytes
 HOLD = """
 import sys, time
 from pathlib import Path
-from llmrun.cli.chatting.record import take_up
+from llmrun.cli.chatting.record import resume_conversation
 from llmrun.cli.chatting.store import Store
 path = Path(sys.argv[1])
-record, _ = take_up(Store(path.parent), path)
+record, _ = resume_conversation(Store(path.parent), path)
 print(record.path == path, flush=True)
 time.sleep(100)
 """
@@ -187,7 +187,7 @@ def test_the_lock_of_a_killed_process_is_free(store: Store) -> None:
         lock_journal(path)
     holder.kill()
     holder.communicate()
-    again, _ = take_up(store, path)
+    again, _ = resume_conversation(store, path)
     assert again.path == path
     again.close()
 
@@ -202,12 +202,12 @@ def write(store: Store, name: str, data: bytes) -> Path:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "no whole line"),
-        (b"{", "no whole line"),
+        (b"", "no complete line"),
+        (b"{", "no complete line"),
         (b"\n", "line 1: not JSON"),
-        (b'{"event": "undo"}\n', "line 1: it does not begin with its beginning"),
+        (b'{"event": "undo"}\n', "line 1: the first event must be `began`"),
         (BEGAN + b'{"event": "undo"}\n', "line 2: nothing was asked yet"),
-        (BEGAN + BEGAN, "line 2: a second beginning"),
+        (BEGAN + BEGAN, "line 2: a second `began` event"),
         (BEGAN + b"\x00" * 100 + b"\n", "line 2: not JSON"),
         (BEGAN + b'{"event": "undo"\n' + to_line(asked()), "line 2: not JSON"),
     ],
@@ -215,7 +215,7 @@ def write(store: Store, name: str, data: bytes) -> Path:
 def test_a_damaged_file_is_one_line_and_stays_as_it_is(store: Store, data: bytes, said: str) -> None:
     path = write(store, "x.jsonl", data)
     with pytest.raises(ConversationFileError) as refused:
-        take_up(store, path)
+        resume_conversation(store, path)
     assert said in str(refused.value)
     assert str(path) in str(refused.value)
     assert path.read_bytes() == data
@@ -233,7 +233,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(store: Store) -> None:
 def test_a_file_beyond_any_conversation_is_refused_unread(store: Store) -> None:
     path = write(store, "x.jsonl", b"")
     os.truncate(path, LARGEST_FILE + 1)
-    with pytest.raises(ConversationFileError, match="more than 64 MiB"):
+    with pytest.raises(ConversationFileError, match="larger than 64 MiB"):
         read_conversation(path)
 
 
@@ -249,7 +249,7 @@ def test_a_saved_copy_is_whole_and_does_not_change(store: Store) -> None:
     path = store.save("first", record.conversation)
     kept = path.read_bytes()
     record.add(AnswerWent("B"))
-    loaded, _ = take_up(store, store.find("first", "/load"))
+    loaded, _ = resume_conversation(store, store.find("first", "/load"))
     loaded.add(AnswerWent("C"))
     loaded.add(Undone())
     loaded.add(asked("b"))
@@ -403,7 +403,7 @@ def test_a_full_disk_is_one_note_and_the_chat_goes_on(store: Store) -> None:
     assert done.stdout == b"None 150\n30 b'\\n'\n"
     note = done.stderr.decode()
     assert note.count("\n") == 1
-    assert "not saved from here on" in note
+    assert "no longer being saved" in note
     assert "File too large" in note
 
 
@@ -465,7 +465,7 @@ OLDER_END = b"""{"event": "end", "reason": "stop", "context_used": 9, "prompt_to
 @pytest.mark.parametrize("data", [OLDER, OLDER + OLDER_END], ids=["killed", "ended"])
 def test_a_file_of_an_older_format_is_converted_when_it_goes_on(store: Store, data: bytes) -> None:
     old = write(store, "20250101-000000-1f3a9c2e.jsonl", data)
-    record, found = take_up(store, old)
+    record, found = resume_conversation(store, old)
     assert found.conversation.exchanges[0].answer == "because"
     assert old.read_bytes() == data
     record.add(asked("and?"))
@@ -478,13 +478,13 @@ def test_a_file_of_an_older_format_is_converted_when_it_goes_on(store: Store, da
     assert (went_on.began.format, went_on.began.conversation) == (FORMAT, "c")
     assert [one.answer for one in went_on.exchanges] == ["because", ""]
     record.close()
-    take_up(store, old)[0].close()  # its lock was released
+    resume_conversation(store, old)[0].close()  # its lock was released
 
 
 def test_a_new_answer_to_an_old_question_is_appended_to_the_converted_file(store: Store) -> None:
     """The old answer stays in the file until the new one is complete."""
     old = write(store, "old.jsonl", OLDER + OLDER_END)
-    record, _ = take_up(store, old)
+    record, _ = resume_conversation(store, old)
     record.add(AnswerBegan(2))
     assert b'"because"' in old.read_bytes()
     record.add(AnswerWent("so"))
@@ -495,7 +495,7 @@ def test_a_new_answer_to_an_old_question_is_appended_to_the_converted_file(store
 
 def test_a_conversion_that_fails_keeps_the_old_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     old = write(store, "old.jsonl", OLDER)
-    record, _ = take_up(store, old)
+    record, _ = resume_conversation(store, old)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     record.add(asked("and?"))
     assert old.read_bytes() == OLDER
@@ -530,7 +530,7 @@ def test_an_answer_cut_off_anywhere_is_kept_up_to_its_last_whole_line(
     found = read_conversation(path).conversation
     assert (found.unanswered is None) == (whole >= 2)
     assert found.exchanges[0].answer == "".join(texts[: max(0, whole - 2)])
-    again, _ = take_up(store, path)
+    again, _ = resume_conversation(store, path)
     if again.conversation.unanswered is None:
         again.add(asked("more"))
         assert read_conversation(path).conversation.exchanges[0].answer == found.exchanges[0].answer
@@ -542,12 +542,12 @@ def test_an_answer_that_was_written_down_twice_counts_once(store: Store) -> None
     """The process died after it wrote the line with the whole answer, before it removed the pieces."""
     path = answering(store, AnswerWent("because"))
     pieces = answering_path(path).read_bytes()
-    record, _ = take_up(store, path)
+    record, _ = resume_conversation(store, path)
     record.add(asked("and?"))
     record.add(Undone())
     record.close()
     answering_path(path).write_bytes(pieces)
-    again, found = take_up(store, path)
+    again, found = resume_conversation(store, path)
     assert [one.answer for one in found.conversation.exchanges] == ["because"]
     again.add(asked("and?"))
     again.add(AnswerBegan(1))
@@ -560,7 +560,7 @@ def test_pieces_that_come_after_a_crash_are_appended_to_the_earlier_ones(store: 
     path = answering(store, AnswerWent("be"))
     with answering_path(path).open("ab") as file:
         file.write(b'{"event": "te')
-    again, _ = take_up(store, path)
+    again, _ = resume_conversation(store, path)
     again.add(AnswerWent("cause"))
     assert read_conversation(path).conversation.exchanges[0].answer == "because"
     again.close()
@@ -570,7 +570,7 @@ def test_pieces_that_come_after_a_crash_are_appended_to_the_earlier_ones(store: 
     ("line", "said"),
     [
         (b"not json\n", "line 3: not JSON"),
-        (to_line(Undone()), "line 3: this is no piece of an answer"),
+        (to_line(Undone()), "line 3: this is not a piece of an answer"),
         (b'{"event": "text", "text": "\\ud800"}\n', "line 3: text"),
     ],
 )
@@ -579,7 +579,7 @@ def test_damaged_pieces_are_one_line_and_stay_as_they_are(store: Store, line: by
     data = answering_path(path).read_bytes() + line
     answering_path(path).write_bytes(data)
     with pytest.raises(ConversationFileError) as refused:
-        take_up(store, path)
+        resume_conversation(store, path)
     assert said in str(refused.value)
     assert answering_path(path).read_bytes() == data
 

@@ -1,4 +1,4 @@
-"""Conversations as documents: Markdown to read, JSON with the messages as OpenAI's API has them."""
+"""Exports conversations as Markdown, or as JSON with messages in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REASONS = {"length": "cut", "cancelled": "stopped"}
 
 
 def to_markdown(conversation: Conversation) -> str:
-    """Write a conversation as Markdown, with its control characters shown."""
+    """Convert a conversation to Markdown and make control characters visible."""
     model = visible_line(model_name(conversation))
     turns = counted(len(conversation.exchanges), "turn")
     parts = [f"# {visible_line(conversation.title)}", f"{model}, {visible_line(conversation.began.created)}, {turns}"]
@@ -29,7 +29,7 @@ def to_markdown(conversation: Conversation) -> str:
 
 
 def to_json(name: str, conversation: Conversation) -> dict[str, Any]:
-    """Return a conversation as values that JSON knows."""
+    """Convert a conversation to JSON values."""
     return {
         "name": name,
         "conversation": conversation.began.conversation,
@@ -70,6 +70,6 @@ def _thinking(exchange: Exchange) -> list[str]:
 
 
 def _ending(exchange: Exchange) -> list[str]:
-    """Say why an answer is not whole."""
+    """Return a note on why an answer is incomplete, or nothing for a complete one."""
     reason = exchange.ended.reason if exchange.ended else "interrupted"
     return [] if reason == "stop" else [f"*({_REASONS.get(reason, reason)})*"]

@@ -1,4 +1,4 @@
-"""A line for each conversation: what `llmrun conversations` lists."""
+"""The table that `llmrun conversations` prints, with a line for each conversation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from llmrun.errors import LlmrunError
 from llmrun.remote.url import is_endpoint
 
 _HEADER = ("NAME", "WHEN", "MODEL", "TURNS", "FIRST WORDS")
-_DROPPABLE = (("MODEL",), ("FIRST WORDS",), ("TURNS",))  # to drop on narrow terminals; most names have the first words
+# The columns dropped on narrow terminals. FIRST WORDS can go early, because most names contain the first words.
+_DROPPABLE = (("MODEL",), ("FIRST WORDS",), ("TURNS",))
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A conversation as it is listed.
+    """A conversation in the list.
 
-    conversation  None where the file cannot be read; `problem` says why then
-    changed       seconds since the epoch
+    conversation  None if the file cannot be read; `problem` then says why
+    changed       modification time in seconds since the epoch
     """
 
     path: Path
@@ -38,9 +39,9 @@ class Listed:
 
 
 def listed(store: Store) -> list[Listed]:
-    """Read all conversations in which something is said, and the copies that /save made; the newest first.
+    """Read all saved copies and all conversations that have questions or are damaged, newest first.
 
-    Raises OSError when the folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
     found = [_read(path) for path in (*store.journals(), *store.named())]
     said = [one for one in found if one.conversation is None or one.conversation.exchanges]
@@ -48,12 +49,12 @@ def listed(store: Store) -> list[Listed]:
 
 
 def table(conversations: Sequence[Listed], now: float) -> list[str]:
-    """Format conversations as lines, the header first. `now` is in seconds since the epoch."""
+    """Format conversations as the lines of a table with a header. `now` is in seconds since the epoch."""
     return narrowed(_HEADER, [_row(one, now) for one in conversations], ("TURNS",), _DROPPABLE)
 
 
 def as_json(one: Listed, store: Store) -> dict[str, Any]:
-    """Return what is known of a conversation, without its messages."""
+    """Convert a listed conversation to JSON values, without its messages."""
     conversation = one.conversation
     return {
         "name": one.name,
@@ -70,11 +71,11 @@ def as_json(one: Listed, store: Store) -> dict[str, Any]:
 
 
 def model_name(conversation: Conversation) -> str:
-    """Return a short name of the model: for a file, its name without .gguf."""
+    """Return a short name for the model. For a file, this is the file name without .gguf."""
     model = conversation.model
     if is_endpoint(model):
         return model
-    return os.path.basename(model).removesuffix(".gguf") or model  # noqa: PTH119  a name is no path
+    return os.path.basename(model).removesuffix(".gguf") or model  # noqa: PTH119  a model's name need not be a path
 
 
 def _read(path: Path) -> Listed:

@@ -1,6 +1,7 @@
-"""Finding words in conversations.
+"""Searches conversations for words.
 
-A question or an answer matches if it has all the words, in any case. Shown are those of its lines that have any.
+A question or an answer matches if it contains all the words, ignoring case. The result lists its lines that contain at
+least one of them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from llmrun.errors import LlmrunError
 if TYPE_CHECKING:
     from llmrun.cli.console.output import MarkedLine
 
-MOST_LINES = 5  # shown of one conversation
-_CONTEXT = 20  # columns before the first match, where a line is cut
+MOST_LINES = 5  # lines shown per conversation
+_CONTEXT = 20  # columns kept before the first match of a line that is cut
 _QUESTION, _ANSWER = "  > ", "    "
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a question or an answer, in pieces that alternate: before a match, the match, before the next, ..."""
+    """A line of a question or an answer. Its pieces alternate between other text and a match, beginning with text."""
 
     is_question: bool
     pieces: tuple[str, ...]
@@ -40,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A conversation with its lines that match; never without any. `changed` is in seconds since the epoch."""
+    """A conversation with its matching lines (at least one). `changed` is in seconds since the epoch."""
 
     name: str
     changed: float
@@ -48,19 +49,19 @@ class Hit:
 
 
 def words_of(argument: str) -> list[str]:
-    """Split what was typed in a chat into words; quotes keep a phrase together."""
+    """Split the argument of /search into words. Quotes keep a phrase together."""
     try:
         words = shlex.split(argument)
-    except ValueError:  # an apostrophe
+    except ValueError:  # an unbalanced quote, such as an apostrophe
         words = argument.split()
     return [word for word in words if word.strip()]
 
 
 def search_store(store: Store, words: Sequence[str], without: Path | None = None) -> tuple[list[Hit], int]:
-    """Search all conversations and saved copies; those written to last come first.
+    """Search all conversations and saved copies, most recently changed first, and count the unreadable files.
 
-    A copy that matches in the same lines as its conversation is left out, and so is the file `without`. The second
-    value is the number of files that cannot be read. Raises OSError when the folder cannot be read.
+    The file `without` is skipped, and so are copies that match in the same lines as their conversation. Raises OSError
+    if the folder cannot be read.
     """
     hits: list[Hit] = []
     known: set[tuple[str, tuple[Line, ...]]] = set()
@@ -82,7 +83,7 @@ def search_store(store: Store, words: Sequence[str], without: Path | None = None
 
 
 def matching(conversation: Conversation, words: Sequence[str]) -> list[Line]:
-    """Find the lines of a conversation that match."""
+    """Return the matching lines of a conversation."""
     patterns = [re.compile(re.escape(unicodedata.normalize("NFC", word)), re.IGNORECASE) for word in words]
     either = re.compile("|".join(f"(?:{pattern.pattern})" for pattern in patterns), re.IGNORECASE)
     lines = []
@@ -95,7 +96,7 @@ def matching(conversation: Conversation, words: Sequence[str]) -> list[Line]:
 
 
 def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:
-    """Format a hit: its name, then its lines, cut to at most `most` columns."""
+    """Yield a hit's name, then its lines, each cut to at most `most` columns."""
     yield [(f"{hit.name}  {when}".rstrip(), False)]
     for line in hit.lines[:MOST_LINES]:
         yield [(_QUESTION if line.is_question else _ANSWER, False), *_cut(line.pieces, most - len(_QUESTION))]
@@ -105,7 +106,7 @@ def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:
 
 
 def as_json(hit: Hit) -> dict[str, Any]:
-    """Return a hit as values that JSON knows, with all its lines."""
+    """Convert a hit with all its lines to JSON values."""
     lines = [{"role": "user" if line.is_question else "assistant", "text": line.text} for line in hit.lines]
     return {"name": hit.name, "changed": hit.changed, "lines": lines}
 
@@ -126,7 +127,7 @@ def _cut(pieces: Sequence[str], most: int) -> Iterator[tuple[str, bool]]:
         left = most
     else:
         before = "…" + before[-_CONTEXT:] if width(before) > _CONTEXT else before
-        left = most - 1  # of the ellipsis at the end
+        left = most - 1  # reserve a column for the ellipsis at the end
     for number, piece in enumerate([before, *rest]):
         shown = shortened(piece, max(0, left))
         yield shown, number % 2 == 1

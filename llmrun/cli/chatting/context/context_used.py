@@ -1,4 +1,4 @@
-"""How many tokens of the context a conversation fills."""
+"""Counts the tokens that a conversation fills in the context."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ContextUsed:
-    """Counts a conversation's tokens, and remembers the last count.
+    """Counts a conversation's tokens and caches the last count.
 
-    variables  more variables for the chat template
+    variables  extra variables for the chat template
     """
 
     variables: Mapping[str, Any]
-    _counted: tuple[object, int | None] | None = field(default=None, init=False)  # what was counted, and its tokens
+    _counted: tuple[object, int | None] | None = field(default=None, init=False)  # the cache key, and the tokens
 
     def tokens(self, engine: Answering, conversation: Conversation) -> int | None:
-        """Return the tokens that a conversation fills; None if only the next answer will tell.
+        """Return the number of tokens that a conversation fills, or None until the next answer reports it.
 
-        An answer that ended has been counted. Otherwise (the process died in it, or another model gave it) the
-        conversation is rendered and counted here, once.
+        The end of an answer records the count. If the process died during the last answer, or if the model has changed
+        since, the conversation is rendered and counted here once.
         """
         if conversation.is_counted:
             return conversation.context_used
@@ -44,5 +44,5 @@ class ContextUsed:
         prompt = ChatPrompt(messages, add_generation_prompt=False, template_kwargs=self.variables)
         try:
             return engine.prompt_tokens(Request(prompt=prompt))
-        except TemplateRefused:  # some templates refuse a conversation that ends in an answer
+        except TemplateRefused:  # some templates refuse conversations that end with an answer
             return None

@@ -1,4 +1,4 @@
-"""How many of the oldest turns of a conversation to leave out of a prompt, so that it fits in the context."""
+"""Decides how many of the oldest turns to leave out, so that the prompt fits in the context."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-ROOM: Final = 512  # tokens left for an answer of unlimited length: most answers are shorter
-_MOST_ROOM = 1 / 4  # of the context: a small one would hold little else
-_KEPT = 1 / 2  # of the context: every turn left out changes the beginning of the prompt, which is then prefilled again
+ROOM: Final = 512  # tokens reserved for an answer without a length limit; most answers are shorter
+_MOST_ROOM = 1 / 4  # maximum share of the context for the answer, since a small context would hold little else
+# The share of the context to keep. Dropping many turns at once saves time, because each change of the prompt's
+# beginning means that the prompt must be prefilled again.
+_KEPT = 1 / 2
 
 
 def room_for_answer(context: int, max_tokens: int | None) -> int:
-    """Return how many tokens of the context a prompt should leave for its answer."""
+    """Return how many tokens of the context to reserve for the answer."""
     return max(1, min(max_tokens or ROOM, ROOM, int(_MOST_ROOM * context)))
 
 
 def turns_to_leave_out(
     turns: int, already: int, tokens_from: Callable[[int], int], *, context: int, max_tokens: int | None
 ) -> int:
-    """Return how many of the oldest turns to leave out: `already`, if the rest leaves room for the answer, else so many
-    that the rest fills at most half of the context. The last turn, the question itself, always stays.
+    """Return how many of the oldest turns to leave out.
 
-    tokens_from  the tokens of the prompt that begins with the turn of this number, counted from 0
+    If `already` turns are enough to leave room for the answer, the number stays the same. Otherwise, it is raised until
+    the prompt fills at most half of the context. The last turn, which is the question itself, always stays.
+
+    tokens_from  returns the number of tokens of the prompt that begins with the turn at this index
     """
     already = min(already, turns - 1)
     if tokens_from(already) + room_for_answer(context, max_tokens) <= context:

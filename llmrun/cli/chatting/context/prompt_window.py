@@ -1,4 +1,4 @@
-"""The part of a conversation that is in the prompt: all of it, or what is left when the oldest turns are left out."""
+"""Chooses the part of a conversation that goes into the prompt, and leaves out the oldest turns if necessary."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.requests import Request
 
-UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
-FORGET_HINT = f"/set {ON_FULL} {FORGET} goes on without the oldest turns"
+UNDO_OR_CLEAR = "/undo removes the last turn, /clear starts over"
+FORGET_HINT = f"/set {ON_FULL} {FORGET} continues without the oldest turns"
 
 
 @dataclass(slots=True)
 class PromptWindow:
-    """Which turns of one conversation are in the prompt, from one question to the next.
+    """The turns of a conversation that are part of the prompt.
 
-    variables  more variables for the chat template
-    left_out   the number of the oldest turns that are left out. It grows in large steps: each step changes the
-               beginning of the prompt, which is then prefilled again
+    variables  extra variables for the chat template
+    left_out   number of the oldest turns that are left out. It grows in large steps, because each step changes the
+               beginning of the prompt, which must then be prefilled again
     """
 
     variables: Mapping[str, Any]
     left_out: int = 0
 
     def prompt(self, conversation: Conversation, first: int = 0) -> ChatPrompt:
-        """Return the prompt that begins with this turn; the system prompt is always part of it."""
+        """Return the prompt from the turn with index `first` on. It always includes the system prompt."""
         return ChatPrompt(conversation.messages_from(first), template_kwargs=self.variables)
 
     def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
-        """Return the request without as many of the oldest turns as the context has no room for. Where the question
-        alone does not fit, nothing changes: it will be refused."""
+        """Return the request without the oldest turns that do not fit in the context.
+
+        If the question alone does not fit, no further turns are left out, and the engine will refuse the request.
+        """
         turns, size = len(conversation.exchanges), engine.info.context_size
         count = min(self.left_out, turns - 1)
         alone = self._tokens(engine, conversation, request, turns - 1)
@@ -54,8 +56,10 @@ class PromptWindow:
         return self._without(count, conversation, request)
 
     def fitted_better(self, engine: Answering, conversation: Conversation, request: Request) -> Request | None:
-        """Return the request with half of its turns, after a server said that it has no room for all of them. None if
-        nothing more can be left out, or if what fits was counted before."""
+        """Return the request with half of its turns, after a server reported that its context is full.
+
+        Returns None if no more turns can be left out, or if local token counts have already determined what fits.
+        """
         last = len(conversation.exchanges) - 1
         if self.left_out >= last or self._tokens(engine, conversation, request, last) is not None:
             return None
@@ -64,27 +68,27 @@ class PromptWindow:
     def refusal(
         self, engine: Answering, conversation: Conversation, request: Request, error: ContextExceeded
     ) -> ContextExceeded:
-        """Return the error of a question that does not fit, with what to do about it."""
+        """Return the error for a question that does not fit, with a hint on what to do."""
         info, before = engine.info, len(conversation.exchanges) - 1
         alone = self._tokens(engine, conversation, request, before)
         too_long = alone is not None and alone >= info.context_size > 0
         sentence = str(error)
         if too_long:
             sentence = (
-                f"the question alone does not fit in the context: {alone:,} tokens and one for the answer, "
-                f"limit {info.context_size:,}"
+                f"the question alone does not fit in the context: {alone:,} tokens plus one for the answer "
+                f"exceed the limit of {info.context_size:,}"
             )
-        hint = "shorten it" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
+        hint = "shorten the question" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
         if info.context_size < info.train_context:
-            hint += f"; llmrun chat --continue --ctx-size N has more room (trained for {info.train_context:,})"
+            hint += f"; llmrun chat --continue --ctx-size N gives it more room (trained for {info.train_context:,})"
         return ContextExceeded(sentence, hint=hint)
 
     def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:
-        """The tokens of the prompt that begins with this turn; None if only a server can count them."""
+        """Count the prompt's tokens from the turn with index `first` on. Returns None if only a server can do this."""
         return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
 
     def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
-        """Leave out so many of the oldest turns from here on, and say so if they are more than before."""
+        """Leave out the `count` oldest turns from now on, and tell the user if this is more than before."""
         if count > self.left_out:
             before = len(conversation.exchanges) - 1
             turns = "turn" if count == 1 else "turns"

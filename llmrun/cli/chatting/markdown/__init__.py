@@ -1,11 +1,11 @@
-"""An answer on a terminal: Markdown, shown while it streams.
+"""Renders Markdown answers on a terminal while they stream.
 
-parse     splits an answer into blocks, and says which are finished
+parse     splits an answer into blocks and tells which are finished
 tokens    prepares markdown-it's tokens for Rich
-elements  what a block looks like: Rich draws it
-rows      rows of the terminal: wrapping, cutting, and the only way to the screen
-pending   the unfinished blocks
-live      the rows that are redrawn
+elements  defines the look of each kind of block, which Rich draws
+rows      wraps, cuts and encodes rows of the terminal; all output passes through it
+pending   keeps track of the unfinished blocks
+live      redraws the rows that still change
 view      shows the answer as it streams
 """
 

@@ -1,6 +1,6 @@
-"""What the blocks of an answer look like. Rich draws them; this file has the elements that we draw differently.
+"""The Markdown elements that llmrun draws differently from Rich.
 
-Only the terminal's own colors are used, and no background, so that answers are readable on light and dark terminals.
+Only the terminal's own colors are used, without backgrounds, so that answers are readable on light and dark terminals.
 Code begins in the first column and is not wrapped, so that it can be copied.
 """
 
@@ -68,7 +68,7 @@ class _Paragraph(markdown.Paragraph):
 
 
 class _Heading(markdown.Heading):
-    """A heading, left-aligned and without a box. Without color it keeps its `#` signs."""
+    """A left-aligned heading without a box. It keeps its `#` characters if there is no color."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         signs = "" if console.color_system else "#" * int(self.tag[1:]) + " "
@@ -91,7 +91,7 @@ class _CodeBlock(markdown.CodeBlock):
         if self._fenced:
             label = f"── {self._info} " if self._info else ""
             yield _rule(options, label)
-        # The growing last line is not colored, so that the lines above are colored only once.
+        # The last line may still grow. Leaving it uncolored keeps the cached highlighting of the lines above valid.
         code, ended, growing = self.text.plain.rpartition("\n")
         if ended:
             language = _LANGUAGE.match(self._info) if console.color_system else None
@@ -108,7 +108,7 @@ def _highlighted(code: str, language: str, console: Console) -> Sequence[Segment
     if language and len(code) <= _LONGEST_CODE and max(map(len, code.split("\n"))) <= _LONGEST_LINE:
         colored = Syntax(code, language, theme=_CODE_COLORS).highlight(f"{code}\n")
         colored.right_crop(1)
-        if colored.plain == code:  # a lexer is trusted with colors, not with the text
+        if colored.plain == code:  # ignore lexers that change the text
             text = colored
     return tuple(text.render(console, end="\n"))
 
@@ -124,7 +124,7 @@ class _Rule(markdown.HorizontalRule):
 
 
 class _Blank(markdown.MarkdownElement):
-    """A blank row, where the source has a blank line inside a list or a quote."""
+    """A blank row for each blank line in the source of a list or a quote."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text()
@@ -156,9 +156,10 @@ class _Quote(markdown.BlockQuote):
 
 
 def _beside(first: str, others: str, elements: Renderables, console: Console, options: ConsoleOptions) -> RenderResult:
-    """Draw elements with one sign before their first row and another before the rest; below the sign if too narrow.
+    """Draw elements with one marker before the first row and another before the rest.
 
-    Rich's own list items cut off what does not fit, but code may be wider than the terminal.
+    If the terminal is too narrow, the elements are drawn below the marker. Rich's own list items would cut off code
+    that is wider than the terminal.
     """
     room = options.max_width - len(first)
     inside = console.render(elements, options.update(width=room if room >= _NARROWEST else options.max_width))
@@ -173,7 +174,7 @@ def _beside(first: str, others: str, elements: Renderables, console: Console, op
 
 
 class _Table(markdown.TableElement):
-    """A table with wrapped cells if it fits the terminal, and with one cell per line if not."""
+    """A table with wrapped cells, or with one cell per line if the terminal is too narrow."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head = [cell.content for cell in self.header.row.cells] if self.header and self.header.row else []
@@ -191,7 +192,7 @@ class _Table(markdown.TableElement):
 
 
 def _stacked(head: Sequence[Text], body: Sequence[Sequence[Text]], limit: int) -> RenderResult:
-    """Draw every cell on its own line, after its column's name, with a blank row between the table's lines."""
+    """Draw each cell on its own line after its column's name, with a blank row between the table's rows."""
     for number, line in enumerate(body or [[]]):
         if number:
             yield Text()
@@ -217,7 +218,7 @@ class _AnswerMarkdown(markdown.Markdown):
 
 
 class Renderer:
-    """Renders blocks as rows."""
+    """Renders Markdown blocks as terminal rows."""
 
     def __init__(self, *, color: bool) -> None:
         self._console = Console(

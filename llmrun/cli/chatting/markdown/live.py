@@ -1,4 +1,4 @@
-"""The rows at the bottom of the screen, which still change; those above them never do."""
+"""Redraws the rows at the bottom of the screen that may still change. The rows above them never change."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 
 class LiveRows:
-    """Rows on the screen that may be redrawn. `write` sends text to the terminal.
+    """The rows on the screen that may still be redrawn. `write` sends text to the terminal.
 
-    The cursor is at the end of the last row or, if no row is alive, in the first column of a fresh line. All that is
-    needed is moving up and erasing downwards: no terminal mode is changed, so nothing has to be restored.
+    The cursor is at the end of the last live row or, if there is none, in the first column of a new line. Drawing only
+    moves the cursor up and erases downwards. It changes no terminal modes, so nothing has to be restored.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -17,17 +17,17 @@ class LiveRows:
         self._drawn: list[str] = []
 
     def draw(self, done: Sequence[str], alive: Sequence[str]) -> None:
-        """Replace the live rows: with rows that are `done` and will not change again, then with the new live ones.
+        """Replace the live rows with finished rows (`done`), followed by new live rows (`alive`).
 
-        Only differences are written. A live row must be narrower than the terminal, and there must be fewer of them
-        than the terminal has rows; rows that are done may have any length.
+        Only the differences are written. Live rows must be narrower than the terminal and fewer than its rows. Finished
+        rows may have any length.
         """
         drawn, rows = self._drawn, [*done, *alive]
         same = 0
         while same < min(len(drawn), len(rows)) and drawn[same] == rows[same]:
             same += 1
         if alive and same == len(rows):
-            same -= 1  # the cursor has to end on the last row: write that one again
+            same -= 1  # rewrite the last row, because the cursor must end there
         text = ""
         behind_a_row = bool(drawn)
         if same < len(drawn):
@@ -48,5 +48,5 @@ class LiveRows:
             self._write(text)
 
     def leave(self, count: int) -> None:
-        """Leave the first live rows on the screen and erase the others; later rows begin below them."""
+        """Keep the first `count` live rows on the screen for good and erase the others. Later rows begin below."""
         self.draw(self._drawn[:count], [])

@@ -1,12 +1,12 @@
-"""Splits an answer into blocks with markdown-it, and says which blocks no further text can change.
+"""Splits an answer into blocks with markdown-it, and tells which blocks can no longer change.
 
-Some rules of Markdown are changed, to suit streams and what models mean:
+Some rules of Markdown differ, to suit streams and the way models write:
 
-- Link references and underlined headings are off, so that no text changes the meaning of an earlier block. `---` below
-  a paragraph is a rule.
-- A table's first line must have a bar among its first characters, and must not begin like another block.
-- Cells beyond the last column of a table are kept in that column.
-- HTML is text, and a backslash stays before what only LaTeX escapes: `\\(x^2\\)`.
+- Link references and underlined headings are disabled, so that later text cannot change the meaning of an earlier
+  block. `---` below a paragraph is a horizontal rule.
+- The first line of a table must have a bar near its beginning and must not begin like another kind of block.
+- Extra cells in a table row are kept in the last column.
+- HTML is shown as text. A backslash is kept before characters that only LaTeX escapes, as in `\\(x^2\\)`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from markdown_it.rules_block import StateBlock, table
 from markdown_it.rules_inline import StateInline, escape
 from markdown_it.token import Token
 
-HEAD_OF_A_TABLE = 40  # characters; a table's first line must have a bar among them
-_DEEPEST = 18  # levels of nesting; markdown-it drops what is two levels deeper
+HEAD_OF_A_TABLE = 40  # a table's first line must have a bar within this many characters
+_DEEPEST = 18  # levels of nesting; markdown-it drops content that is two levels deeper
 _MARKER = re.compile(r"#{1,6}\s|>|[-+*]\s|\d{1,9}[.)]\s|```|~~~")
 _NUMBER = re.compile(r"\d{1,9}[.)]?")
 _BAR = re.compile(r"(?<!\\)\|")
@@ -34,10 +34,10 @@ _LATEX = frozenset("()[]{}\\,;:!")
 class MarkdownBlock:
     """A top-level block, or one item of a top-level list.
 
-    tokens     markdown-it's tokens, complete in themselves: an item is in a list of its own
-    first      its first line in the source
-    number     an item's number; meaningless for other blocks
-    continues  whether it is an item, but not the first of its list
+    tokens     markdown-it's tokens, with opening and closing tokens; each item is wrapped in its own list
+    first      index of its first line in the source
+    number     number of the item; meaningless for other blocks
+    continues  True for every item after the first one of its list
     """
 
     tokens: Sequence[Token]
@@ -47,17 +47,17 @@ class MarkdownBlock:
 
     @property
     def kind(self) -> str:
-        """`paragraph_open`, `fence`, `bullet_list_open` and so on."""
+        """The type of its first token, such as `paragraph_open`, `fence` or `bullet_list_open`."""
         return self.tokens[0].type
 
     @property
     def has_text(self) -> bool:
-        """Whether it has text; a rule, the first line of a fence and a lone marker have none."""
+        """True if the block has text. A rule, the first line of a fence and a lone marker have none."""
         return any(token.content for token in self.tokens if token.type == "inline")
 
 
 def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[MarkdownBlock]:
-    """Parse a text into its blocks, in order. `continued` is the item that the text began with when it was cut."""
+    """Parse text into blocks. If the text was cut at a list item, `continued` is that item."""
     lines = source.split("\n")
     blocks: list[MarkdownBlock] = []
     for tokens in _siblings(_parser().parse(source)):
@@ -72,10 +72,11 @@ def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[Markd
 
 
 def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> int:
-    """Return the index of the first block that more text may change; `lines` are the source's.
+    """Return the index of the first block that more text may still change. `lines` are the lines of the source.
 
-    It is the last block, or the one before it if the last may still become part of that: after "text", the line "#" is
-    an empty heading, but "#1" continues the paragraph; after a list, "2" may become the next number.
+    This is usually the last block. It is the previous one if the last block may still become part of it. For example,
+    the line "#" after a paragraph is an empty heading, but "#1" continues the paragraph. After a list, "2" may become
+    the number of the next item.
     """
     last = len(blocks) - 1
     if last < 1:
@@ -93,7 +94,7 @@ def follows_blank(line: int, lines: Sequence[str]) -> bool:
 
 
 def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """Split one level into its parts: single tokens, and opening tokens up to their closing ones."""
+    """Split tokens into top-level groups, which are single tokens or ranges from an opening to its closing token."""
     depth = begin = 0
     for at, token in enumerate(tokens):
         depth += token.nesting
@@ -103,7 +104,7 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
-    """Split a list into items, or keep it whole if an item is indented, as that may mean something else by itself."""
+    """Split a list into its items. If an item is indented, keep the list whole, as it may parse differently alone."""
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
         number, continues = continued.number, continued.continues
@@ -121,7 +122,7 @@ def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlo
 
 
 def _as_written(lines: Sequence[str]) -> Sequence[Token]:
-    """Make a paragraph of source text that is nested too deeply to be parsed."""
+    """Return a paragraph with source text that is nested too deeply to be parsed."""
     text = "\n".join(line.strip() for line in lines)
     content = Token("inline", "", 0, content=text, children=[Token("text", "", 0, content=text)])
     return [Token("paragraph_open", "p", 1), content, Token("paragraph_close", "p", -1)]
@@ -149,7 +150,7 @@ def _table(state: StateBlock, first: int, last: int, silent: bool) -> bool:
 
 
 def _keep_extra_cells(state: StateBlock, line: Sequence[Token]) -> None:
-    """Put cells beyond the last column into that column; GFM drops them."""
+    """Append extra cells to the last column. GitHub's Markdown would drop them."""
     number = (line[0].map or (0, 0))[0]
     source = state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]].strip()
     written = _BAR.split(source.removeprefix("|"))

@@ -1,4 +1,4 @@
-"""The unfinished blocks of an answer, and how much of them is on the screen for good."""
+"""Tracks the unfinished blocks of an answer and how much of them is permanently on the screen."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from llmrun.cli.chatting.markdown.rows import Row, columns_of, folded, ink, with
 from llmrun.cli.chatting.markdown.tokens import prepared
 
 _LINES_CUT = 50
-_ROOM_TO_GROW = 10  # columns that a word is expected to need
+_ROOM_TO_GROW = 10  # expected width of a word in columns
 
 
 class Pending:
-    """Source that grows at its end, and is cut at its beginning as blocks are finished.
+    """The unfinished part of an answer. Text is appended to it, and finished blocks are removed from its beginning.
 
-    source  what is left; it begins with an unfinished top-level block
+    source  the remaining text, which begins with an unfinished top-level block
     """
 
     def __init__(self, *, color: bool) -> None:
         self.source = ""
         self._color = color
         self._renderer = Renderer(color=color)
-        self._begun = False  # something has been written
-        self._first: MarkdownBlock | None = None  # what the source began with when it was cut off
-        self._left = ""  # ink of the first unfinished block that stays on the screen, see `leave`
-        self._drawn = ""  # ink of the first unfinished block that is on the screen now
+        self._begun = False  # True once something has been written
+        self._first: MarkdownBlock | None = None  # the block at which the source was last cut
+        self._left = ""  # ink of the first unfinished block that stays on the screen; see `leave`
+        self._drawn = ""  # ink of the first unfinished block that is now on the screen
         self._drawn_rows = 0
-        self._gone = 0  # rows of the first unfinished block that are on the screen for good
+        self._gone = 0  # rows of the first unfinished block that stay on the screen
 
     def advance(self, width: int, room: int, *, is_open: bool) -> tuple[list[Row], list[Row]]:
-        """Render what is left, in rows of at most `width` columns. Without `is_open`, all of it is finished.
+        """Render the remaining text in rows of at most `width` columns. Without `is_open`, the answer has ended.
 
-        Returns rows to be written for good, and at most `room` rows below them to be drawn until the next call.
+        Returns the finished rows to write, and at most `room` rows to draw below them until the next call.
         """
         lines = self.source.split("\n")
         blocks = blocks_of(self.source, self._first)
@@ -70,11 +70,11 @@ class Pending:
         return done, alive
 
     def leave(self) -> int:
-        """Keep the rows that were drawn last on the screen for good, and return their number.
+        """Leave the rows of the last drawing on the screen and return their number.
 
-        Called when the terminal has become too narrow for them. Later rows then continue behind the text that they
-        show, as far as that text has not changed. Returns 0 and keeps none for a table, whose text would be in other
-        places at another width, and for a block whose first rows are hidden.
+        This is called when the terminal has become too narrow for these rows. Later rows continue after their text, up
+        to the first character that has changed. Returns 0 for a table, whose layout depends on the width, and for a
+        block whose first rows are hidden.
         """
         if self._drawn:
             self._left = self._drawn
@@ -83,10 +83,10 @@ class Pending:
     def _unfinished(
         self, block: MarkdownBlock, others: Sequence[MarkdownBlock], lines: list[str], width: int, room: int
     ) -> tuple[list[Row], list[Row]]:
-        """Do what `advance` does for the first unfinished block, and for others that may become a part of it."""
+        """Render the first unfinished block, and the others that may still become part of it, as `advance` does."""
         all_rows = self._rows(block, lines, width)
         if block.kind == "fence":
-            all_rows.pop()  # the rule below it
+            all_rows.pop()  # drop the rule below the code
         whole = "".join(map(ink, all_rows))
         covered = self._covered(whole)
         rows = without_beginning(all_rows, covered)
@@ -113,7 +113,7 @@ class Pending:
         return done, alive[-room:] if room > 0 else []
 
     def _cut_code(self, block: MarkdownBlock, lines: list[str], width: int) -> None:
-        """Cut off lines of code that are written, if the others look the same without them."""
+        """Drop lines of code that have been written, if the rest renders the same without them."""
         before = self._rows(block, lines, width)
         head = 1 if before[0] else 2  # rows above the code
         written = self._gone - head
@@ -130,25 +130,25 @@ class Pending:
         return rows
 
     def _covered(self, text: str) -> int:
-        """Return how many of the block's first characters are on the screen for good and have not changed since."""
+        """Return how many characters at the beginning of the block stay on the screen and have not changed."""
         pairs = zip(self._left, text, strict=False)
         return next((at for at, (left, now) in enumerate(pairs) if left != now), min(len(self._left), len(text)))
 
 
-# Signs in text that may still become markup, and endings that the next character may extend into a longer run.
+# The characters in text that may still become markup, and the endings that the next character may extend.
 _UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
 _MAY_GO_ON = ("*", "_", "~", "`", "!")
 
 
 def _certain_rows(block: MarkdownBlock, rows: int) -> int:
-    """Return how many of an unfinished block's first rows no further text can change."""
+    """Return how many rows at the beginning of an unfinished block can no longer change."""
     if block.kind == "fence":
         return rows - 1
     return rows - 2 if block.kind == "paragraph_open" and _is_decided(block.tokens[1]) else 0
 
 
 def _is_decided(text: Token) -> bool:
-    """Return whether a paragraph's text can only grow. Its last line must not be able to become a table's head."""
+    """Return whether a paragraph can only grow. Its last line must not be able to become the header of a table."""
     if len(text.content.rpartition("\n")[2]) < HEAD_OF_A_TABLE or text.content.endswith(_MAY_GO_ON):
         return False
     for child in text.children or []:
@@ -159,9 +159,9 @@ def _is_decided(text: Token) -> bool:
 
 
 def _without_growing_word(row: Row, limit: int) -> Row:
-    """Leave out the row's last word if it begins so near the end that it may soon have to move to the next row.
+    """Drop the last word if it is so close to the end of the row that it may soon wrap to the next one.
 
-    Rows then only grow, which is least confusing when the terminal changes its width.
+    Rows then only ever grow, which is the least confusing if the terminal is resized.
     """
     limit = min(limit, WIDEST_TEXT)
     shorter = without_last_word(row)

@@ -1,4 +1,4 @@
-"""Rows of a terminal: wrapping them, cutting them, and encoding them for output."""
+"""Wraps, cuts and encodes rows of the terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from llmrun.cli.console.terminal import visible, visible_line, width
 
 Row = list[Segment]
 
-_MOST_MARKS = 8  # on one character; the scripts that stack the most need five
-_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # spaces and lines, which depend on the terminal's width
+_MOST_MARKS = 8  # combining marks on one character; no script needs more than five
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # spaces and box lines, which depend on the terminal's width
 
 
 def plain(row: Row) -> str:
@@ -28,12 +28,15 @@ def columns_of(row: Row) -> int:
 
 
 def ink(row: Row) -> str:
-    """Return the row's text without what the layout adds. Joined over a block's rows, it is the same at any width."""
+    """Return the row's text without spaces and box lines. For a whole block, the result does not depend on the width.
+
+    An empty result becomes a newline.
+    """
     return plain(row).translate(_LAYOUT) or "\n"
 
 
 def rows_of(segments: Iterable[Segment]) -> list[Row]:
-    """Split what Rich has rendered into rows, without trailing blanks and without blank rows at the beginning."""
+    """Split Rich's output into rows, without trailing blanks and leading blank rows."""
     rows: list[Row] = []
     for line in Segment.split_lines(segments):
         row = list(Segment.simplify(line))
@@ -47,7 +50,7 @@ def rows_of(segments: Iterable[Segment]) -> list[Row]:
 
 
 def encoded(row: Row, *, color: bool) -> str:
-    """Return what to write to the terminal for a row. All foreign text passes through here."""
+    """Return the text that shows a row on the terminal. All untrusted text passes through this function."""
     parts = []
     for text, style, _ in row:
         safe = visible_line(text)
@@ -56,18 +59,16 @@ def encoded(row: Row, *, color: bool) -> str:
 
 
 def shown(text: str) -> str:
-    """Make text safe to show: control characters visible, tabs as blanks, and no character buried under marks."""
+    """Make text safe to show by escaping control characters, replacing tabs and limiting combining marks."""
     text = visible(text).replace("\t", " ")
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
 
-_MARKS = re.compile(
-    rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}"
-)  # runs that may hold too many: a mark is no word character
+_MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")  # candidate runs; combining marks are not word characters
 
 
 def _thinned(run: re.Match[str]) -> str:
-    """Replace marks beyond the most that one character may carry with their numbers."""
+    """Replace combining marks in excess of the limit with their code points."""
     written = []
     marks = 0
     for character in run[0]:
@@ -95,7 +96,7 @@ def folded(row: Row, limit: int) -> Iterator[Row]:
 
 
 def without_beginning(rows: list[Row], count: int) -> list[Row]:
-    """Leave out the first `count` characters of the rows' ink, which may end in the middle of a row."""
+    """Drop the first `count` characters of the rows' ink, even if they end in the middle of a row."""
     for number, row in enumerate(rows):
         if count <= 0:
             return rows[number:]
@@ -111,7 +112,7 @@ def without_beginning(rows: list[Row], count: int) -> list[Row]:
 
 
 def without_last_word(row: Row) -> Row | None:
-    """Leave out the row's last word. Returns None if its last segment is a single word."""
+    """Drop the row's last word. Returns None if the row is empty or its last segment is a single word."""
     if not row:
         return None
     text, style, _ = row[-1]
@@ -120,10 +121,10 @@ def without_last_word(row: Row) -> Row | None:
 
 
 def wrapped(text: Text, limit: int) -> Iterator[Text]:
-    """Break text into rows of at most `limit` columns at its newlines and blanks; longer words have their own rows.
+    """Wrap text at newlines and blanks into rows of at most `limit` columns. Longer words begin their own rows.
 
-    Rich does not break Chinese or Japanese inside a sentence until it has to, and lets punctuation begin a row. Here,
-    each row is filled before the next begins, so that text that grows at its end changes only the last two.
+    Rich avoids breaking Chinese and Japanese sentences and lets punctuation begin a row. This function fills each row
+    before it begins the next, so that appended text changes only the last two rows.
     """
     for line in text.split("\n", allow_blank=True):
         begins = [begin for begin, _ in _filled(line.plain, limit)]

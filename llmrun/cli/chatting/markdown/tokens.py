@@ -1,8 +1,8 @@
 """Prepares markdown-it's tokens for Rich.
 
-Text is made safe here, after Markdown, because an entity (`&#27;`) hides a control character from any earlier look. The
-targets of links and images become text after them: Rich would hide a link's target in an escape sequence and show
-images before their paragraph.
+Text is made safe here, after Markdown is parsed, because an earlier check would miss control characters in entities
+such as `&#27;`. The targets of links and images are shown as text behind them. Rich would hide a link's target in an
+escape sequence and show images before their paragraph.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from llmrun.cli.chatting.markdown.parse import follows_blank
 from llmrun.cli.chatting.markdown.rows import shown
 
 _TAB = 4
-_BREAKS = ("softbreak", "hardbreak")  # a model that begins a new line means it
+_BREAKS = ("softbreak", "hardbreak")  # both are shown, because models break lines on purpose
 _EMPHASIS = ("strong", "em", "s")
 
 
 def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> list[Token]:
-    """Return one block's tokens for Rich, with a `blank` token wherever the source has a blank line inside the block.
+    """Return one block's tokens for Rich, with a `blank` token for each blank line inside the block.
 
-    Without color, the signs of emphasis and code stay in the text, because nothing else shows them.
+    Without color, the markers of emphasis and code are kept in the text, because nothing else would show them.
     """
     result: list[Token] = []
     seen = {(tokens[0].map or (0, 0))[0]}
@@ -42,7 +42,7 @@ def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> l
 
 
 def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
-    links: list[tuple[str, int]] = []  # each link's target, and the index of the child that its text begins with
+    links: list[tuple[str, int]] = []  # each link's target, and the index of the first child of its text
     for at, child in enumerate(children):
         if child.type in _BREAKS:
             yield Token("hardbreak", "br", 0)
@@ -55,7 +55,7 @@ def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
         elif child.type == "link_close":
             target, begin = links.pop()
             text = "".join(shown(inside.content) for inside in children[begin:at])
-            if target not in (text, f"mailto:{text}"):  # as an autolink's text does
+            if target not in (text, f"mailto:{text}"):  # an autolink already shows its target
                 yield from _target(target)
         elif child.type == "image":
             text = "".join(shown(inside.content) for inside in child.children or [])
@@ -69,7 +69,7 @@ def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
 
 
 def _target(target: str) -> Iterator[Token]:
-    """Write a link's target as visible text."""
+    """Yield tokens that show a link's target in parentheses."""
     yield _text(" (")
     yield Token("link_url", "link_url", 0, content=target)
     yield _text(")")

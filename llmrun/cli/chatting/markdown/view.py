@@ -1,7 +1,7 @@
 """Shows an answer as it streams.
 
-A finished block is written once and belongs to the terminal's scrollback. What may still change is redrawn in place; if
-a block is higher than the terminal, only its last rows are.
+A finished block is written once and then scrolls up with the rest of the terminal. Unfinished blocks are redrawn in
+place. If a block is taller than the terminal, only its last rows are redrawn.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible
 
 _FRAME_S = 0.05
-_SHARE = 0.05  # at most this share of the time goes into drawing: the cores belong to the model
-_NARROWEST = 12  # columns; below that, rows are written only when they are done
+_SHARE = 0.05  # maximum share of the time spent on drawing, because the model needs the cores
+_NARROWEST = 12  # columns; on narrower terminals, only finished rows are written
 
 
 class MarkdownView:
-    """Shows one answer after another on stdout, which must be a terminal that can move its cursor.
+    """Shows answers on stdout, which must be a terminal that can move its cursor.
 
     write  sends characters to the terminal
     size   returns the terminal's current columns and rows
@@ -52,9 +52,9 @@ class MarkdownView:
         self._next_frame = self._clock()
 
     def text(self, piece: str) -> None:
-        """Take the next piece of the answer, as the model wrote it. It is shown now or with a later piece."""
+        """Add the next piece of the answer, exactly as the model wrote it. It may be shown with a later piece."""
         piece = self._held + piece
-        self._held = "\r" if piece.endswith("\r") else ""  # perhaps the first half of a line ending
+        self._held = "\r" if piece.endswith("\r") else ""  # may be the first half of "\r\n"
         self._pending.source += visible(piece.removesuffix("\r").replace("\r\n", "\n"))
         if self._clock() >= self._next_frame:
             self._frame(is_open=True)
@@ -69,7 +69,7 @@ class MarkdownView:
         began = self._clock()
         columns, lines = self._size()
         if any(columns_of(row) >= columns for row in self._drawn) and (kept := self._pending.leave()):
-            # The terminal may have broken these rows into more, so nobody knows how many to go up.
+            # The terminal may have rewrapped these rows, so the number of rows to move up is unknown.
             self._live.leave(kept)
         room = lines - 1 if columns >= _NARROWEST else 0
         done, self._drawn = self._pending.advance(max(1, columns - 1), room, is_open=is_open)

@@ -24,23 +24,26 @@ def retry(chat: Chat, argument: str) -> None:
 
 
 def copy(chat: Chat, argument: str) -> None:
-    """What is copied is what was shown: a pasted escape sequence could run commands in a shell."""
+    """Copy the last answer as shown, with control characters made visible.
+
+    A pasted escape sequence could otherwise run commands in a shell.
+    """
     from llmrun.cli.console.clipboard import copy_text
 
     if argument not in ("", CODE):
-        raise UsageError(f"/copy: {argument}: no such thing", hint="/copy copies the answer, /copy code its code")
+        raise UsageError(f"/copy: {argument}: unknown argument", hint="/copy copies the answer, /copy code its code")
     answers = [exchange.answer for exchange in chat.conversation.exchanges if exchange.answer]
     if not answers:
         raise UsageError("/copy: there is no answer yet")
     text = _last_code(answers[-1]) if argument else answers[-1]
     if not text:
-        raise UsageError("/copy: the last answer has no block of code", hint="/copy copies the whole answer")
+        raise UsageError("/copy: the last answer has no code block", hint="/copy copies the whole answer")
     where = copy_text(visible(text))
-    chat.confirm(f"the last {'block of code' if argument else 'answer'} is copied {where}: {len(text):,} characters")
+    chat.confirm(f"the last {'code block' if argument else 'answer'} was copied {where}: {len(text):,} characters")
 
 
 def edit(chat: Chat, argument: str) -> None:
-    """Without an argument, the editor begins with the text that was put back into the line, or the last question."""
+    """Edit a question in $EDITOR. Without an argument, start from the draft at the prompt or the last question."""
     from llmrun.cli.console.editor import edited
 
     if not chat.interactive:
@@ -54,17 +57,17 @@ def edit(chat: Chat, argument: str) -> None:
         chat.offer(chat.draft)
         raise
     if not text.strip():
-        chat.confirm("the text is empty: nothing is sent")
+        chat.confirm("the text is empty, so nothing was sent")
     elif text == before and not argument:
         chat.offer(text)
-        chat.confirm("the text is unchanged: nothing is sent yet")
+        chat.confirm("the text is unchanged, so it was not sent yet")
     else:
         chat.reply(f"> {line}" for line in text.splitlines())
         chat.ask(text)
 
 
 def copy_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [(CODE, "the last block of code alone")]
+    return [(CODE, "only the last code block")]
 
 
 def _last_code(answer: str) -> str:

@@ -1,4 +1,4 @@
-"""The slash command /model: which model answers from here on."""
+"""The slash command /model, which shows or switches the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def model(chat: Chat, name: str) -> None:
     if not name:
-        chat.reply([f"{visible_line(chat.model)} answers; /model NAME opens another model"])
+        chat.reply([f"the model is {visible_line(chat.model)}; /model NAME opens another one"])
         return
     before = chat.model
     try:
@@ -26,20 +26,20 @@ def model(chat: Chat, name: str) -> None:
     except KeyboardInterrupt:
         if not chat.interactive:
             raise
-        chat.confirm(f"stopped; {visible_line(before)} goes on")
+        chat.confirm(f"stopped; {visible_line(before)} stays in use")
         return
     except (LlmrunError, OSError) as error:
         if not chat.interactive:
             raise
         chat.tell_error(error)
-        chat.confirm(f"{visible_line(before)} goes on")
+        chat.confirm(f"{visible_line(before)} stays in use")
         return
     if not switched:
-        chat.confirm(f"{visible_line(chat.model)} is in use already")
+        chat.confirm(f"{visible_line(chat.model)} is already in use")
         return
     size = chat.engine.info.context_size
     context = f", context {size:,} tokens" if size else ""
-    chat.confirm(f"{visible_line(chat.model)} answers from here on{context}; the conversation stays")
+    chat.confirm(f"{visible_line(chat.model)} answers from here on{context}; the conversation continues")
 
 
 def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -48,7 +48,10 @@ def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 @functools.cache
 def _catalogued() -> tuple[tuple[str, str], ...]:
-    """Every name of the catalogue with its description: 40 ms, once. A catalogue that is wrong completes nothing."""
+    """Return every name in the catalogue with its description, or nothing if the catalogue is invalid.
+
+    The result is cached because loading the catalogue takes 40 ms.
+    """
     from llmrun.hub.catalog.lookup import load_catalog
 
     try:

@@ -71,7 +71,7 @@ def test_stop_is_the_default_and_forget_can_be_set_in_the_chat(tmp_path: Path, c
         found.run(*TURNS)
         answered = len(found.said)
         assert answered < len(TURNS)
-        assert "hint: /set on_full forget goes on without the oldest turns" in capsys.readouterr().err
+        assert "hint: /set on_full forget continues without the oldest turns" in capsys.readouterr().err
         found.run("/set on_full forget", "goes on")
         assert len(found.said) == answered + 1
         found.run("/set on_full stop", "not any more")
@@ -91,8 +91,8 @@ def test_a_question_too_long_by_itself_is_refused_and_can_be_edited(
         assert found.turns.drafts[2] == long
     told = capsys.readouterr().err
     assert "error: the question alone does not fit in the context: " in told
-    assert "limit 300" in told
-    assert "hint: shorten it" in told
+    assert "limit of 300" in told
+    assert "hint: shorten the question" in told
 
 
 def test_a_question_that_is_refused_forgets_nothing(tmp_path: Path, capsys: Capture) -> None:
@@ -112,9 +112,7 @@ def test_an_answer_that_runs_into_the_end_says_what_the_next_question_does(tmp_p
         found.run("one", "two")
         assert len(found.said) == 2
     told = capsys.readouterr().err
-    assert (
-        "the answer was cut: the context of 100 tokens is full: the next question leaves out the oldest turns" in told
-    )
+    assert "the answer was cut because the context of 100 tokens is full: the next prompt will leave out" in told
     assert "the oldest 1 turn (of 1)" in told
 
 

@@ -42,9 +42,9 @@ def test_retry_keeps_a_seed_that_is_set_and_says_what_that_means(tmp_path: Path,
         first = found.said
         found.run("/retry")
         assert found.said == first
-        assert "the seed is set to 7, so with the same settings the answer will be the same" in capsys.readouterr().err
+        assert "the seed is set to 7, so the same settings give the same answer" in capsys.readouterr().err
         found.run("/set seed 8", "/retry")
-        assert "will be the same" not in capsys.readouterr().err
+        assert "give the same answer" not in capsys.readouterr().err
     assert seeds(tmp_path) == [7, 7, 8]
 
 
@@ -93,16 +93,16 @@ def test_copy_copies_the_last_answer_as_it_was_shown(tmp_path: Path, capsys: Cap
         found.run("one", "/copy", "/copy code")
     assert copied == [ANSWER.replace("\x1b", "␛"), "ls"]
     told = capsys.readouterr().err
-    assert f"the last answer is copied to a list: {len(ANSWER)} characters" in told
-    assert "the last block of code is copied to a list: 2 characters" in told
+    assert f"the last answer was copied to a list: {len(ANSWER)} characters" in told
+    assert "the last code block was copied to a list: 2 characters" in told
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
         (["/copy"], "/copy: there is no answer yet"),
-        (["one", "/copy code"], "the last answer has no block of code"),
-        (["one", "/copy all"], "/copy: all: no such thing"),
+        (["one", "/copy code"], "the last answer has no code block"),
+        (["one", "/copy all"], "/copy: all: unknown argument"),
     ],
 )
 def test_copy_says_what_it_cannot_copy(
@@ -165,8 +165,8 @@ def test_edit_sends_nothing_that_is_empty_or_unchanged(tmp_path: Path, capsys: C
         found.run("/edit")
         assert [question for question, _ in found.said] == ["one", "two"]
     told = capsys.readouterr().err
-    assert "the text is unchanged: nothing is sent yet" in told
-    assert "the text is empty: nothing is sent" in told
+    assert "the text is unchanged, so it was not sent yet" in told
+    assert "the text is empty, so nothing was sent" in told
 
 
 def test_an_editor_that_fails_sends_nothing_and_keeps_the_question(

@@ -28,8 +28,8 @@ def test_another_model_answers_with_the_conversation_kept(tmp_path: Path, capsys
         assert found.turns.meters[-1].context_size == 4096
         assert found.backend._closed
     told = capsys.readouterr().err
-    assert "other answers from here on, context 4,096 tokens; the conversation stays" in told
-    assert told.splitlines()[-1] == "other answers; /model NAME opens another model"
+    assert "other answers from here on, context 4,096 tokens; the conversation continues" in told
+    assert told.splitlines()[-1] == "the model is other; /model NAME opens another one"
     saved = read_conversation(journals(tmp_path)[0]).conversation
     assert (saved.model, saved.began.model) == ("other", "scripted")
 
@@ -38,7 +38,7 @@ def test_the_model_in_use_is_not_opened_twice(tmp_path: Path, capsys: Capture) -
     with session(tmp_path) as found:
         found.run("/model scripted")
         assert found.opener.opened == ["scripted"]
-    assert "scripted is in use already" in capsys.readouterr().err
+    assert "scripted is already in use" in capsys.readouterr().err
 
 
 def test_a_name_that_means_nothing_leaves_the_model_open(tmp_path: Path, capsys: Capture) -> None:
@@ -49,7 +49,7 @@ def test_a_name_that_means_nothing_leaves_the_model_open(tmp_path: Path, capsys:
         assert found.chat.totals.answers[1].cached_tokens > 0
     told = capsys.readouterr().err
     assert "error: model: 'nope': not a name in the catalogue and not a file" in told
-    assert "scripted goes on" in told
+    assert "scripted stays in use" in told
 
 
 @pytest.mark.parametrize("error", [DoesNotFit("too big"), BadGGUF("damaged")])
@@ -63,7 +63,7 @@ def test_a_model_that_cannot_be_opened_gives_way_to_the_one_before(
         assert found.chat.conversation.model == "scripted"
     told = capsys.readouterr().err
     assert f"error: {error}" in told
-    assert "scripted goes on" in told
+    assert "scripted stays in use" in told
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path, capsys: Capture) -> None:
@@ -82,7 +82,7 @@ def test_ctrl_c_stops_a_download_and_the_model_stays(tmp_path: Path, capsys: Cap
         found.opener.fetch = interrupted  # type: ignore[method-assign]
         assert found.run("/model other", "one") == 0
         assert found.said == [("one", "You said: one")]
-    assert "stopped; scripted goes on" in capsys.readouterr().err
+    assert "stopped; scripted stays in use" in capsys.readouterr().err
 
 
 def test_when_the_model_before_is_gone_too_the_chat_ends(tmp_path: Path) -> None:
