@@ -38,13 +38,13 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """The clock function that the kernel calls for a time stamp (records.STAMP_BYTES).
+    """The clock function that the kernel calls to write a time stamp (records.STAMP_BYTES).
 
     A stamp is two words, and first * major + second is the time in ticks.
     """
 
     address: int
-    identity: int  # the first argument of the call, or negative if it takes none
+    identity: int  # the first argument of the clock function, or negative if the function has no such argument
     major: int
     ticks_per_second: float
 
@@ -68,7 +68,7 @@ class TimedTeam(Team):
     def __init__(self, lowered: Lowered, n_threads: int) -> None:
         super().__init__(lowered, n_threads, work=WORK_TIMED)
         self._stamps = np.zeros((n_threads, 1 + 2 * len(lowered.records), 2), np.int64)
-        self._taken: list[NDArray[np.int64]] = []  # one per step; converted to times later because that takes 0.1 ms
+        self._taken: list[NDArray[np.int64]] = []  # the stamps of each step; converting them takes 0.1 ms
         self._clock = _Clock.here()
         self._set(records.STEP_STAMPS, address_of(self._stamps))
         self._set_sync(records.SYNC_CLOCK, self._clock.address)
@@ -88,6 +88,6 @@ class TimedTeam(Team):
 
     def _times(self, stamps: NDArray[np.int64]) -> StepTimes:
         ticks = stamps[:, :, 0] * self._clock.major + stamps[:, :, 1]
-        ticks = np.maximum.accumulate(ticks, axis=1)  # without a barrier there is no stamp
+        ticks = np.maximum.accumulate(ticks, axis=1)  # ops without a barrier lack one stamp
         spans = np.diff(ticks, axis=1) / self._clock.ticks_per_second
         return StepTimes(spans[:, 0::2], spans[:, 1::2])
