@@ -1,12 +1,13 @@
-"""What to say of a context that is longer than the texts a model was trained with."""
+"""The warning about a context that is longer than the model was trained for."""
 
 from __future__ import annotations
 
 
 def beyond_training(name: str, context: int, trained: int) -> str:
-    """Return a warning if a context of so many tokens is longer than the model was trained for, else an empty string.
+    """Return a warning if the context is longer than the model was trained for, or an empty string otherwise.
 
-    trained  0: not known
+    context  context size in tokens
+    trained  context size in tokens that the model was trained for, or 0 if unknown
     """
     if not 0 < trained < context:
         return ""

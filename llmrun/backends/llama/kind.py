@@ -1,4 +1,4 @@
-"""The registry's interface to llama.cpp: whether it is installed, how to install it, and which GPUs it can use."""
+"""The registry entry of llama.cpp. It knows whether llama.cpp is installed, how to install it, and its GPUs."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def install_command() -> str:
 def llama_requirement() -> str:
     """Return the pip requirement for llama.cpp, read from the metadata of the installed package.
 
-    It is right whether llmrun came from a clone, a wheel or an index. In a clone that was never installed, it is the
-    clone's own extra.
+    The metadata is correct whether llmrun was installed from a clone, a wheel or an index. In a clone that was never
+    installed, the result refers to the clone's own `llama` extra.
     """
     from importlib.metadata import PackageNotFoundError, requires
 

@@ -13,7 +13,7 @@ class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
     The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
-    descriptors are not inherited. Only pages that have been written to take memory.
+    descriptors are not inherited. Only pages that have been written to use memory.
     """
 
     def __init__(self, handle: str) -> None:
@@ -34,7 +34,7 @@ class SharedMemory:
 
     @classmethod
     def attached(cls, handle: str) -> SharedMemory:
-        """Return the memory that the parent created. The child calls this."""
+        """Open the memory that the parent created. The child process calls this."""
         return cls(handle)
 
     @property
