@@ -34,7 +34,7 @@ def allocate(n_bytes: int, what: str) -> NDArray[np.uint8]:
 def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
     """Return the same as `allocate`, but in huge pages if the system supports them.
 
-    Use this only for memory that will be filled completely. In a KV cache, each layer would use 2 MiB for the very first
+    Use this only for memory that will be filled completely. In a KV cache, each layer would use 2 MiB for the first
     token, which costs 60 MB and 50 ms for SmolLM2.
     """
     region = _mapped(n_bytes, what)

@@ -21,7 +21,7 @@ OP_WORDS: Final = 32
 OP_BYTES: Final = OP_WORDS * WORD
 OP_KERNEL: Final = 0 * WORD  # address of the machine code
 OP_FLAGS: Final = 1 * WORD
-OP_ROWS: Final = 2 * WORD  # where the step record has the number of rows: STEP_ROWS or STEP_WANTED
+OP_ROWS: Final = 2 * WORD  # offset of the row count in the step record, either STEP_ROWS or STEP_WANTED
 OP_CLAIM: Final = 3 * WORD  # address of the claim counter, which has its own cache line
 OP_ARGS: Final = 4 * WORD  # the kernel's own arguments start here (a NamedTuple from plan/ops)
 

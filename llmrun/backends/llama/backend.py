@@ -201,7 +201,7 @@ class LlamaBackend:
         return logits
 
     def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
-        """Run a slice of the rows. Copies their wanted logits to the start of `logits` and returns how many it copied."""
+        """Run a slice of the rows and copy their wanted logits to the start of `logits`. Returns how many it copied."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
         want = batch.want[rows]
