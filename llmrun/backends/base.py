@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch, ModelInfo
 
-AUTO: Final = "auto"  # selects the best backend, or puts as many layers on GPUs as fit
+AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 KV_TYPES: Final = ("f16", "q8_0")
 
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
@@ -91,7 +91,7 @@ class Backend(Protocol):
         Returns float32[number of wanted rows, vocabulary], in row order. The caller owns the array.
 
         Raises KVFull, before anything changes, if the cache has no room. Raises Cancelled if `cancel` was called since
-        the last pass ended. After either error, each sequence is restored to its state before the step. Some backends
+        the last pass ended. After either error, each sequence is restored to its state before the pass. Some backends
         can only restore a prefix of it, so call `kv.truncate` with the former length to find out how much is left.
         """
 
@@ -104,4 +104,4 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Stop the workers and free all resources. Idempotent. No other method may be called afterwards."""
+        """Stop the workers and free all resources. This is idempotent, but no other method may be called afterwards."""

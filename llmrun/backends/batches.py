@@ -1,4 +1,4 @@
-"""Validation of batches before a backend runs them."""
+"""Validates batches before a backend runs them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT: Final = 4096  # tokens, enough for a fairly long chat
 DEFAULT_PROMPT: Final = 512
-FLUENT: Final = 10.0  # tokens per second; this is faster than most people read
+FLUENT: Final = 10.0  # tokens per second, which is faster than most people read
 
 _MOST_BITS = 9.0  # bits per weight; files with more are meant for conversion rather than for running
 _USUAL_BITS = 4.85  # bits per weight of Q4_K_M, the most common choice
@@ -177,9 +177,9 @@ def _speed(fit: Fit) -> float:
 
 
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
-    """Return the backend that can use the GPUs or None, the number of layers that fit on them, and the total number.
+    """Return (backend, layers on GPUs, all layers). The backend is None if no backend can use the GPUs.
 
-    Both numbers include the output layer. The total is 0 on machines without GPUs.
+    Both numbers include the output layer. The number of all layers is 0 on machines without GPUs.
     """
     layers = 0
     free = [gpu["free"] for gpu in resources.gpus]

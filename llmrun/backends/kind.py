@@ -53,10 +53,10 @@ class GpuSupport(Protocol):
         """Look for GPUs. Failures are returned as the `reason`, not raised. Calls `progress` if the search is slow."""
 
     def memory(self) -> Sequence[dict[str, Any]]:
-        """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU. Raises nothing."""
+        """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU. Never raises."""
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        """Return how many layers fit on all GPUs together, and the model's total. Both include the output layer.
+        """Return how many layers fit on all GPUs together, and how many the model has. Both include the output layer.
 
         free  free bytes on each GPU
         """

@@ -11,4 +11,4 @@ def beyond_training(name: str, context: int, trained: int) -> str:
     """
     if not 0 < trained < context:
         return ""
-    return f"{context:,} tokens of context: {name} was trained for {trained:,}, and its text may get worse beyond them"
+    return f"{context:,} tokens of context: {name} was trained for {trained:,}, and output may get worse beyond that"

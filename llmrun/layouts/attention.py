@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 CHUNK: Final = 128  # positions per softmax step
-SEES_ALL: Final = 1 << 40  # the window size that stands for "no window"; larger than any context
+SEES_ALL: Final = 1 << 40  # means "no window" when used as a window size; larger than any context
 
 # Queries per tile. The accumulators of a query are two vectors, so 8 queries use 16 of the 32 registers with AVX-512.
 # At levels where each vector uses two of 16 registers, 2 queries use half of the registers.

@@ -27,7 +27,7 @@ LEAST_SUM = 2.0**-14
 
 # --- the head of a thread ---------------------------------------------------------------------------------------------
 HEAD_ACTIVE = 0  # int64: the number of active experts
-HEAD_EXPERTS = WORD  # int32[active + 1, 2]: (expert, its first slot); the last entry holds the number of slots
+HEAD_EXPERTS = WORD  # int32[active + 1, 2]: (expert, its first slot); the last entry contains the number of slots
 
 
 @dataclass(frozen=True, slots=True)

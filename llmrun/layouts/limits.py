@@ -8,7 +8,7 @@ MOST_SUMS = 12
 
 
 class ReadWords(NamedTuple):
-    """The op record of `read`."""
+    """The arguments of `read` in its op record."""
 
     address: int
     chunks: int
@@ -17,7 +17,7 @@ class ReadWords(NamedTuple):
 
 
 class MultiplyWords(NamedTuple):
-    """The op record of `multiply`."""
+    """The arguments of `multiply` in its op record."""
 
     rounds: int
     vectors: int

@@ -100,7 +100,10 @@ class BlockPool:
             )
 
     def extend(self, seq: int, length: int, n: int) -> None:
-        """Add room for n positions after `length`, and release blocks outside their windows. Call `require` first."""
+        """Add room for n positions after `length`, and release blocks that their windows have left behind.
+
+        Call `require` first.
+        """
         end = blocks_in(length + n)
         self._give_back(seq, end - self._share, length)
         self._own_last_block(seq, length)
@@ -112,7 +115,7 @@ class BlockPool:
         old = self._firsts[seq]
         if first <= old:
             return
-        assert first * BLOCK <= length - self._window + 1, "more rows in a step than the cache has blocks for"
+        assert first * BLOCK <= length - self._window + 1, "the step has more rows than the cache has blocks for"
         self._firsts[seq] = first
         self._drop(self._table[seq, old:first])
 

@@ -170,7 +170,7 @@ class Team:
         self._set(records.STEP_ABORT, 0)
 
     def close(self) -> None:
-        """Stop the workers. Idempotent."""
+        """Stop the workers. This is idempotent."""
         self._finalizer()
 
 

@@ -1,4 +1,4 @@
-"""A team that times every op, for profiles. Its workers run a separate kernel, so timing costs normal teams nothing."""
+"""A team that times every op, for profiles. Its workers run a separate kernel, so normal teams have no overhead."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class StepTimes:
     """The times of one step in seconds, float64[threads, ops], in the order of Lowered.records.
 
     For each thread, the time of an op starts when the previous op is done. The sum of `working` and `waiting` over all
-    ops is therefore the time from the start of the first op to the end of the last one.
+    ops is therefore the time from the start of the first op to the end of the last op.
     """
 
     working: NDArray[np.float64]
-    waiting: NDArray[np.float64]  # at the barrier after the op; 0 if there is none
+    waiting: NDArray[np.float64]  # at the barrier after the op, or 0 without a barrier
 
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
     """The clock function that the kernel calls to write a time stamp (records.STAMP_BYTES).
 
-    A stamp is two words, and first * major + second is the time in ticks.
+    A stamp consists of two words. The time in ticks is `first * major + second`.
     """
 
     address: int

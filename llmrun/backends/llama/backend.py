@@ -148,7 +148,7 @@ class LlamaBackend:
             rows=MAX_ROWS,
             vocabulary_size=vocabulary_size,
         )
-        own = _own_tokenizer(file)  # This runs while llama.cpp loads the weights.
+        own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
         answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"], answer["log"])
@@ -216,7 +216,7 @@ class LlamaBackend:
         return wanted
 
     def _explain(self, status: int, error: str, n: int) -> None:
-        """Raise the error that a nonzero status from llama_decode stands for."""
+        """Raise the error that corresponds to a nonzero status from llama_decode."""
         if status == 1:
             raise self._full(n)
         if status == 2:

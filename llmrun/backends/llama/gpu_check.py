@@ -52,7 +52,7 @@ class LlamaTrial:
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
-    """Run the trial. Returns None if llama-cpp-python is not installed. If llama.cpp fails, this raises nothing."""
+    """Run the trial. Returns None if llama-cpp-python is not installed. Failures of llama.cpp are returned, not raised."""
     if not is_installed():
         return None
     found = LlamaTrial(_version())
@@ -81,7 +81,7 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
                 doing = "multiplying on a GPU"
                 _multiply(process, path, _ALL_LAYERS, doing)
     except (LlmrunError, OSError) as error:
-        words = f"llama.cpp gave no answer within {patience:g} s while {doing}" if late.is_set() else str(error)
+        words = f"llama.cpp did not answer within {patience:g} s while {doing}" if late.is_set() else str(error)
         crashed = isinstance(error, BackendCrashed)
         return LlamaTrial(found.version, found.system, found.offloads, found.gpus, words, crashed)
     except BaseException:

@@ -1,6 +1,6 @@
 """Computes how many layers of a model fit in the free memory of the GPUs.
 
-llama.cpp offloads the output layer first, then the last layers, and divides them among the GPUs in proportion to
+llama.cpp offloads the output layer first and then the last layers. It divides them among the GPUs in proportion to
 their free memory. It does not compute how many layers fit, so this module does that for "auto".
 """
 
@@ -86,7 +86,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
 
 
 def resident_activations(file: GGUFFile) -> int:
-    """Return the bytes of activations that llama.cpp touches in main memory for a long prompt.
+    """Return how many bytes of activations llama.cpp touches in main memory for a long prompt.
 
     On a GPU, by contrast, the whole reserved buffer counts.
     """
@@ -129,7 +129,7 @@ def _window_tokens(window: int, max_sequences: int) -> int:
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
     """Return the largest value of llama.cpp's `n_gpu_layers` that fits. The output layer counts as one layer.
 
-    free  free bytes on each GPU; a safety margin of these stays unused
+    free  free bytes on each GPU, including a safety margin that is not used
     """
     usable = [max(0, n - _MARGIN) for n in free]
     if not any(usable):
@@ -170,8 +170,8 @@ def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
     """Return the number of rows of each layer's largest matrix, an upper bound for the features of keys and values.
 
-    llama.cpp rejects a file whose metadata claims more features. Without the bound we would report such a file as too
-    large before llama.cpp can name the real problem.
+    llama.cpp rejects a file whose metadata claims more features. Without the upper bound, we would report such a file
+    as too large before llama.cpp could report the real problem.
     """
     most = [0] * n_layers
     for name, tensor in file.tensors.items():

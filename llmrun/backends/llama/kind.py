@@ -1,4 +1,4 @@
-"""The registry entry of llama.cpp. It knows whether llama.cpp is installed, how to install it, and its GPUs."""
+"""The registry entry of llama.cpp. The backend itself is imported only when a model is opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LlamaGpus:
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
         from llmrun.backends.llama.gpu_layers import layer_sizes, layers_that_fit
 
-        assert options.context_size is not None, "sizes are for a number of tokens"
+        assert options.context_size is not None, "the context size must be known"
         tokens = options.context_size * options.max_sequences
         sizes = layer_sizes(file, tokens, options.kv_type, max_sequences=options.max_sequences)
         return layers_that_fit(sizes, free), len(sizes.layers) + 1

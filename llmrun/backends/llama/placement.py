@@ -110,6 +110,6 @@ def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_laye
 
 def _no_room(devices: Sequence[dict[str, Any]]) -> str:
     if not devices:
-        return "llama.cpp finds no GPU"
+        return "llama.cpp found no GPU"
     memory = [f"{shown(device['description'], 40)}: {format_mebibytes(device['free'])}" for device in devices]
     return f"no layer fits in the free GPU memory: {', '.join(memory)}"

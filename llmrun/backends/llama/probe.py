@@ -95,7 +95,7 @@ def _find_gpus() -> Gpus:
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
     names = tuple(str(device["description"]) for device in answer["devices"])
-    return Gpus(names, "" if names else "llama.cpp finds no GPU")
+    return Gpus(names, "" if names else "llama.cpp found no GPU")
 
 
 def _devices() -> dict[str, Any]:

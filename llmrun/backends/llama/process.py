@@ -1,4 +1,4 @@
-"""The parent's side of the process that runs llama.cpp: starting it, sending requests, and reporting crashes."""
+"""Starts the child process that runs llama.cpp, sends requests to it, and reports crashes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class LlamaProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process. This is idempotent."""
         try:
             if self._process.returncode is None:
                 self.stop()
@@ -167,7 +167,7 @@ class LlamaProcess:
             kill_timer.cancel()
 
     def _end(self) -> int:
-        """Wait for the process to exit, and kill it after _EXIT_S. Returns its exit status."""
+        """Wait for the process to exit, and kill it if that takes longer than _EXIT_S. Returns its exit status."""
         try:
             return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
@@ -202,7 +202,8 @@ class LlamaProcess:
 def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
-    The terminal sends Ctrl-C to the whole foreground group. Otherwise, it could interrupt a worker that is starting.
+    The terminal sends Ctrl-C to all processes in the foreground group. In that group, the worker could be interrupted
+    while it is starting.
     """
     return subprocess.Popen(
         child_processes.command("backends.llama.worker", memory.handle),
@@ -213,7 +214,7 @@ def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
         pass_fds=memory.inherited,
         process_group=0 if os.name == "posix" else None,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        # Without GGML_NO_BACKTRACE, a crashing llama.cpp attaches a debugger to itself.
+        # Without GGML_NO_BACKTRACE, llama.cpp attaches a debugger to itself when it crashes.
         env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
     )
 

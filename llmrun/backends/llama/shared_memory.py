@@ -1,4 +1,4 @@
-"""Memory that is shared between a process and its child, without copying."""
+"""Memory that a process shares with its child process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SharedMemory:
         return mmap.mmap(descriptor, n_bytes)
 
     def close(self) -> None:
-        """Close the file. Existing mappings stay valid. Idempotent."""
+        """Close the file. Existing mappings stay valid. This is idempotent."""
         if self.handle and sys.platform != "win32":
             os.close(int(self.handle))
         self.handle = ""

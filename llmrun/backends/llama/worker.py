@@ -155,7 +155,7 @@ class LlamaWorker:
         status = self._llama.llama_decode(self._context, self._batch)
         if status == 0:
             if wanted:
-                os.write(self._answers, NEARLY)  # The reader wakes up while we copy the logits.
+                os.write(self._answers, NEARLY)  # The parent wakes up while this process copies the logits.
                 self._copy_logits(wanted)
             for seq in self._sequences[:rows]:
                 self._lengths[seq] += 1
@@ -312,7 +312,7 @@ class LlamaWorker:
     def _reaches_back(self, seq: int, n: int) -> bool:
         if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
             return False
-        window = self._llama.llama_model_n_swa(self._model)  # includes the token itself
+        window = self._llama.llama_model_n_swa(self._model)  # includes the current token
         return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:

@@ -58,7 +58,7 @@ def require(condition: bool, breach: str) -> None:
 
 
 def echo(history: str) -> int | None:
-    """Answer a chat with "You said: " and the last user message. Continue other text with lower-case letters."""
+    """Answer a chat with "You said: " and the last user message. Continue any other text with lowercase letters."""
     before, asked, said = history.rpartition(_ASSISTANT)
     if not asked:
         return b"etaoin shrdlu "[sum(map(ord, history[-3:])) % 14]

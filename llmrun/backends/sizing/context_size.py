@@ -14,7 +14,7 @@ from llmrun.gguf.problems import shown
 # The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
 # Unused parts of the cache cost nothing, because the system allocates pages on first use.
 LARGEST_DEFAULT: Final = 32_768
-# The largest default for caches that are filled with zeros at the start, because those use all their memory at once.
+# The largest default for caches that are filled with zeros at the start, because those use their whole memory immediately.
 LARGEST_FILLED_DEFAULT: Final = 8_192
 
 _LEAST_DEFAULT = 512  # tokens; smaller contexts are useless, so below this the default may use all free memory
@@ -56,7 +56,7 @@ class MemoryNeeds:
 
     @property
     def most_bits(self) -> float:
-        """The largest number of bits per parameter with which the weights and the smallest useful context would fit."""
+        """The largest number of bits per parameter that would fit together with the smallest useful context."""
         return 8 * self.most_weights / self.parameters
 
     @property
@@ -78,7 +78,7 @@ class MemoryNeeds:
 def context_for(
     asked: int | None, *, train_context: int, largest_default: int, needs: MemoryNeeds, kv_type: str, path: str
 ) -> int:
-    """Return the context size to use, in tokens. Raises DoesNotFit if it does not fit in memory.
+    """Return the context size to use, in tokens. Raises DoesNotFit if the memory is not sufficient.
 
     The result is `asked` unless that is None. The default is the trained context, limited to `largest_default` and to
     half of the memory that the weights leave free. This memory limit does not reduce it below 512 tokens.

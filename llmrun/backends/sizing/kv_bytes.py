@@ -1,4 +1,4 @@
-"""The size of a KV cache as a function of the number of tokens. Layers may have sliding windows."""
+"""Computes the size of a KV cache from the number of tokens. Layers may have sliding windows."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class Lowering:
         return self.buffers[value]
 
     def emit(self, kernel: KernelName, value: Value, flags: int, words: Sequence[int]) -> OpRecord:
-        """Append a record that works on the rows of a value."""
+        """Append a record that processes the rows of a value."""
         record = OpRecord(kernel, _STEP_ROWS[value.rows], flags, words)
         self.records.append(record)
         return record

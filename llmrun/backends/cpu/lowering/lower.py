@@ -1,4 +1,4 @@
-"""Lowers a plan to records: chooses kernels, places buffers, quantizes activations, inserts barriers.
+"""Lowers a plan to records. This includes choosing kernels, placing buffers and inserting barriers.
 
 The modules in backends/cpu/ops lower the individual ops.
 """
@@ -92,7 +92,7 @@ def lower(
     max_rows: int,
     n_threads: int,
 ) -> Lowered:
-    """Lower `plan` to records over packed weights and a KV cache of the shapes from `kv_shapes`."""
+    """Lower `plan` to records that use the packed weights and a KV cache with the shapes from `kv_shapes`."""
     return _records(Lowering(plan, packed, kv, kv_type, max_rows, n_threads))
 
 

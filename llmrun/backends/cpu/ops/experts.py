@@ -48,7 +48,7 @@ def _route(work: Lowering, op: Route) -> None:
     Each thread chooses the experts for some of the rows. One thread builds the tables.
     """
     routing, logits = op.routing, work.buffers[op.logits]
-    assert routing.used == work.plan.experts_used, "one step has one number of chosen rows"
+    assert routing.used == work.plan.experts_used, "all layers must use the same number of experts"
     tables = work.tables[routing] = _take_tables(work, routing)
     bias, scales = (0 if of is None else work.kept_vector(of) for of in (op.selection_bias, op.expert_scales))
     scratch, scratch_bytes = _scratch(work)
@@ -88,7 +88,7 @@ def _route(work: Lowering, op: Route) -> None:
 def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
     tables, layout = work.tables[op.routing], work.packed[op.weight.name].layout
     n_groups = layout.n_groups // op.routing.experts
-    assert op.out.width == n_groups * 16, "an expert's outputs are whole groups"
+    assert op.out.width == n_groups * 16, "an expert's outputs must be whole groups"
     source = product_input(work, op.x, op.weight)
     out = work.place(op.out, private=False)
     has_own_rows = op.x.rows is Rows.CHOSEN
@@ -198,7 +198,10 @@ def _own_numbers(work: Lowering, routing: Routing) -> int:
 
 
 def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
-    """Return the cost, counting the weights of all active experts. Assumes that all experts are equally likely."""
+    """Return the cost, including the weights of the experts that are likely to be active.
+
+    This assumes that rows choose all experts with the same probability.
+    """
     rows, routing = step.of(op.out), op.routing
     missed: float = (1 - routing.used / routing.experts) ** step.rows
     weight_bytes = round(PackedLayout.of(op.weight).n_bytes * (1 - missed))

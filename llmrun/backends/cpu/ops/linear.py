@@ -46,8 +46,8 @@ def _head_linear(work: Lowering, op: HeadLinear) -> None:
     """
     layout = work.packed[op.weight.name].layout
     n_groups = layout.n_groups // op.heads
-    assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs are whole groups"
-    assert op.weight.columns % 4 == 0, "what a kernel takes at once are columns of one head"
+    assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs must be whole groups"
+    assert op.weight.columns % 4 == 0, "a kernel must process columns of one head at a time"
     assert op.x.width == op.heads * op.weight.columns
     out = work.place(op.out, private=False)
     for head in range(op.heads):

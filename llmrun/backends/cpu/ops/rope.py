@@ -52,7 +52,7 @@ def _rope_store(work: Lowering, op: RopeStore) -> None:
     shape = attention_shape(op.kv)
     q, k, v = (work.buffers[value] for value in op.inputs)
     queries, keys = (rotation_words(work.plan.ropes, rope) for rope in (op.query_rope, op.key_rope))
-    assert keys._replace(rotation=queries.rotation) == queries, "queries and keys have the same pairs"
+    assert keys._replace(rotation=queries.rotation) == queries, "queries and keys must have the same pairs"
     memory = attention_memory(work, op.kv)
     cache, block_bytes = work.cache_of(op.kv)
     words = _query_words(work, q, op.out, op.kv, queries)._replace(

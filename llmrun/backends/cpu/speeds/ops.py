@@ -28,7 +28,7 @@ from llmrun.plan.ops.embedding import Embed
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Rope, rotations_of
 
-ROWS = 256  # the number of rows in a step on many rows
+ROWS = 256  # the number of rows in a step with many rows
 
 _REGION = 256 << 20  # bytes of weights, more than fits in most caches
 _LARGE, _SMALL = 16 << 20, 384 << 10  # bytes per matrix
@@ -93,7 +93,7 @@ class OpSpeeds:
         )
 
     def _reading(self, kind: str) -> tuple[float, float]:
-        """Measure LinearSpeed.read and LinearSpeed.op, with a barrier after each product.
+        """Measure LinearSpeed.read and LinearSpeed.op, with a barrier after each matrix product.
 
         Large and small matrices are measured in the same steps so that changes over time affect both.
         """
@@ -207,7 +207,7 @@ class _RowTrial(_Trial):
         super().__init__(plan, region, n_threads, max_rows=ROWS)
 
     def seconds(self, rows: int) -> dict[str, float]:
-        """Return the time in seconds of the first op of each kind, by the op's name."""
+        """Return the time in seconds of the first op of each kind, keyed by the op's name."""
         names = {name: number for number, name in enumerate(("rmsnorm", "swiglu", "quantize"), 1)}
         groups = [np.arange(len(self._lowered.kernels)) == number for number in names.values()]
         return dict(zip(names, self.steps(rows, 0, groups), strict=False))

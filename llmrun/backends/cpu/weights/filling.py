@@ -1,4 +1,4 @@
-"""Reads and packs weights in background threads, while the caller does the other work of loading a model."""
+"""Reads and packs weights in background threads while the caller does other work for loading the model."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class PackedLayout:
 
     @property
     def planes(self) -> list[int]:
-        """The offsets of all planes after the first, in the order of the kernels' words."""
+        """The offsets of all planes after the first, in the order in which kernels receive them."""
         return [self.mins, self.upper_scales, self.upper_mins, self.values, self.more_values]
 
     @property
