@@ -28,7 +28,7 @@ OP_ARGS: Final = 4 * WORD  # the kernel's own arguments start here (a NamedTuple
 FLAG_BARRIER: Final = 1  # wait for all threads after this op
 FLAG_REPLICATED: Final = 2  # in a step of one row, every thread runs the whole op and no barrier follows
 FLAG_PRIVATE_INPUT: Final = 4  # a replicated op wrote the input (or the first input, if there are several)
-FLAG_PRIVATE_OUTPUT: Final = 8  # this op is replicated and writes the output
+FLAG_PRIVATE_OUTPUT: Final = 8  # this op is replicated, and each thread writes its own output
 FLAG_PRIVATE_SECOND: Final = 16  # like FLAG_PRIVATE_INPUT, for the second input
 FLAG_PRIVATE_THIRD: Final = 32  # like FLAG_PRIVATE_INPUT, for the third input
 

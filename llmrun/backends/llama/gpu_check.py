@@ -52,7 +52,7 @@ class LlamaTrial:
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
-    """Run the trial. Returns None if llama-cpp-python is not installed. Failures of llama.cpp are returned, not raised."""
+    """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp are not raised."""
     if not is_installed():
         return None
     found = LlamaTrial(_version())

@@ -221,5 +221,5 @@ def float_word(value: float) -> int:
 
 
 def private_inputs(*buffers: Buffer) -> int:
-    """Return the flags that mark which of an op's inputs, in order, are private."""
+    """Return the flags that mark which of an op's inputs are private. `buffers` are the inputs in order."""
     return sum(flag for flag, buffer in zip(_PRIVATE_INPUTS, buffers, strict=False) if buffer.private)
