@@ -1,4 +1,4 @@
-"""The seam, which is the interface between the engine and its backends. Token ids go in and logits come out."""
+"""The interface between the engine and its backends, called the seam. Token ids go in and logits come out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch, ModelInfo
 
-AUTO: Final = "auto"  # the best backend, or as many layers on GPUs as fit
+AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 KV_TYPES: Final = ("f16", "q8_0")
 
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
@@ -25,7 +25,7 @@ def _discard(words: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The options for opening a model. The code that reads the flags creates them and the backend gets them unchanged.
+    """The options for opening a model. The command line creates this object, and the backend receives it unchanged.
 
     backend        a name in the registry, or "auto"
     context_size   maximum tokens per sequence, or None for a default that fits (sizing/context_size.py)
@@ -90,10 +90,9 @@ class Backend(Protocol):
 
         Returns float32[number of wanted rows, vocabulary], in row order. The caller owns the array.
 
-        Raises KVFull if the cache has no room, before anything changes, and Cancelled if `cancel` was called since
-        the last pass ended. After either error the sequences are restored to their state before the step. Some
-        backends can only keep a prefix of a sequence: call `kv.truncate` with the former length to learn how much is
-        left.
+        Raises KVFull, before anything changes, if the cache has no room. Raises Cancelled if `cancel` was called since
+        the last pass ended. After either error, each sequence is restored to its state before the pass. Some backends
+        can only restore a prefix of it, so call `kv.truncate` with the former length to find out how much is left.
         """
 
     def cancel(self) -> None:
@@ -105,4 +104,4 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Stop the workers and free all resources. Idempotent. No other method may be called afterwards."""
+        """Stop the workers and free all resources. This is idempotent, but no other method may be called afterwards."""

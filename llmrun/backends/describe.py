@@ -1,4 +1,4 @@
-"""The model description (ModelInfo) that every backend builds from a GGUF file."""
+"""Builds the model description (ModelInfo) of every backend from a GGUF file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def describe(
 
 
 def _suppressed(file: GGUFFile, vocabulary_size: int) -> tuple[int, ...]:
-    """Return the suppressed tokens, without ids that are outside the vocabulary. llama.cpp ignores those too."""
+    """Return the suppressed tokens, except ids outside the vocabulary, which llama.cpp ignores too."""
     if SUPPRESSED not in file.metadata:
         return ()
     return tuple(token for token in file.integers(SUPPRESSED).tolist() if 0 <= token < vocabulary_size)

@@ -1,7 +1,7 @@
-"""Estimates of whether a model fits on this machine, and of its speed, from the GGUF header alone.
+"""Estimates whether a model fits on this machine and how fast it will run, from the GGUF header alone.
 
-The estimate is for the backend that "auto" would choose (select.py). It uses the same calculation of memory that the
-backend uses when it opens the model.
+The estimate is for the backend that "auto" would choose (select.py). Memory is computed in the same way as when the
+backend opens the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT: Final = 4096  # tokens, enough for a fairly long chat
 DEFAULT_PROMPT: Final = 512
-FLUENT: Final = 10.0  # tokens per second; this is faster than most people read
+FLUENT: Final = 10.0  # tokens per second, which is faster than most people read
 
 _MOST_BITS = 9.0  # bits per weight; files with more are meant for conversion rather than for running
 _USUAL_BITS = 4.85  # bits per weight of Q4_K_M, the most common choice
@@ -35,7 +35,7 @@ _LEAST_BITS = 4.0  # bits per weight; quality drops noticeably below this
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The resources of a machine for running models.
+    """The resources that a machine has for running models.
 
     memory   free memory in bytes, or None if the system does not report it
     gpus     the usable GPUs, each with its `description` and its `free` and `total` bytes
@@ -50,9 +50,9 @@ class Resources:
 
     @classmethod
     def of_this_machine(cls, *, threads: int | None = None, speeds: Speeds | None = None) -> Resources:
-        """Return the resources that are free now. The GPUs come from the first backend that can use any.
+        """Return the resources that are currently free. The GPUs are those of the first backend that can use any.
 
-        Looking for GPUs may start that backend's process.
+        Looking for GPUs may start the backend's child process.
         """
         seen = (support.memory() for entry in BACKENDS if (support := entry.kind().gpus) is not None)
         return cls(free_memory(), next(filter(None, seen), []), threads or default_threads(), speeds)
@@ -65,9 +65,9 @@ class Fit:
     backend          name of the backend that would run the model
     bits             average bits per weight in the file
     context          context size in tokens that the estimate assumes
-    trained_context  context size that the model was trained for, or 0 if the file does not say
+    trained_context  context size in tokens that the model was trained for, or 0 if unknown
     memory           free memory in bytes, or None if the system does not report it
-    gpu_layers       number of layers on GPUs, out of `layers`; both include the output layer
+    gpu_layers       how many of the `layers` are on GPUs; both numbers include the output layer
     forecast         expected speed, or None if the backend has no forecast or a weight type was not measured
     """
 
@@ -87,7 +87,7 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """The bytes of main memory that the model uses, including pages of the mapped file but not GPU memory."""
+        """The main memory that the model uses in bytes, including pages of the mapped file but not GPU memory."""
         whole = self.footprint.weights + self.footprint.cache.of(self.context)
         return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary
 
@@ -98,7 +98,7 @@ class Fit:
 
     @property
     def in_memory(self) -> bool:
-        """True if the whole model fits in memory. Otherwise, every token reads the rest from disk."""
+        """True if the whole model fits in memory. If not, generating each token reads the rest from disk."""
         return self.memory is None or self.needed <= self.memory
 
     @property
@@ -115,7 +115,7 @@ def fit_of(
     kv_type: str = "f16",
     prompt: int = DEFAULT_PROMPT,
 ) -> Fit:
-    """Estimate how a model fits, from its header. No tensor data is read.
+    """Estimate how well a model fits the resources. This reads the header but no tensor data.
 
     context  context size in tokens, or None for the smaller of DEFAULT_CONTEXT and the trained context
     Raises BadGGUF for invalid metadata.
@@ -153,9 +153,9 @@ def fit_of(
 def best_of(fits: Sequence[Fit]) -> int | None:
     """Return the index of the best quantization, or None if none fits in memory.
 
-    If speeds are known, this is the one with the most bits that is fast enough to read along (FLUENT). If none is, it
-    is the smallest one with at least 4 bits per weight, or else the largest one. If no speed is known, it is the one
-    with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M.
+    If speeds are known, the best quantization is the one with the most bits that generates text at reading speed
+    (FLUENT). If all are slower, it is the smallest one with at least 4 bits per weight, or else the largest one. If no
+    speed is known, it is the one with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M.
     """
     fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:
@@ -177,9 +177,9 @@ def _speed(fit: Fit) -> float:
 
 
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
-    """Return the backend that can use the GPUs or None, how many layers fit on them, and how many the model has.
+    """Return (backend, layers on GPUs, all layers). The backend is None if no backend can use the GPUs.
 
-    Both numbers include the output layer. The last one is 0 on machines without GPUs.
+    Both numbers include the output layer. The number of all layers is 0 on machines without GPUs.
     """
     layers = 0
     free = [gpu["free"] for gpu in resources.gpus]

@@ -28,10 +28,10 @@ class NoRoomOnGpu(DoesNotFit):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer to whether a backend can run on this machine.
+    """The result of checking whether a backend can run on this machine.
 
     missing  why it cannot run, or "" if it can
-    hint     how to fix that
+    hint     how to fix the problem
     """
 
     missing: str = ""
@@ -47,18 +47,18 @@ class Gpus:
 
 
 class GpuSupport(Protocol):
-    """The GPU functions of a backend that uses GPUs."""
+    """The interface to the GPUs that a backend can use."""
 
     def find(self, progress: Progress | None = None) -> Gpus:
-        """Look for GPUs. Never raises, but returns a failure as the `reason`. Calls `progress` if this takes long."""
+        """Look for GPUs. Failures are returned as the `reason`, not raised. Calls `progress` if the search is slow."""
 
     def memory(self) -> Sequence[dict[str, Any]]:
         """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU. Never raises."""
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        """Return how many layers fit on the GPUs together, and how many there are. Both include the output layer.
+        """Return how many layers fit on all GPUs together, and how many the model has. Both include the output layer.
 
-        free  free bytes of each GPU
+        free  free bytes on each GPU
         """
 
 
@@ -70,7 +70,7 @@ class BackendKind(Protocol):
 
     @property
     def gpus(self) -> GpuSupport | None:
-        """The GPU functions of the backend, or None if it never uses GPUs."""
+        """The interface to the backend's GPUs, or None if the backend never uses GPUs."""
 
     def probe(self) -> Probe:
         """Check whether the backend can run on this machine. This takes milliseconds and imports nothing heavy."""
@@ -84,7 +84,7 @@ class BackendKind(Protocol):
         """
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        """Compute from its header how much memory a model needs without GPUs. Raises UnsupportedModel."""
+        """Compute how much memory a model needs without GPUs, from its header. Raises UnsupportedModel."""
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         """Predict the speed of the model after a prompt of `prompt` tokens. Returns None if it is unknown."""
@@ -94,4 +94,4 @@ class StandIn(Protocol):
     """A backend that answers without a model, for tests."""
 
     def open(self, path: Path, options: OpenOptions) -> Backend:
-        """Open a path, which does not have to be a GGUF file or to exist. Raises UsageError."""
+        """Open a path. It need not exist or be a GGUF file. Raises UsageError."""

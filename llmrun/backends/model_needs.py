@@ -1,7 +1,7 @@
-"""The bytes and multiply-adds that a model needs per token, which a roofline compares with the machine's limits.
+"""Computes a model's cost per token in bytes and multiply-adds. Rooflines compare it with the machine's limits.
 
-For our own engine they are computed from the plan, and for other backends from the GGUF header. Activations are
-ignored because they are small next to the weights. The header version also ignores norms.
+For our own engine, the cost is computed from the plan. For other backends, it is computed from the GGUF header.
+Activations are ignored because they are small compared to the weights. The header version also ignores norms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmrun.gguf.tensors import TensorInfo
     from llmrun.plan.plan import Plan
 
-# These tables are read one row per token and never multiplied, so their cost is negligible.
+# Only one row per token is read from these tables, and it is not multiplied, so their cost is negligible.
 _TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")
 _OUTPUTS = ("output.weight", "token_embd.weight")  # without output.weight, token_embd.weight is also the output matrix
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -40,13 +40,13 @@ _EXPERTS = re.compile(r"blk\.(\d+)\..*_exps\.")
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """The work for one token.
+    """The cost of one token.
 
     weight_bytes  bytes of weights that decoding the token reads
-    kv_read       bytes of keys and values that decoding the token reads, as a function of the tokens in the cache
-                  including this one
-    products      multiply-adds with weights in prefill, for a token whose logits are not wanted; those of attention
-                  are not counted because they are not int8
+    kv_read       bytes of keys and values that decoding the token reads, as a function of the number of tokens in the
+                  cache, including this one
+    products      multiply-adds with weights when the token is prefilled without computing logits; attention is not
+                  included because its multiply-adds are not int8
     """
 
     weight_bytes: int
@@ -55,7 +55,7 @@ class ModelNeeds:
 
 
 def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
-    """Return what the CPU engine reads and multiplies per token. Weights count in their packed size."""
+    """Return the cost per token on the CPU engine, counting weights with their packed size."""
     one, unasked = StepShape(1), StepShape(1, wanted=0)
     shapes = [op.kv.shape for op in plan.ops if isinstance(op, Attention)]
     linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, Product)]
@@ -67,10 +67,10 @@ def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
 
 
 def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
-    """Return the needs per token from the GGUF header alone. This works for any architecture.
+    """Return the cost per token, computed from the GGUF header alone. This works for any architecture.
 
-    Matrices count with their size in the file. In a mixture of experts, only the experts that a token uses count.
-    Raises BadGGUF for metadata of the wrong type.
+    Matrices are counted with their size in the file. In a mixture of experts, only the experts that a token uses are
+    counted. Raises BadGGUF for metadata of the wrong type.
     """
     tied = "output.weight" not in file.tensors
     idle, run = _idle(file), layers_run(file)
@@ -128,7 +128,7 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
 
 
 def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Read a per-layer number as int64[layers]. The file may have a single number for all layers, or an array."""
+    """Read a per-layer number as int64[layers]. The file may contain one number for all layers, or an array."""
     layers = layers_of(file)
     if isinstance(file.metadata.get(key), np.ndarray):
         return np.resize(file.integers(key).astype(np.int64), layers)
@@ -136,5 +136,5 @@ def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -
 
 
 def _features_bytes(n: int, kv_type: str) -> int:
-    """Return the bytes of n cached features: float16, or int8 with a float16 scale for each block of 32."""
+    """Return the size in bytes of n cached features, in float16 or in int8 with a float16 scale per block of 32."""
     return n + 2 * -(-n // 32) if kv_type == Q8_0 else 2 * n

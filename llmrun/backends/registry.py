@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Entry:
     """A backend in the registry.
 
-    name     the value of --backend
+    name     the value of --backend that selects it
     module   the module that defines the backend's KIND
-    program  the program that runs the model, if it is not llmrun
+    program  the program that runs the model, or "" if llmrun runs it
     """
 
     name: str
@@ -39,12 +39,13 @@ class Entry:
         return cast("BackendKind", _kind_in(self.module))
 
 
-# This is the order in which "auto" tries them on the CPU.
+# The order is the one in which "auto" tries the backends on the CPU.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
     Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp"),
 )
-# These answer without a model, for tests. They are accepted by name, but they are not listed and "auto" ignores them.
+# These backends answer without a model, for tests. Users can select them by name, but they are not listed and "auto"
+# ignores them.
 STAND_INS: Sequence[Entry] = (Entry("scripted", "llmrun.backends.scripted.backend"),)
 
 CHOICES = (AUTO, *(entry.name for entry in BACKENDS))

@@ -1,4 +1,4 @@
-"""Choosing a backend for a model file and opening it. Our strict GGUF reader validates every file first."""
+"""Chooses a backend for a model file and opens the file. Our strict GGUF reader validates every file first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def open_backend(path: Path, options: OpenOptions) -> Backend:
-    """Open a model file with the backend in the options, or with the best one if that is "auto".
+    """Open a model file with the backend from the options, or with the best one if that is "auto".
 
-    "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first one
+    "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first backend
     that supports the model. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed and UsageError.
     """
     stand_in = stand_in_named(options.backend)
@@ -46,7 +46,7 @@ def _named(options: OpenOptions) -> Entry | None:
 
 
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
-    """Open the model with this backend. If no layer fits on a GPU and the layers are "auto", run it on the CPU."""
+    """Open the model with this backend. Use only the CPU if `gpu_layers` is "auto" and no layer fits on a GPU."""
     try:
         return entry.kind().open(file, options)
     except NoRoomOnGpu as refusal:

@@ -1,4 +1,4 @@
-"""Allocation of memory for weights, the KV cache and activations. It is anonymous, page-aligned and starts as zeros."""
+"""Allocates anonymous, page-aligned, zeroed memory for weights, the KV cache and activations."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 _HUGE_PAGE = 2 << 20
 
 # The mapping is private because Python's default is shared memory, for which Linux uses no huge pages unless an
-# administrator enables them. Measured with a 1.24B Q4_0 model (763 MB) on 2 threads, one run each: packing takes 181 ms
-# instead of 327 ms and freeing 3 ms instead of 138 ms. Decoding runs at 48.9 tok/s (37 to 63) instead of 46.5 tok/s
-# (38 to 59), over 15 rounds.
+# administrator enables them. We measured a 1.24B Q4_0 model (763 MB) on 2 threads. In one run each, packing took 181 ms
+# instead of 327 ms, and freeing took 3 ms instead of 138 ms. Over 15 rounds, decoding ran at 48.9 tok/s (37 to 63)
+# instead of 46.5 tok/s (38 to 59).
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def allocate(n_bytes: int, what: str) -> NDArray[np.uint8]:
-    """Return a page-aligned uint8[n_bytes] of zeros. Use it when parts may never be touched, as in a KV cache.
+    """Return a page-aligned uint8[n_bytes] of zeros. Use this if parts may never be touched, as in a KV cache.
 
-    Raises DoesNotFit when memory runs out; its message calls the memory `what`.
+    Raises DoesNotFit if memory runs out. The message describes the memory as `what`.
     """
     return np.frombuffer(_mapped(n_bytes, what), np.uint8)[:n_bytes]
 
 
 def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
-    """Return memory like `allocate`, but use huge pages where the system has them.
+    """Return the same as `allocate`, but in huge pages if the system supports them.
 
-    Use it only for memory that will be filled completely. In a KV cache, each layer would take 2 MiB from the first
-    token on, which costs 60 MB and 50 ms for SmolLM2.
+    Use this only for memory that will be filled completely. In a KV cache, each layer would use 2 MiB for the first
+    token, which costs 60 MB and 50 ms for SmolLM2.
     """
     region = _mapped(n_bytes, what)
     if n_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # some Linux kernels are built without huge pages
+        with contextlib.suppress(OSError):  # some Linux kernels are built without support for huge pages
             region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8)[:n_bytes]
 

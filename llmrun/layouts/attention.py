@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 CHUNK: Final = 128  # positions per softmax step
-SEES_ALL: Final = 1 << 40  # the window size that stands for "no window"; larger than any context
+SEES_ALL: Final = 1 << 40  # means "no window" when used as a window size; larger than any context
 
-# Queries per tile. The accumulators of a query are two vectors, so 8 queries take 16 of the 32 registers with AVX-512.
-# At levels where a vector takes two of 16 registers, 2 queries take half of them.
+# Queries per tile. The accumulators of a query are two vectors, so 8 queries use 16 of the 32 registers with AVX-512.
+# At levels where each vector uses two of 16 registers, 2 queries use half of the registers.
 TILE_QUERIES: Final = {"avx512vnni": 8}
 NARROW_TILE_QUERIES: Final = 2
 _MOST_QUERIES = max(*TILE_QUERIES.values(), NARROW_TILE_QUERIES)
 
 
 def state_floats(value_size: int) -> int:
-    """Return how many floats the state of one query has.
+    """Return how many floats are in the state of one query.
 
-    The state is the weighted sum of the values, then one vector with the maximum score and the sum of the weights.
+    The state consists of the weighted sum of the values and a vector with the maximum score and the sum of the weights.
     """
     return value_size + 16
 
@@ -25,7 +25,8 @@ def state_floats(value_size: int) -> int:
 def scratch_bytes(head_size: int, value_size: int) -> int:
     """Return the scratch memory that one thread needs, in bytes.
 
-    For every query of a tile, it holds the weights of a chunk, the same weights times the scales of the values, the
-    state of the chunk, and the state of all chunks before it. While keys are stored, it holds one rotated key instead.
+    For every query of a tile, the scratch memory holds the weights of a chunk, the same weights times the scales of the
+    values, the state of the chunk, and the state of all chunks before it. While keys are stored, it holds one rotated
+    key instead.
     """
     return 4 * max(_MOST_QUERIES * (2 * CHUNK + 2 * state_floats(value_size)), head_size)

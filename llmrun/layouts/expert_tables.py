@@ -1,11 +1,11 @@
 """The memory layout of the routing tables, which say which experts process which rows of a step.
 
-A "slot" is one pair of a row and one of its experts. Slots are sorted by expert, then by row.
+A "slot" is a pair of a row and one of its experts. Slots are sorted by expert, then by row.
 
-    head     the active experts, sorted by number, each with its first slot (see below)
+    head     the active experts, sorted by index, each with its first slot (see below)
     chosen   int32[rows, used]: the experts of each row, most probable first
     slots    int32[rows, used]: the slot of each pair of row and expert
-    weights  float32[rows, used]: the weight of each expert for the row
+    weights  float32[rows, used]: the weight that the row gives to each expert
     sources  int32[slots]: the row of each slot
     experts  int32[slots]: the expert of each slot
 
@@ -21,19 +21,21 @@ from llmrun.layouts.records import CACHE_LINE, WORD
 
 _NUMBER = 4  # bytes of an int32
 
-# The values of Gating as the kernel in routing.py reads them, and the smallest divisor for normalizing weights.
+# The values of Gating as the kernel in routing.py receives them, and the smallest divisor for normalizing weights.
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = range(3)
 LEAST_SUM = 2.0**-14
 
 # --- the head of a thread ---------------------------------------------------------------------------------------------
 HEAD_ACTIVE = 0  # int64: the number of active experts
-HEAD_EXPERTS = WORD  # int32[active + 1, 2]: (expert, its first slot); the last entry holds the number of slots
+HEAD_EXPERTS = WORD  # int32[active + 1, 2]: (expert, its first slot); the last entry contains the number of slots
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Addresses of the tables, and sizes in bytes. `next_slots`, an int32[experts] in every head, is scratch memory for
-    filling the tables."""
+    """The addresses of the tables, and their sizes in bytes.
+
+    `next_slots`, an int32[experts] in every head, is scratch memory for filling the tables.
+    """
 
     head: int
     head_bytes: int

@@ -1,16 +1,18 @@
 """The layout of the paged KV cache. Importing this file does not load the compiler.
 
-The cache of a layer is an array of blocks of 32 positions. Entry i of a row's block table is the block that holds its
-positions 32i to 32i + 31. Within a block, each KV head has these arrays (`HeadLayout` has their offsets):
+The cache of a layer is an array of blocks of 32 positions. Entry i of a row's block table is the index of the block for
+positions 32i to 32i + 31. Within a block, each KV head has these arrays (`HeadLayout` contains their offsets):
 
     f16    keys float16[head size, 32], values float16[32, value size]
     q8_0   keys int8[head size, 32], their scales float16[groups, 32],
            values int8[32, value size], their scales float16[groups, 32]
 
-This order lets both matrix products of attention use whole vectors: vectors of positions for keys and vectors of
-features for values. In q8_0, a group is 32 consecutive features of one position. If the head size is not a multiple of
-32, the last group has 16 features. An element is its integer times the scale of its group, which is the group's largest
-magnitude / 127, rounded to float16. Keys are rotated by a Hadamard matrix (hadamard.py) before they are quantized to
+With this order, both matrix products of attention use whole vectors, with one position per element for keys and one
+feature per element for values.
+
+In q8_0, a group is 32 consecutive features of one position. If the head size is not a multiple of 32, the last group
+has 16 features. An element is its integer times the scale of its group. The scale is the largest magnitude in the group
+divided by 127, rounded to float16. Keys are rotated by a Hadamard matrix (hadamard.py) before they are quantized to
 q8_0, and queries are rotated in the same way.
 """
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BLOCK: Final = 32  # positions in a block
-GROUP: Final = 32  # features that share a scale, in q8_0
+GROUP: Final = 32  # features that share a scale in q8_0
 Q8_0: Final = "q8_0"
 
 _HALF = 2

@@ -8,7 +8,7 @@ MOST_SUMS = 12
 
 
 class ReadWords(NamedTuple):
-    """The op record of `read`."""
+    """The arguments of `read` in its op record."""
 
     address: int
     chunks: int
@@ -17,7 +17,7 @@ class ReadWords(NamedTuple):
 
 
 class MultiplyWords(NamedTuple):
-    """The op record of `multiply`."""
+    """The arguments of `multiply` in its op record."""
 
     rounds: int
     vectors: int
@@ -25,13 +25,13 @@ class MultiplyWords(NamedTuple):
 
 
 def independent_sums(level: str) -> int:
-    """Return how many independent sums `multiply` keeps, so that they hide the latency of a product.
+    """Return how many independent sums `multiply` computes to hide the latency of the multiply instruction.
 
-    The number of registers limits it.
+    The number of registers limits how many are possible.
     """
     return MOST_SUMS if level == "avx512vnni" else 4
 
 
 def products_a_round(level: str) -> int:
-    """Return how many byte products `multiply` computes and adds per round."""
+    """Return how many int8 multiply-adds `multiply` performs per round."""
     return 64 * independent_sums(level)

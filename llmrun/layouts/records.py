@@ -1,11 +1,11 @@
 """The layout of the records that Python and the kernels share. Words are int64.
 
-An op record describes one kernel call of the plan. The step record holds everything that changes from step to step.
+An op record describes one kernel call in the plan. The step record holds everything that changes from step to step.
 Kernels read both by address, and only this file knows the offsets.
 
-In a step of one row, cheap row-wise ops are "replicated": every thread computes the whole op and writes its own copy of
-the result. The next op then needs no barrier before it, which leaves 5 barriers per layer instead of 10. The copy of
-thread t is row t of the buffer, which has at least as many rows as there are threads.
+In a step of one row, cheap row-wise ops are "replicated", which means that every thread computes the whole op and
+writes its own copy of the result. The next op then needs no barrier before it, so each layer has 5 barriers instead of
+10. The copy of thread t is row t of the buffer, which has at least one row per thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ OP_WORDS: Final = 32
 OP_BYTES: Final = OP_WORDS * WORD
 OP_KERNEL: Final = 0 * WORD  # address of the machine code
 OP_FLAGS: Final = 1 * WORD
-OP_ROWS: Final = 2 * WORD  # offset in the step record of the number of rows: STEP_ROWS or STEP_WANTED
+OP_ROWS: Final = 2 * WORD  # offset of the row count in the step record, either STEP_ROWS or STEP_WANTED
 OP_CLAIM: Final = 3 * WORD  # address of the claim counter, which has its own cache line
-OP_ARGS: Final = 4 * WORD  # the kernel's words start here: a NamedTuple of plan/ops
+OP_ARGS: Final = 4 * WORD  # the kernel's own arguments start here (a NamedTuple from plan/ops)
 
 FLAG_BARRIER: Final = 1  # wait for all threads after this op
 FLAG_REPLICATED: Final = 2  # in a step of one row, every thread runs the whole op and no barrier follows
-FLAG_PRIVATE_INPUT: Final = 4  # a replicated op wrote the input (the first of them, if there are several)
-FLAG_PRIVATE_OUTPUT: Final = 8  # this op is replicated and writes the output
+FLAG_PRIVATE_INPUT: Final = 4  # a replicated op wrote the input (or the first input, if there are several)
+FLAG_PRIVATE_OUTPUT: Final = 8  # this op is replicated, and each thread writes its own output
 FLAG_PRIVATE_SECOND: Final = 16  # like FLAG_PRIVATE_INPUT, for the second input
 FLAG_PRIVATE_THIRD: Final = 32  # like FLAG_PRIVATE_INPUT, for the third input
 
@@ -38,8 +38,8 @@ Words = TypeVar("Words", bound=NamedTuple)
 def offsets(words: type[Words]) -> Words:
     """Return an object with the same fields, each holding the byte offset of its word in the op record.
 
-    The object is really a module, because Numba treats each attribute of a module as a constant. With a NamedTuple of
-    27 words instead, the experts of int8.py took a fifth longer to compile.
+    The object is actually a module, because Numba treats each attribute of a module as a constant. With a NamedTuple of
+    27 words instead, the expert kernels in int8.py took a fifth longer to compile.
     """
     module = ModuleType(f"{words.__module__}.{words.__qualname__}")
     vars(module).update({name: OP_ARGS + WORD * index for index, name in enumerate(words._fields)})
@@ -52,7 +52,7 @@ STEP_WANTED: Final = 1 * WORD  # number of rows whose logits are requested
 STEP_REPLICATED: Final = 2 * WORD  # 1 when the step has one row
 STEP_TOKENS: Final = 3 * WORD  # int32[rows]
 STEP_POSITIONS: Final = 4 * WORD  # int32[rows]
-STEP_TABLES: Final = 5 * WORD  # int64[windows, rows]: address of each row's block table, an int32[blocks], per window
+STEP_TABLES: Final = 5 * WORD  # int64[windows, rows]: addresses of the rows' block tables, which are int32[blocks]
 STEP_WANTED_ROWS: Final = 6 * WORD  # int32[wanted]: the rows whose logits are requested
 STEP_ROTATIONS: Final = 7 * WORD  # float32[rows, rotated pairs of all ropes, 2]: cosine and sine
 STEP_LOGITS: Final = 8 * WORD  # float32[wanted, padded vocabulary]
@@ -60,8 +60,8 @@ STEP_ABORT: Final = 9 * WORD  # 1 requests a stop at the next barrier
 STEP_PLAN: Final = 10 * WORD  # address of the first op record
 STEP_N_OPS: Final = 11 * WORD
 STEP_SYNC: Final = 12 * WORD  # address of the synchronization words
-STEP_STAMPS: Final = 13 * WORD  # timed teams only: the time stamps of each thread, one plus two for each op
-STEP_CHOSEN: Final = 14 * WORD  # number of slots: rows times the experts per row
+STEP_STAMPS: Final = 13 * WORD  # timed teams only: each thread's time stamps, one at the start and two per op
+STEP_CHOSEN: Final = 14 * WORD  # number of slots, which is the number of rows times the experts per row
 STEP_WORDS: Final = 16
 
 STAMP_BYTES: Final = 2 * WORD  # a clock writes a struct timespec, or a tick count in the first word
@@ -70,18 +70,18 @@ STAMP_BYTES: Final = 2 * WORD  # a clock writes a struct timespec, or a tick cou
 SYNC_ARRIVED: Final = 0 * CACHE_LINE
 SYNC_GENERATION: Final = 1 * CACHE_LINE
 SYNC_SLEEPERS: Final = 2 * CACHE_LINE
-SYNC_STOP: Final = 3 * CACHE_LINE  # generation at which a cancelled step ends; 0 if it is not cancelled
-SYNC_STEP: Final = 4 * CACHE_LINE  # number of the step to run; the workers wait for it to change
-SYNC_PARKED: Final = 5 * CACHE_LINE  # workers asleep between steps
-SYNC_FINISHED: Final = 6 * CACHE_LINE  # workers that finished the current step
-SYNC_DONE: Final = 7 * CACHE_LINE  # number of the last finished step; the main thread waits for it
+SYNC_STOP: Final = 3 * CACHE_LINE  # generation at which a cancelled step ends, or 0 if the step is not cancelled
+SYNC_STEP: Final = 4 * CACHE_LINE  # ID of the step to run; workers wait for this to change
+SYNC_PARKED: Final = 5 * CACHE_LINE  # number of workers that are asleep between steps
+SYNC_FINISHED: Final = 6 * CACHE_LINE  # number of workers that have finished the current step
+SYNC_DONE: Final = 7 * CACHE_LINE  # ID of the last finished step; the main thread waits for this to change
 SYNC_EXIT: Final = 8 * CACHE_LINE  # 1 tells the workers to exit
-SYNC_SYSCALL: Final = 9 * CACHE_LINE  # from here on: constants, such as addresses and numbers of system calls
-SYNC_FUTEX: Final = SYNC_SYSCALL + WORD  # number of the futex system call, or 0 where there is none
-SYNC_DOZE: Final = SYNC_SYSCALL + 2 * WORD  # without futexes: address of a function that sleeps briefly
-SYNC_DOZE_FOR: Final = SYNC_SYSCALL + 5 * WORD  # the argument of that function
-SYNC_SPIN: Final = SYNC_SYSCALL + 3 * WORD  # spin iterations at a barrier before a thread sleeps
+SYNC_SYSCALL: Final = 9 * CACHE_LINE  # constants start here, such as addresses and system call numbers
+SYNC_FUTEX: Final = SYNC_SYSCALL + WORD  # the futex system call number, or 0 if the system has no futex
+SYNC_DOZE: Final = SYNC_SYSCALL + 2 * WORD  # address of a function that sleeps briefly, for systems without futexes
+SYNC_DOZE_FOR: Final = SYNC_SYSCALL + 5 * WORD  # the argument for the function at SYNC_DOZE
+SYNC_SPIN: Final = SYNC_SYSCALL + 3 * WORD  # spin iterations before a thread sleeps at a barrier
 SYNC_IDLE_SPIN: Final = SYNC_SYSCALL + 4 * WORD  # spin iterations before a worker parks between steps
-SYNC_CLOCK: Final = SYNC_SYSCALL + 6 * WORD  # timed teams only: address of the function that writes a stamp
-SYNC_CLOCK_ID: Final = SYNC_SYSCALL + 7 * WORD  # the first argument of that function; negative if it takes none
+SYNC_CLOCK: Final = SYNC_SYSCALL + 6 * WORD  # timed teams only: address of the function that writes a time stamp
+SYNC_CLOCK_ID: Final = SYNC_SYSCALL + 7 * WORD  # first argument for the function at SYNC_CLOCK; negative if it has none
 SYNC_BYTES: Final = 10 * CACHE_LINE

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# Bit of a symbol: a piece begins at this character. Symbols are smaller than this.
+# This bit in a symbol means that a piece begins at its character. Symbols themselves are smaller than this value.
 BEGINS = 0x80
 
-# Bits of an entry in a transition table.
+# The bits in an entry of a transition table.
 ENDS_HERE = 1
 NO_WAY_ON = 2
 ROW_SHIFT = 2
@@ -13,5 +13,5 @@ ROW_SHIFT = 2
 # The kinds of stages.
 MATCHES, GROUPS_OF_THREE, WHOLE_GROUPS_OF_THREE, TRAILING_RUN = range(4)
 
-# int64 words per stage: its kind and the address of its table.
+# The number of int64 words per stage, which are its kind and the address of its table.
 STAGE_WORDS = 2

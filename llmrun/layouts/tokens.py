@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-# The value that stands for a missing token id.
+# Stands for a token id that does not exist.
 NOT_FOUND = -1
 
-# Scratch memory per byte of the longest piece: links, ranks or lengths, and two int64 keys on the heap.
+# Bytes of scratch memory per byte of the longest piece, for links, ranks or lengths, and two int64 keys on the heap.
 SCRATCH_BYTES_PER_BYTE = 40
 
-# The priority of tokens that plain text never produces. It comes after all others.
+# The priority of tokens that plain text never produces. It sorts after all other priorities.
 NEVER = 0x7FFFFFFF
 
 # Flags of special tokens.
 CONTROL, ONE_CHARACTER = 1, 2
 
-# How many words of a text the SentencePiece kernel remembers, and the bytes for each (an int64[4]).
+# The number of words of a text that the SentencePiece kernel caches, and the bytes for each word (an int64[4]).
 KNOWN_WORDS = 4096
 KNOWN_WORD_BYTES = 32

@@ -154,7 +154,7 @@ def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
     backend, reasons = opened(tiny_llama(tmp_path / "tiny.gguf"))
-    assert (backend, reasons) == (CpuBackend, ["auto chose cpu: llama.cpp finds no GPU"])
+    assert (backend, reasons) == (CpuBackend, ["auto chose cpu: llama.cpp found no GPU"])
 
 
 def test_what_llama_cpp_refuses_the_cpu_engine_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,5 +220,5 @@ def test_a_context_longer_than_the_model_was_trained_for_gets_a_warning(tmp_path
     for command in (("generate", "hi"), ("chat",)):
         longer = llmrun(*command, "--backend", "scripted", "-m", str(model), "-c", "256", stdin=b"hi\n")
         as_long = llmrun(*command, "--backend", "scripted", "-m", str(model), "-c", "128", stdin=b"hi\n")
-        assert b"note: 256 tokens of context: short was trained for 128, and its text may get worse" in longer.stderr
+        assert b"note: 256 tokens of context: short was trained for 128, and output may get worse" in longer.stderr
         assert b"trained" not in as_long.stderr

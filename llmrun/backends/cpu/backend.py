@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch
 
-# The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows the weights
-# are read from the cache. They would also delay progress reports, which come between steps.
+# The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows most weights
+# are already read from the CPU caches. They would also delay progress reports, which are sent between steps.
 MAX_ROWS = 256
 
 
@@ -99,7 +99,7 @@ class CpuBackend:
         )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """See Backend.forward. Splits the batch into steps of at most MAX_ROWS rows, in order."""
+        """Run a forward pass in steps of at most MAX_ROWS rows, in order. See Backend.forward."""
         check_batch(batch, self.info, self.kv.lengths)
         sequences = batch.seq.tolist()
         before = {seq: self.kv.lengths[seq] for seq in sequences}
@@ -115,7 +115,7 @@ class CpuBackend:
                 self._run(batch, rows, wanted, logits[done:])
                 done += len(wanted)
         except BaseException:
-            # After several steps, the window at the earlier length may be incomplete. `truncate` then keeps nothing.
+            # After several steps, the window at the former length may be incomplete. `truncate` then keeps nothing.
             for seq, length in before.items():
                 self.kv.truncate(seq, length)
             raise
@@ -138,7 +138,7 @@ class CpuBackend:
     def timed(self) -> Iterator[TimedTeam]:
         """Run the steps of the `with` block on a team that times every op (timed_team.py).
 
-        No other thread may run a step meanwhile.
+        Other threads must not run steps during the block.
         """
         normal = self._team
         timed = TimedTeam(self.lowered, self.info.threads)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def footprint_on_cpu(
     file: GGUFFile, plan: Plan, *, max_sequences: int, kv_type: str, max_rows: int, n_threads: int
 ) -> Footprint:
-    """Return the footprint of a model. `plan` must be made from `file`."""
+    """Return the footprint of a model. `plan` must be built from `file`."""
     layers = [
         (window and BLOCK * blocks_of_window(window, max_rows), max_sequences * group.layers * position_bytes)
         for group in plan.groups

@@ -1,8 +1,8 @@
-"""A pool of blocks of the paged KV cache, for all layers with the same sliding window.
+"""A pool of KV cache blocks for all layers with the same sliding window.
 
-Blocks are reference-counted. Sharing a prefix only copies part of a block table, and a block that several sequences
-hold is copied before one of them writes to it. With a sliding window, a sequence keeps its last blocks and releases
-earlier ones as it grows.
+Blocks are reference-counted. Sharing a prefix copies only part of a block table. A block that several sequences share
+is copied before one of them writes to it. With a sliding window, a sequence keeps its most recent blocks and releases
+older ones as it grows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from llmrun.layouts.kv_blocks import BLOCK
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The number of tokens, beyond those of its last step, by which a sequence can be truncated without losing its window.
+# A sequence can be truncated by this many tokens, in addition to those of its last step, without losing its window.
 # Chats truncate when they retry, or when an answer is rendered differently from how it was generated. llama.cpp uses
-# the same number.
+# the same value.
 _CUT_BACK: Final = 256
 
 
@@ -32,14 +32,14 @@ def blocks_in(tokens: int) -> int:
 def blocks_of_window(window: int, max_rows: int) -> int:
     """Return the number of blocks that a sequence keeps for a sliding window.
 
-    They hold the positions that the rows of a step (at most `max_rows`) see, and those by which the sequence can be
-    truncated, wherever in a block they begin.
+    The blocks hold all positions that the rows of a step (at most `max_rows`) attend to, and the older positions that
+    are needed again after a truncation. The oldest position may be anywhere in its block.
     """
     return blocks_in(window - 1 + max_rows + _CUT_BACK + BLOCK - 1)
 
 
 def blocks_of_sequence(window: int, context_size: int, max_rows: int) -> int:
-    """Return the maximum number of blocks of a sequence. With a `window` of 0, rows see all positions."""
+    """Return the maximum number of blocks in a sequence. A `window` of 0 means that rows attend to all positions."""
     whole = blocks_in(context_size)
     return min(whole, blocks_of_window(window, max_rows)) if window else whole
 
@@ -47,9 +47,9 @@ def blocks_of_sequence(window: int, context_size: int, max_rows: int) -> int:
 class BlockPool:
     """Maps the positions of sequences to blocks of memory.
 
-    window  number of positions that a row sees, including its own; 0 for all
-    memory  uint8[layers, blocks, bytes of a block] for each group of layers
-    table   int32[sequences, blocks of a full context], the block tables that kernels read
+    window  number of positions that a row attends to, including its own, or 0 for all
+    memory  uint8[layers, blocks, bytes per block] for each group of layers
+    table   int32[sequences, blocks per context], the block tables that kernels read
 
     With a window, each sequence has an equal share of the blocks, so the pool is never full.
     """
@@ -60,7 +60,7 @@ class BlockPool:
         self._memory = memory
         self._table = table
         self._share = n_blocks // len(table) if window else table.shape[1]
-        self._firsts = [0] * len(table)  # for each sequence, the first block that it still holds
+        self._firsts = [0] * len(table)  # the index of the first block that each sequence still holds
         self._references = np.zeros(n_blocks, np.int32)
         self._free = list(range(n_blocks - 1, -1, -1))
 
@@ -69,12 +69,12 @@ class BlockPool:
         return len(self._references)
 
     def reaches(self, seq: int, n: int) -> bool:
-        """Return whether all positions that a row after the first n sees are still held."""
+        """Return whether every position visible to rows after the first n is still cached."""
         first = self._firsts[seq]
         return first == 0 or first * BLOCK <= n - self._window + 1
 
     def share(self, src: int, dst: int, n: int) -> None:
-        """Let dst share the first n positions of src. dst must be empty, and `reaches(src, n)` must be true."""
+        """Share the first n positions of src with dst. dst must be empty, and `reaches(src, n)` must be true."""
         first = self._firsts[src]
         shared = self._table[src, first : blocks_in(n)]
         self._table[dst, first : blocks_in(n)] = shared
@@ -89,7 +89,7 @@ class BlockPool:
         self._drop(self._table[seq, first : blocks_in(length)])
 
     def require(self, growth: Mapping[int, int], lengths: Sequence[int]) -> None:
-        """Raise KVFull if there is no room for `growth[seq]` more positions of each sequence."""
+        """Raise KVFull if there is no room for `growth[seq]` more positions in each sequence."""
         if self._window:
             return
         wanted = self._blocks_wanted(growth, lengths)
@@ -100,7 +100,10 @@ class BlockPool:
             )
 
     def extend(self, seq: int, length: int, n: int) -> None:
-        """Make room for n positions after `length`, releasing blocks that none of them sees. Call `require` first."""
+        """Add room for n positions after `length`, and release blocks that their windows have left behind.
+
+        Call `require` first.
+        """
         end = blocks_in(length + n)
         self._give_back(seq, end - self._share, length)
         self._own_last_block(seq, length)
@@ -112,20 +115,21 @@ class BlockPool:
         old = self._firsts[seq]
         if first <= old:
             return
-        assert first * BLOCK <= length - self._window + 1, "more rows in a step than the cache has blocks for"
+        assert first * BLOCK <= length - self._window + 1, "the step has more rows than the cache has blocks for"
         self._firsts[seq] = first
         self._drop(self._table[seq, old:first])
 
     def _blocks_wanted(self, growth: Mapping[int, int], lengths: Sequence[int]) -> int:
         new = sum(blocks_in(lengths[seq] + n) - blocks_in(lengths[seq]) for seq, n in growth.items())
-        # If every sequence that holds a block writes to it, the last one keeps it and the others need a copy.
+        # If all sequences that share a block write to it, the last one keeps the block and each of the others needs a
+        # copy.
         writers = Counter(
             int(self._table[seq, lengths[seq] // BLOCK]) for seq in growth if self._shares_last_block(seq, lengths[seq])
         )
         return new + sum(min(n, int(self._references[block]) - 1) for block, n in writers.items())
 
     def _shares_last_block(self, seq: int, length: int) -> bool:
-        """Return whether the next position is in a block that another sequence also holds."""
+        """Return whether the next position is in a block that is shared with another sequence."""
         return bool(length % BLOCK) and bool(self._references[self._table[seq, length // BLOCK]] > 1)
 
     def _own_last_block(self, seq: int, length: int) -> None:

@@ -1,7 +1,7 @@
 """The paged KV cache, which maps the positions of each sequence to blocks.
 
-Layers with a sliding window have separate blocks (kv_pool.py), and a sequence keeps only the last of these. It can be
-truncated only as far as its windows are still complete. The caller owns the memory.
+Layers with a sliding window have separate blocks (kv_pool.py), and a sequence keeps only the most recent of these
+blocks. A sequence can be truncated only to a position whose whole window is still cached. The caller owns the memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class PagedKV:
     """A KVCache over the caller's memory.
 
-    `memory` maps each window to arrays of uint8[layers, blocks, bytes of a block], one per group of layers. Window 0
-    means that all positions are kept.
+    `memory` maps each window to arrays of uint8[layers, blocks, bytes per block], one array per group of layers. A
+    window of 0 means that all positions are kept.
 
-    tables   int32[windows, sequences, blocks of a full context]
+    tables   int32[windows, sequences, blocks per context]
     lengths  number of tokens in each sequence
     """
 
@@ -44,14 +44,17 @@ class PagedKV:
 
     @property
     def capacity(self) -> int:
-        """The total number of tokens that fit. Windows do not limit it, as every sequence has its share of blocks."""
+        """The total number of tokens that fit in the cache.
+
+        Sliding windows do not limit it, because each sequence has its own share of their blocks.
+        """
         return self._n_blocks * BLOCK
 
     def copy(self, src: int, dst: int, n: int) -> int:
         """Copy the first n positions from one sequence to another, and return the number of positions kept.
 
-        That is n (or the length, if smaller), or 0 if the window that ends there is no longer complete. The same holds
-        for `truncate`.
+        The result is n, or the sequence's length if that is smaller. If the window that ends at this position is no
+        longer complete, the result is 0. `truncate` returns the same number.
         """
         if src == dst:
             return self.truncate(dst, n)
@@ -74,14 +77,14 @@ class PagedKV:
         self.truncate(seq, 0)
 
     def require(self, growth: Mapping[int, int]) -> None:
-        """Raise KVFull if there is no room for `growth[seq]` more positions of each sequence, in one or more steps."""
+        """Raise KVFull if there is no room for `growth[seq]` more positions in each sequence, in one or more steps."""
         for pool in self._pools:
             pool.require(growth, self.lengths)
 
     def extend(self, growth: Mapping[int, int]) -> None:
-        """Make room for `growth[seq]` more positions of each sequence, all written by the next step.
+        """Make room for `growth[seq]` more positions in each sequence, all of which the next step will write.
 
-        May drop positions that the new ones do not see. On KVFull, nothing has changed.
+        Positions outside the windows of the new ones may be dropped. If this raises KVFull, nothing has changed.
         """
         self.require(growth)
         for seq, n in growth.items():
@@ -90,7 +93,7 @@ class PagedKV:
             self.lengths[seq] += n
 
     def table_addresses(self, sequences: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the address of the block table for each row, int64[windows, rows], given the sequence of each row."""
+        """Return the address of each row's block table, int64[windows, rows], from each row's sequence."""
         return self._addresses + sequences.astype(np.int64) * self.tables.strides[1]
 
     def _kept(self, seq: int, n: int) -> int:

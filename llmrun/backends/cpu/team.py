@@ -1,4 +1,4 @@
-"""The team of threads that run a plan. Each worker makes a single call of a kernel, which lasts as long as the team."""
+"""The team of threads that run a plan. Each worker makes a single kernel call, which lasts as long as the team."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
     from llmrun.backends.cpu.lowering.base import Lowered
 
-# The number of pauses that a waiting thread spins before it sleeps on the futex. A thread that spins longer may occupy
-# the core that the other thread needs. Decoding with SmolLM2 and 2 threads on 2 cores, in tokens per second:
+# The number of pause instructions that a waiting thread executes before it sleeps on the futex. A thread that spins for
+# longer may occupy a core that another thread needs. This table shows the decode speed of SmolLM2 with 2 threads on
+# 2 cores, in tokens per second:
 #
 #   pauses                   0    30   100   1,000   4,000
 #   idle machine           181   225   289     281     284
 #   two busy programs      104   156   163     118      72
 _SPIN = 100
-_IDLE_SPIN = 1000  # between steps, where sampling takes about 0.1 ms
+_IDLE_SPIN = 1000  # used between steps, when sampling takes about 0.1 ms
 _WAIT_SECONDS = 0.1  # the longest that the main thread sleeps before it checks for signals
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
@@ -109,7 +110,7 @@ class Team:
         tokens     int32[rows]
         positions  int32[rows]
         tables     int64[windows, rows], addresses of block tables
-        wanted     int32[], numbers of the rows whose logits are wanted
+        wanted     int32[], indices of the rows whose logits are wanted
         rotations  float32[rows, pairs of all ropes, 2]
         logits     float32[wanted, padded width], the output
         """
@@ -169,7 +170,7 @@ class Team:
         self._set(records.STEP_ABORT, 0)
 
     def close(self) -> None:
-        """Stop the workers. Idempotent."""
+        """Stop the workers. This is idempotent."""
         self._finalizer()
 
 

@@ -1,4 +1,4 @@
-"""A team that times every op, for profiles. Its workers run a separate kernel, so timing costs normal teams nothing."""
+"""A team that times every op, for profiles. Its workers run a separate kernel, so normal teams have no overhead."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class StepTimes:
     """The times of one step in seconds, float64[threads, ops], in the order of Lowered.records.
 
     For each thread, the time of an op starts when the previous op is done. The sum of `working` and `waiting` over all
-    ops is therefore the time from the start of the first op to the end of the last one.
+    ops is therefore the time from the start of the first op to the end of the last op.
     """
 
     working: NDArray[np.float64]
-    waiting: NDArray[np.float64]  # at the barrier after the op; 0 if there is none
+    waiting: NDArray[np.float64]  # at the barrier after the op, or 0 without a barrier
 
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """The clock function that the kernel calls for a time stamp (records.STAMP_BYTES).
+    """The clock function that the kernel calls to write a time stamp (records.STAMP_BYTES).
 
-    A stamp is two words, and first * major + second is the time in ticks.
+    A stamp consists of two words. The time in ticks is `first * major + second`.
     """
 
     address: int
-    identity: int  # the first argument of the call, or negative if it takes none
+    identity: int  # the first argument of the clock function, or negative if the function has no such argument
     major: int
     ticks_per_second: float
 
@@ -68,7 +68,7 @@ class TimedTeam(Team):
     def __init__(self, lowered: Lowered, n_threads: int) -> None:
         super().__init__(lowered, n_threads, work=WORK_TIMED)
         self._stamps = np.zeros((n_threads, 1 + 2 * len(lowered.records), 2), np.int64)
-        self._taken: list[NDArray[np.int64]] = []  # one per step; converted to times later because that takes 0.1 ms
+        self._taken: list[NDArray[np.int64]] = []  # the stamps of each step; converting them takes 0.1 ms
         self._clock = _Clock.here()
         self._set(records.STEP_STAMPS, address_of(self._stamps))
         self._set_sync(records.SYNC_CLOCK, self._clock.address)
@@ -88,6 +88,6 @@ class TimedTeam(Team):
 
     def _times(self, stamps: NDArray[np.int64]) -> StepTimes:
         ticks = stamps[:, :, 0] * self._clock.major + stamps[:, :, 1]
-        ticks = np.maximum.accumulate(ticks, axis=1)  # without a barrier there is no stamp
+        ticks = np.maximum.accumulate(ticks, axis=1)  # ops without a barrier lack one stamp
         spans = np.diff(ticks, axis=1) / self._clock.ticks_per_second
         return StepTimes(spans[:, 0::2], spans[:, 1::2])

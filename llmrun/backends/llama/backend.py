@@ -57,7 +57,7 @@ class LlamaCache:
     def __init__(self, process: LlamaProcess, capacity: int, lengths: NDArray[np.int32], doing: str) -> None:
         """Wrap the cache of the model that `process` has open.
 
-        lengths  the shared array in which the process keeps the number of tokens of each sequence
+        lengths  the shared array in which the process stores the number of tokens in each sequence
         doing    the description of the current work for error messages
         """
         self._process = process
@@ -68,7 +68,7 @@ class LlamaCache:
     @property
     def lengths(self) -> list[int]:
         """The number of tokens in each sequence."""
-        # An interrupted truncation may still be running and would change the lengths after they are read.
+        # An interrupted truncation may still be running, and could change the lengths after they are read.
         self._process.settle(self._doing)
         lengths: list[int] = self._lengths.tolist()
         return lengths
@@ -148,7 +148,7 @@ class LlamaBackend:
             rows=MAX_ROWS,
             vocabulary_size=vocabulary_size,
         )
-        own = _own_tokenizer(file)  # This runs while llama.cpp loads the weights.
+        own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
         answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"], answer["log"])
@@ -201,7 +201,7 @@ class LlamaBackend:
         return logits
 
     def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
-        """Run some of the rows and copy their wanted logits to the start of `logits`. Returns how many there were."""
+        """Run a slice of the rows and copy their wanted logits to the start of `logits`. Returns how many it copied."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
         want = batch.want[rows]
@@ -216,7 +216,7 @@ class LlamaBackend:
         return wanted
 
     def _explain(self, status: int, error: str, n: int) -> None:
-        """Raise the error for a nonzero status of llama_decode."""
+        """Raise the error that corresponds to a nonzero status from llama_decode."""
         if status == 1:
             raise self._full(n)
         if status == 2:
@@ -252,9 +252,10 @@ class LlamaBackend:
 
 
 class _Watch:
-    """A check for changes to a model file that the child process has mapped.
+    """Detects changes to a model file that the child process has mapped.
 
-    Writing to the file changes the weights, and truncating it kills the process when it reads past the end.
+    If another program writes to the file, the weights change. If it truncates the file, the process is killed when it
+    reads past the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -288,7 +289,7 @@ class _Watch:
 
 
 def _number_of_layers(gpu_layers: int | str) -> int | None:
-    """Convert the option to the form in Placement: None for "auto" and ALL_LAYERS for "all"."""
+    """Convert the option to the form that Placement uses: None for "auto" and ALL_LAYERS for "all"."""
     if gpu_layers == AUTO:
         return None
     return gpu_layers if isinstance(gpu_layers, int) else ALL_LAYERS
@@ -347,7 +348,7 @@ def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
 
 
 def _placement(log: Sequence[str], threads: int) -> str:
-    """Return where the layers run, taken from llama.cpp's log: "31/31 layers on NVIDIA H200, 2 threads"."""
+    """Return where the layers run according to llama.cpp's log, such as "31/31 layers on NVIDIA H200, 2 threads"."""
     layers = _offloaded(log)
     if not layers:
         return threads_in_words(threads)

@@ -1,4 +1,4 @@
-"""Calling a function with a larger stack."""
+"""Calls a function with a larger stack."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _PAGE = 1 << 16  # bytes; a multiple of the page size on every machine
 
 
 def call_with_stack(n_bytes: int, function: Callable[[], Result]) -> Result:
-    """Call a function on a new thread whose stack is `n_bytes` larger than usual. Its exceptions are raised here.
+    """Call a function on a new thread whose stack is `n_bytes` larger than usual. Exceptions propagate to the caller.
 
-    The stack is at most 1 GiB, and smaller if the system refuses that much. Only the part that is used takes memory.
+    The stack is at most 1 GiB, or less if the system refuses that size. Only the part that is used takes up memory.
     This is not safe for concurrent callers because the stack size is a setting of the whole process.
     """
     results: list[Result] = []

@@ -1,4 +1,4 @@
-"""Listing the GPUs that llama.cpp would use, through its own library."""
+"""Lists the GPUs that llama.cpp would use, by calling its own library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
 
     ggml  a ctypes library with ggml's functions
 
-    The choice follows llama.cpp. Integrated GPUs are used only if there are no others, and a device that two ggml
-    backends see (CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. Comparing
-    descriptions is simpler, and a mistake can only make the list too short.
+    The rules are those of llama.cpp. Integrated GPUs are used only if there are no others, and a device that two ggml
+    backends list (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. We
+    compare descriptions, which is simpler, and a mistake can only make the list too short.
     """
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):

@@ -1,4 +1,4 @@
-"""The memory that llama.cpp and the llmrun process together need for a model without a GPU."""
+"""Computes the memory that llama.cpp and the llmrun process together need for a model without a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def footprint_on_llama(file: GGUFFile, *, cache: KVBytes) -> Footprint:
     )
 
 
-# ggml's repack.cpp repacks matrices into groups of 8 rows.
+# repack.cpp in ggml repacks matrices into groups of 8 rows.
 _ROWS_AT_ONCE = 8
 _TIED = "token_embd.weight"
 

@@ -1,8 +1,9 @@
 """A trial run that checks whether llama.cpp works on this machine.
 
-The trial loads llama.cpp, asks for its build information and multiplies matrices. The multiplication is necessary: a
-broken build can start, load a model, and crash only then. We saw SIGSEGV in a build for AMX whose compiler lost the
-tile configuration. The trial runs in a child process because llama.cpp may crash or hang.
+The trial loads llama.cpp, asks for its build information and multiplies matrices. The multiplication is necessary
+because a broken build may start and load a model, and crash only when it computes. We saw a segmentation fault in a
+build for AMX whose compiler had lost the tile configuration. The trial runs in a child process because llama.cpp may
+crash or hang.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 from llmrun.machine.cpu_count import default_threads
 
-PATIENCE_S = 20.0  # for the whole trial; a GPU driver needs several seconds to wake eight GPUs
-_ROWS = 32  # rows of the prompt, for which llama.cpp uses different kernels than for a single row
+PATIENCE_S = 20.0  # time limit of the trial; a GPU driver may need several seconds to wake eight GPUs
+_ROWS = 32  # rows in the prompt, because llama.cpp uses different kernels for many rows than for one
 _CACHE = 256
 _ALL_LAYERS = -1
 
@@ -51,7 +52,7 @@ class LlamaTrial:
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
-    """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp do not raise."""
+    """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp are not raised."""
     if not is_installed():
         return None
     found = LlamaTrial(_version())
@@ -80,7 +81,7 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
                 doing = "multiplying on a GPU"
                 _multiply(process, path, _ALL_LAYERS, doing)
     except (LlmrunError, OSError) as error:
-        words = f"llama.cpp gave no answer within {patience:g} s while {doing}" if late.is_set() else str(error)
+        words = f"llama.cpp did not answer within {patience:g} s while {doing}" if late.is_set() else str(error)
         crashed = isinstance(error, BackendCrashed)
         return LlamaTrial(found.version, found.system, found.offloads, found.gpus, words, crashed)
     except BaseException:
@@ -93,12 +94,12 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
 
 
 def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-    """Send a request and return its answer. Unlike `ask`, this does not wait for the work to stop after Ctrl-C."""
+    """Send a request and return its answer. Unlike `ask`, it does not wait for the work to stop after Ctrl-C."""
     return process.answer(process.tell(operation, **fields), doing)
 
 
 def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) -> None:
-    """Run a prompt and then one token. Raises LlmrunError, also if the logits are not finite or all zero."""
+    """Run a prompt and then one token. Raises LlmrunError if that fails or the logits are not finite or all zero."""
     layout = Layout(_ROWS, VOCABULARY, 1)
     memory = process.memory.map(layout.n_bytes)
     answer = _answer(

@@ -1,4 +1,4 @@
-"""A tiny model that makes llama.cpp use the same kernels as a real one: one layer, no vocabulary, random weights.
+"""A tiny model with one layer, no vocabulary and random weights. It uses the same llama.cpp kernels as a real model.
 
 The matrices are Q8_0, with 64 to 128 rows of 64 or 128 weights. All of llama.cpp's kernels accept these sizes, even the
 AMX kernels, which need whole tiles of 32 rows.

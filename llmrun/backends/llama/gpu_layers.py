@@ -1,6 +1,6 @@
-"""Computing how many layers of a model fit in the free memory of the GPUs.
+"""Computes how many layers of a model fit in the free memory of the GPUs.
 
-llama.cpp offloads the output layer first, then the last layers, and divides them among the GPUs in proportion to
+llama.cpp offloads the output layer first and then the last layers. It divides them among the GPUs in proportion to
 their free memory. It does not compute how many layers fit, so this module does that for "auto".
 """
 
@@ -25,10 +25,10 @@ from llmrun.layouts.arena import round_up
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-ALL_LAYERS = -1  # used instead of a number of layers
+ALL_LAYERS = -1  # stands for all layers where a number of layers is expected
 
 _MARGIN = 1 << 30  # bytes left free on each GPU for other programs and uncounted buffers; llama.cpp's own margin
-_ROWS = 512  # rows that llama.cpp computes at once
+_ROWS = 512  # rows that llama.cpp computes in one batch
 _CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this
 _KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # bytes per value; a q8_0 block of 32 values includes a 2-byte scale
 _EMBEDDINGS = "token_embd.weight"
@@ -44,8 +44,8 @@ class LayerSizes:
     layers     size of each layer, including its part of the KV cache
     output     size of the output layer
     computing  size of the compute buffers on each GPU that has a layer
-    visiting   size of the largest matrix; for each batch of a long prompt, llama.cpp copies the matrices of CPU layers
-               to a GPU, one at a time
+    visiting   size of the largest matrix, because llama.cpp copies the matrices of CPU layers to a GPU one at a time
+               for each batch of a long prompt
     """
 
     layers: tuple[int, ...]
@@ -86,7 +86,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
 
 
 def resident_activations(file: GGUFFile) -> int:
-    """Return the bytes of activations that llama.cpp touches in main memory for a long prompt.
+    """Return how many bytes of activations llama.cpp touches in main memory for a long prompt.
 
     On a GPU, by contrast, the whole reserved buffer counts.
     """
@@ -98,8 +98,8 @@ def resident_activations(file: GGUFFile) -> int:
 def _of_all_layers(file: GGUFFile) -> int:
     """Return the number of per-layer embedding features of a token, summed over all layers (Gemma 3n and 4).
 
-    llama.cpp's compute buffer holds four copies of these while it computes them: we measured 2.00 MiB more for each
-    additional layer of 256 features.
+    llama.cpp's compute buffer holds four copies of these features while computing them. We measured 2.00 MiB more for
+    each additional layer of 256 features.
     """
     table = file.tensors.get("per_layer_token_embd.weight")
     return 0 if table is None else table.shape[0]
@@ -129,7 +129,7 @@ def _window_tokens(window: int, max_sequences: int) -> int:
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
     """Return the largest value of llama.cpp's `n_gpu_layers` that fits. The output layer counts as one layer.
 
-    free  free bytes of each GPU, of which a safety margin stays unused
+    free  free bytes on each GPU, including a safety margin that is not used
     """
     usable = [max(0, n - _MARGIN) for n in free]
     if not any(usable):
@@ -142,7 +142,7 @@ def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
 
 
 def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[int]:
-    """Return the bytes needed on each GPU if `n_layers` are offloaded and divided as llama.cpp does it."""
+    """Return the bytes needed on each GPU if `n_layers` are offloaded and divided the way llama.cpp does."""
     needed = [0] * len(free)
     total = sum(free)
     bounds = [part / total for part in accumulate(free)]
@@ -155,7 +155,7 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
 
 
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
-    """Return the bytes per token in the KV cache of each layer. Layers that reuse another layer's cache have 0."""
+    """Return the KV cache size of each layer in bytes per token. It is 0 if a layer reuses another layer's cache."""
     architecture, n_layers = file.string("general.architecture"), layers_of(file)
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
@@ -170,8 +170,8 @@ def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
     """Return the number of rows of each layer's largest matrix, an upper bound for the features of keys and values.
 
-    llama.cpp rejects a file whose metadata claims more features. Without the bound we would report such a file as too
-    large before llama.cpp can name the real problem.
+    llama.cpp rejects a file whose metadata claims more features. Without the upper bound, we would report such a file
+    as too large before llama.cpp could report the real problem.
     """
     most = [0] * n_layers
     for name, tensor in file.tensors.items():

@@ -1,4 +1,4 @@
-"""The registry's interface to llama.cpp: whether it is installed, how to install it, and which GPUs it can use."""
+"""The registry entry of llama.cpp. The backend itself is imported only when a model is opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LlamaGpus:
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
         from llmrun.backends.llama.gpu_layers import layer_sizes, layers_that_fit
 
-        assert options.context_size is not None, "sizes are for a number of tokens"
+        assert options.context_size is not None, "the context size must be known"
         tokens = options.context_size * options.max_sequences
         sizes = layer_sizes(file, tokens, options.kv_type, max_sequences=options.max_sequences)
         return layers_that_fit(sizes, free), len(sizes.layers) + 1
@@ -78,8 +78,8 @@ def install_command() -> str:
 def llama_requirement() -> str:
     """Return the pip requirement for llama.cpp, read from the metadata of the installed package.
 
-    It is right whether llmrun came from a clone, a wheel or an index. In a clone that was never installed, it is the
-    clone's own extra.
+    The metadata is correct whether llmrun was installed from a clone, a wheel or an index. In a clone that was never
+    installed, the result refers to the clone's own `llama` extra.
     """
     from importlib.metadata import PackageNotFoundError, requires
 

@@ -1,4 +1,4 @@
-"""Choosing the context size and the number of GPU layers for a model on llama.cpp."""
+"""Chooses the context size and the number of GPU layers for a model on llama.cpp."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placement that the options ask for.
+    """The placement that the user requested.
 
     context_size   tokens per sequence, or None for a sensible default
     max_sequences  maximum number of sequences in the cache
@@ -62,7 +62,7 @@ def decide_placement(
     if asked.gpu_layers == 0:
         return _context_in_memory(asked, file, train_context), 0
     found = devices()
-    known = all(device["total"] for device in found)  # Drivers that cannot tell the size report 0 of 0 bytes.
+    known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
 
     def fitting(context_size: int) -> int:
@@ -81,12 +81,12 @@ def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> 
     """Return the context size for a model in main memory. Raises DoesNotFit.
 
     llama.cpp fills its whole cache with zeros when it opens the model. If the system has overcommitted its memory, it
-    kills the process at that point, so the size is checked before.
+    kills the process at that point, so this function checks the size beforehand.
     """
     cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences)
     if asked.cache_tokens is not None:
         n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences)
-        cache = KVBytes(0, ((1, n_bytes),))  # The size is the same for every context size.
+        cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
     return context_for(
         asked.context_size,
         train_context=train_context,
@@ -110,6 +110,6 @@ def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_laye
 
 def _no_room(devices: Sequence[dict[str, Any]]) -> str:
     if not devices:
-        return "llama.cpp finds no GPU"
+        return "llama.cpp found no GPU"
     memory = [f"{shown(device['description'], 40)}: {format_mebibytes(device['free'])}" for device in devices]
     return f"no layer fits in the free GPU memory: {', '.join(memory)}"

@@ -1,4 +1,4 @@
-"""Finding the GPUs that llama.cpp can use on this machine.
+"""Finds the GPUs that llama.cpp can use on this machine.
 
 A child process asks llama.cpp, and the answer is cached on disk. Most commands only need to know that there is no GPU,
 and without the cache each of them would spend 0.1 s on starting llama.cpp.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmrun.backends.base import Progress
 
 _LIMIT_S = 20.0  # A GPU driver may hang, but a working one may need several seconds to wake eight GPUs.
-_RETRY_AFTER_S = 600.0  # A failed probe is not repeated for this long, because it may have used its whole time limit.
+_RETRY_AFTER_S = 600.0  # A failed probe is not repeated for this long, because it may have taken up to its time limit.
 _OVERRIDE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python loads its libraries from this folder if the variable is set.
 _GPU_VARIABLES = (
     "CUDA_",
@@ -45,7 +45,7 @@ _GPU_VARIABLES = (
     "ZE_",
     _OVERRIDE,
 )
-_GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # device names of NVIDIA, AMD, WSL, and any vendor
+_GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # device names used by NVIDIA, AMD, WSL, and all vendors
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -55,7 +55,7 @@ def is_installed() -> bool:
 
 
 def gpus(progress: Progress | None = None) -> Gpus:
-    """Return the GPUs that llama.cpp can offload layers to. Never raises, but returns a failure as the `reason`.
+    """Return the GPUs that llama.cpp can offload layers to. Failures are returned as the `reason`, not raised.
 
     Calls `progress` if the answer is not cached, which is usually only on the first run.
     """
@@ -95,7 +95,7 @@ def _find_gpus() -> Gpus:
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
     names = tuple(str(device["description"]) for device in answer["devices"])
-    return Gpus(names, "" if names else "llama.cpp finds no GPU")
+    return Gpus(names, "" if names else "llama.cpp found no GPU")
 
 
 def _devices() -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _package() -> Path | None:
 
 
 def _state(package: Path) -> str:
-    """Return a hash of everything that determines which GPUs llama.cpp can use; it is part of the cache file's name.
+    """Return a hash of everything that determines which GPUs llama.cpp can use, for the cache file's name.
 
     It covers the installation, the system's GPUs and driver, and the environment variables that hide or select GPUs.
     Several machines may share one home folder, so the cache can hold answers for more than one.

@@ -1,4 +1,4 @@
-"""The parent's side of the process that runs llama.cpp: starting it, sending requests, and reporting crashes."""
+"""Starts the child process that runs llama.cpp, sends requests to it, and reports crashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
-_KEPT_BYTES = 64 << 10  # how much of stderr is kept; the reason for a crash is at its end
+_KEPT_BYTES = 64 << 10  # how much of stderr to keep, from its end, where the reason for a crash is
 _EXIT_S = 5.0  # how long to wait for the process to exit
 _STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
 _PIECE_BYTES = 1 << 20  # maximum size of one write
@@ -29,7 +29,7 @@ _REASON = re.compile(
 
 
 class LlamaProcess:
-    """A child process that runs one llama.cpp model at a time. Only `stop` and `kill` are thread-safe."""
+    """A child process that runs llama.cpp with one model at a time. Only `stop` and `kill` are thread-safe."""
 
     def __init__(self) -> None:
         """Start the process. Raises LlmrunError if that fails."""
@@ -79,8 +79,8 @@ class LlamaProcess:
     def settle(self, doing: str) -> None:
         """Wait until no request is running.
 
-        One may still be running if the user pressed Ctrl-C twice: once during the request, and once while `ask` waited
-        for it to stop. Never raises BackendCrashed, because the next request will.
+        A request may still be running if the user pressed Ctrl-C during it and again while `ask` waited for it to stop.
+        This never raises BackendCrashed, because the next request will.
         """
         if not self._idle:
             self._wait_until_idle(doing)
@@ -89,7 +89,7 @@ class LlamaProcess:
         """Send a request and return its number, which `answer` needs.
 
         KeyboardInterrupt can cut off a request at any point. Each request therefore starts with a newline, so that the
-        worker can skip an incomplete one before it. Answers that nobody waits for are skipped as well.
+        worker can skip an incomplete request before it. Answers that no caller is waiting for are skipped as well.
         """
         self._requests += 1
         number = self._requests
@@ -118,7 +118,7 @@ class LlamaProcess:
                 progress(answer["progress"])
 
     def stop(self) -> None:
-        """Stop the running forward pass, or the next one. Safe in signal handlers and other threads."""
+        """Stop the forward pass that is running, or the next one. Safe in signal handlers and other threads."""
         self._flag[0] = 1
 
     @property
@@ -129,11 +129,11 @@ class LlamaProcess:
         self._flag[0] = 0
 
     def kill(self) -> None:
-        """Kill the process immediately. Safe in any thread; a thread that waits for an answer gets BackendCrashed."""
+        """Kill the process immediately. Safe in any thread. A thread waiting for an answer gets BackendCrashed."""
         self._process.kill()
 
     def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process. This is idempotent."""
         try:
             if self._process.returncode is None:
                 self.stop()
@@ -152,7 +152,7 @@ class LlamaProcess:
     def _wait_until_idle(self, doing: str) -> None:
         """Stop the current work and wait until it has stopped. Kill the process if that takes longer than _STOP_S.
 
-        If this wait is interrupted too, the stop flag stays set, so that the pass still ends.
+        If the wait itself is interrupted, the stop flag stays set, so the pass still ends.
         """
         self.stop()
         kill_timer = threading.Timer(_STOP_S, self.kill)
@@ -167,7 +167,7 @@ class LlamaProcess:
             kill_timer.cancel()
 
     def _end(self) -> int:
-        """Wait for the process to exit, or kill it after _EXIT_S. Returns its exit status."""
+        """Wait for the process to exit, and kill it if that takes longer than _EXIT_S. Returns its exit status."""
         try:
             return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
@@ -202,7 +202,8 @@ class LlamaProcess:
 def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
-    The terminal sends Ctrl-C to a whole group, and would otherwise interrupt a worker that is still starting.
+    The terminal sends Ctrl-C to all processes in the foreground group. In that group, the worker could be interrupted
+    while it is starting.
     """
     return subprocess.Popen(
         child_processes.command("backends.llama.worker", memory.handle),
@@ -213,7 +214,7 @@ def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
         pass_fds=memory.inherited,
         process_group=0 if os.name == "posix" else None,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        # Without GGML_NO_BACKTRACE, a crashing llama.cpp attaches a debugger to itself.
+        # Without GGML_NO_BACKTRACE, llama.cpp attaches a debugger to itself when it crashes.
         env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmrun.backends.llama.shared_memory import PAGE, rounded_to_pages
 
-# The first page holds the abort flag, two bytes that `strlen` reads. It stays mapped while the process runs.
+# The first page contains the abort flag: two bytes that `strlen` reads. It stays mapped while the process runs.
 FLAG_BYTES = PAGE
 
 # Maximum number of rows whose logits one llama_decode returns. llama.cpp reserves space for all of them in its compute
@@ -17,7 +17,7 @@ MOST_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The byte offsets of the shared arrays: inputs and logits of a forward pass, and the length of each sequence.
+    """The byte offsets of the shared arrays: a forward pass's inputs and logits, and the length of each sequence.
 
     rows             maximum number of rows in a pass
     vocabulary_size  logits per row

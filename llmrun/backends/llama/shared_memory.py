@@ -1,4 +1,4 @@
-"""Memory that is shared between a process and its child, without copying."""
+"""Memory that a process shares with its child process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
     The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
-    descriptors are not inherited. Only pages that have been written to take memory.
+    descriptors are not inherited. Only pages that have been written to use memory.
     """
 
     def __init__(self, handle: str) -> None:
@@ -34,7 +34,7 @@ class SharedMemory:
 
     @classmethod
     def attached(cls, handle: str) -> SharedMemory:
-        """Return the memory that the parent created. The child calls this."""
+        """Open the memory that the parent created. The child process calls this."""
         return cls(handle)
 
     @property
@@ -53,7 +53,7 @@ class SharedMemory:
         return mmap.mmap(descriptor, n_bytes)
 
     def close(self) -> None:
-        """Close the file. Existing mappings stay valid. Idempotent."""
+        """Close the file. Existing mappings stay valid. This is idempotent."""
         if self.handle and sys.platform != "win32":
             os.close(int(self.handle))
         self.handle = ""

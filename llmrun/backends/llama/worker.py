@@ -1,11 +1,11 @@
 """The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE`.
 
 llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
-it in a child process limits the damage, and the parent can tell the user what happened. Requests are lines on standard
-input, and each gets one line of answer on the original standard output (messages.py). Tokens and logits are in shared
+it in a child process limits the damage, and the parent can tell the user what happened. Each request is a line on
+standard input, and each answer is a line on the original standard output (messages.py). Tokens and logits are in shared
 memory (shared_layout.py).
 
-The worker uses ctypes and only the declarations of llama-cpp-python, so it starts in a tenth of a second.
+The worker uses only the ctypes declarations from llama-cpp-python, so it starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
 _CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this
-_UBATCH = 512  # rows that llama.cpp runs at once; its own default
+_UBATCH = 512  # rows that llama.cpp runs at a time, which is also its default
 _PROGRESS_STEPS = 50
 
 # llama.cpp splits most text with std::regex, which recurses for every character of a match and uses 326 bytes of stack
-# each time. With an 8 MiB stack, a run of 25,000 dots crashes the process.
+# per character. With an 8 MiB stack, a run of 25,000 dots crashes the process.
 _STACK_OF_A_BYTE = 1024
 _SHORT_TEXT = 4096
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 class LlamaWorker:
-    """The handler of requests, with one model open at a time.
+    """Handles requests, with at most one model open at a time.
 
     Each `do_*` method handles one operation and returns the fields of its answer. `number` identifies the request.
     """
@@ -106,7 +106,7 @@ class LlamaWorker:
         rows: int,
         vocabulary_size: int,
     ) -> dict[str, Any]:
-        """Load a model and create a context. If that fails, the answer has llama.cpp's error message as `failed`."""
+        """Load a model and create a context. If that fails, the answer's `failed` is llama.cpp's error message."""
         self.do_close()
         self._lines.clear()
         if not self._load(path, gpu_layers):
@@ -121,7 +121,7 @@ class LlamaWorker:
         self._layout = Layout(rows, vocabulary_size, max_sequences)
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
-        # The lengths are in shared memory so that the parent knows them even if it did not wait for an answer.
+        # The lengths are in shared memory so that the parent can read them even if it did not wait for an answer.
         self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
         self._lengths[:] = [0] * max_sequences
         return {
@@ -155,7 +155,7 @@ class LlamaWorker:
         status = self._llama.llama_decode(self._context, self._batch)
         if status == 0:
             if wanted:
-                os.write(self._answers, NEARLY)  # The reader wakes up while we copy the logits.
+                os.write(self._answers, NEARLY)  # The parent wakes up while this process copies the logits.
                 self._copy_logits(wanted)
             for seq in self._sequences[:rows]:
                 self._lengths[seq] += 1
@@ -212,7 +212,7 @@ class LlamaWorker:
             room = -n
 
     def do_piece(self, token: int) -> dict[str, Any]:
-        """Return the bytes of a token, decoded as Latin-1 so that JSON can hold them."""
+        """Return the bytes of a token, decoded as Latin-1 so that they can be sent as JSON."""
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         room = 64
         while True:
@@ -301,8 +301,8 @@ class LlamaWorker:
     def _keep(self, seq: int, n: int) -> int:
         """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
 
-        It is impossible if generation could not continue from there: a recurrent state cannot go back, and a sliding
-        window may have discarded tokens that are needed again.
+        Truncation is impossible if the model has a recurrent state, which cannot go back, or if a sliding window has
+        discarded tokens that are needed again.
         """
         if n and self._llama.llama_memory_seq_rm(self._cache, seq, n, -1) and self._reaches_back(seq, n):
             return n
@@ -312,7 +312,7 @@ class LlamaWorker:
     def _reaches_back(self, seq: int, n: int) -> bool:
         if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
             return False
-        window = self._llama.llama_model_n_swa(self._model)  # number of tokens that token n sees, including itself
+        window = self._llama.llama_model_n_swa(self._model)  # includes the current token
         return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
@@ -326,15 +326,15 @@ class LlamaWorker:
         return [line for _, line in self._lines]
 
     def _last_error(self) -> str:
-        """Return the first error line of the log. llama.cpp reports the cause first and more general errors later."""
+        """Return the first error line in the log. llama.cpp reports the cause first and more general errors later."""
         errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
         return errors[0] if errors else ""
 
 
 def _declarations() -> Any:
-    """Import llama-cpp-python's module of declarations without running the package's `__init__`.
+    """Import the module with llama-cpp-python's ctypes declarations, without running the package's `__init__`.
 
-    The `__init__` imports Jinja2, NumPy and more, which takes 0.13 to 0.24 s. The module alone takes 0.035 s.
+    `__init__` imports Jinja2, NumPy and more, which takes 0.13 to 0.24 s. The module alone takes 0.035 s.
     """
     found = importlib.util.find_spec("llama_cpp")
     if found is None or found.submodule_search_locations is None:
@@ -387,8 +387,8 @@ def _leave_no_core_file() -> None:
 def _end_with_the_parent(requests: int) -> None:
     """Exit as soon as the other end of the request pipe is closed, even in the middle of a forward pass.
 
-    Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it already does so when the parent's thread
-    that started this process ends.
+    Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it sends the signal as soon as the thread that
+    started this process ends, even if the parent is still alive.
     """
     if not hasattr(select, "poll"):
         return  # On Windows, the worker notices when it reads the next request.

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
-    """Convert text to the form that a voice gets: one character, chr(id), for each byte or control token.
+    """Convert text to the form that a voice receives: one character, chr(id), for each byte or control token.
 
-    control_tokens  control tokens of the model, in addition to those that every scripted model has
+    control_tokens  the model's control tokens, in addition to those that every scripted model has
     """
     tokenizer = ScriptedTokenizer(more_control_tokens=control_tokens)
     return "".join(map(chr, tokenizer.encode(text, add_special=False, parse_special=True)))
@@ -58,7 +58,7 @@ def require(condition: bool, breach: str) -> None:
 
 
 def echo(history: str) -> int | None:
-    """Answer a chat with "You said: " and the last user message. Continue other text with lower-case letters."""
+    """Answer a chat with "You said: " and the last user message. Continue any other text with lowercase letters."""
     before, asked, said = history.rpartition(_ASSISTANT)
     if not asked:
         return b"etaoin shrdlu "[sum(map(ord, history[-3:])) % 14]
@@ -69,9 +69,9 @@ def echo(history: str) -> int | None:
 def scripted_answers(script: Sequence[tuple[str, str]], control_tokens: Sequence[str] = ()) -> Voice:
     """Return a voice that gives scripted answers.
 
-    script  pairs of a cue and the answer that follows it
+    script  pairs of a cue and its answer
 
-    The voice answers the cue that occurs last in the sequence. It returns noise if there is no cue, or if the text
+    The voice answers the cue that occurs last in the sequence. It produces noise if there is no cue, or if the text
     after the cue differs from the answer.
     """
     pairs = [(as_characters(cue, control_tokens), as_characters(answer, control_tokens)) for cue, answer in script]
@@ -93,7 +93,7 @@ class ScriptedCache:
     """A KVCache that stores the tokens themselves instead of keys and values.
 
     checkpoint  None to keep any prefix exactly. A number N simulates a recurrent model that saves its state every N
-                tokens: truncating or copying n tokens keeps n - n % N of them.
+                tokens, so truncating or copying n tokens keeps n - n % N of them.
     """
 
     def __init__(self, max_sequences: int, capacity: int, checkpoint: int | None) -> None:
@@ -141,7 +141,7 @@ class ScriptedBackend:
     capacity         capacity of the cache in tokens, or None for a full context per sequence
     checkpoint       see ScriptedCache
     step_seconds     duration of each forward pass, during which `cancel` can stop it
-    train_context    the context the model was trained for, or None for the size of the context
+    train_context    the context size that the model was trained for, or None for the same as context_size
     control_tokens   control tokens in addition to those that every scripted model has
     chat_template    the model's chat template, or None to use the default template of its family
     """
@@ -215,8 +215,8 @@ class ScriptedBackend:
     def _sleep(self) -> None:
         """Sleep for the duration of a pass, or raise Cancelled if it is cancelled.
 
-        This polls a flag instead of waiting for a threading.Event. If a signal handler set an Event, it could deadlock
-        on the Event's lock, which the interrupted thread may hold.
+        This method polls a flag instead of waiting for a threading.Event. A signal handler that set an Event could
+        deadlock on the Event's lock, because the interrupted thread may hold it.
         """
         end = time.monotonic() + self._step_seconds
         while not self._cancelled and (left := end - time.monotonic()) > 0:
@@ -260,8 +260,8 @@ class ScriptedStandIn:
     def open(self, path: Path, options: OpenOptions) -> ScriptedBackend:
         """Open the echoing backend or, for a .json file, the backend that the file describes.
 
-        The file holds an object with an optional list "answers" of [cue, answer] pairs and any of ScriptedBackend's
-        keyword arguments. Raises UsageError if it is not valid.
+        The file contains an object with an optional list "answers" of [cue, answer] pairs, and any of ScriptedBackend's
+        keyword arguments. Raises UsageError if the file is not valid.
         """
         asked: dict[str, Any] = {"max_sequences": options.max_sequences}
         if options.context_size is not None:

@@ -21,10 +21,10 @@ _MARK = "\ufdd0"  # a Unicode noncharacter, which does not occur in normal text
 class ScriptedTokenizer:
     """A tokenizer with a token for each byte.
 
-    Ids 0 to 255 are the bytes. The control tokens follow, and then words (" w0", " w1", ...) up to the size of the
+    Ids 0 to 255 are the bytes. The control tokens follow, and made-up words (" w0", " w1", ...) fill the rest of the
     vocabulary. The model can generate these words, but `encode` never returns them.
 
-    more_control_tokens  added after CONTROL_TOKENS, for tests of templates that use other control tokens
+    more_control_tokens  tokens to add after CONTROL_TOKENS, for tests of templates that use other control tokens
     """
 
     def __init__(self, vocabulary_size: int = FIRST_WORD, *, more_control_tokens: Sequence[str] = ()) -> None:

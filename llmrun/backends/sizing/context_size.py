@@ -1,4 +1,4 @@
-"""Choosing the context size of a model: the requested size if it fits in memory, or a sensible default."""
+"""Chooses a model's context size, which is the requested size if it fits in memory, or a sensible default."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from llmrun.errors import DoesNotFit
 from llmrun.gguf.problems import shown
 
 # The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
-# Unused cache costs nothing, because the system allocates its pages on first use.
+# Unused parts of the cache cost nothing, because the system allocates pages on first use.
 LARGEST_DEFAULT: Final = 32_768
-# The largest default for caches that are filled with zeros at the start, because those use all their memory at once.
+# The largest default for caches that are filled with zeros at the start, so that all of their memory is in use.
 LARGEST_FILLED_DEFAULT: Final = 8_192
 
 _LEAST_DEFAULT = 512  # tokens; smaller contexts are useless, so below this the default may use all free memory
@@ -26,9 +26,9 @@ _STEP = 32  # tokens per block of the paged cache
 class MemoryNeeds:
     """The memory that a model needs, and the memory that is free.
 
-    footprint   the needs of the model in bytes (footprint.py)
+    footprint   the memory that the model needs (footprint.py)
     free        free memory in bytes, or None if the system does not report it
-    parameters  number of parameters of the model, or 0 if unknown
+    parameters  number of parameters in the model, or 0 if unknown
     """
 
     footprint: Footprint
@@ -50,18 +50,18 @@ class MemoryNeeds:
 
     @property
     def most_weights(self) -> int:
-        """The bytes of weights that would fit together with the smallest useful context."""
+        """The size in bytes of the largest weights that would fit together with the smallest useful context."""
         room = self._room + self.footprint.weights - self.footprint.mapped - self.footprint.cache.of(_LEAST_DEFAULT)
         return max(0, room)
 
     @property
     def most_bits(self) -> float:
-        """The bits per parameter at which the weights would fit together with the smallest useful context."""
+        """The largest number of bits per parameter that would fit together with the smallest useful context."""
         return 8 * self.most_weights / self.parameters
 
     @property
     def _room(self) -> int:
-        """The free bytes for the cache. Negative if even the model does not fit."""
+        """The number of free bytes for the cache. It is negative if the model alone does not fit."""
         assert self.free is not None
         return self.free - self.footprint.pinned
 
@@ -78,10 +78,10 @@ class MemoryNeeds:
 def context_for(
     asked: int | None, *, train_context: int, largest_default: int, needs: MemoryNeeds, kv_type: str, path: str
 ) -> int:
-    """Return the context size to use, in tokens. Raises DoesNotFit if it does not fit in memory.
+    """Return the context size to use, in tokens. Raises DoesNotFit if the memory is not sufficient.
 
-    This is `asked` if it is given. The default is the trained context, limited to `largest_default` and to what takes
-    half of the memory that the weights leave free. The memory limit does not reduce it below 512 tokens.
+    The result is `asked` unless that is None. The default is the trained context, limited to `largest_default` and to
+    half of the memory that the weights leave free. This memory limit does not reduce it below 512 tokens.
     """
     if asked is not None:
         context = asked

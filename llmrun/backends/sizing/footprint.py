@@ -1,7 +1,7 @@
-"""Estimating the memory that a model needs from its header alone, without loading or downloading the weights.
+"""Estimates the memory that a model needs from its header alone, without loading or downloading the weights.
 
-The total is the peak of all processes together, as the operating system counts it. The weights in memory, the KV cache
-and the activations are computed from the header. The sizes of the programs and vocabularies were measured.
+The total is the combined peak memory of all processes, as the operating system counts it. The sizes of the weights, the
+KV cache and the activations are computed from the header. The sizes of the programs and vocabularies were measured.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from llmrun.backends.sizing.kv_bytes import KVBytes
     from llmrun.gguf.reader import GGUFFile
 
-# These come from the peak memory of `llmrun generate` with three tiny models: one with almost no vocabulary, and two
-# with vocabularies of 30,256 and 100,356 tokens. The CPU engine took 97.3, 108.4 and 137.6 MB, of which 0.1, 3.3 and
-# 11.2 MB were weights and header. With llama.cpp, llmrun took 95.4, 103.9 and 127.4 MB, and the child process took
-# 28.2, 38.6 and 70.7 MB.
+# These sizes come from the peak memory of `llmrun generate` with three tiny models. One has almost no vocabulary, and
+# the others have vocabularies of 30,256 and 100,356 tokens. The CPU engine used 97.3, 108.4 and 137.6 MB, of which 0.1,
+# 3.3 and 11.2 MB were weights and header. With llama.cpp, llmrun used 95.4, 103.9 and 127.4 MB, and the child process
+# used 28.2, 38.6 and 70.7 MB.
 ENGINE_PROCESS: Final = 97_000_000  # Python, NumPy, llvmlite, kernels
-CLIENT_PROCESS: Final = 95_000_000  # the same without llvmlite
+CLIENT_PROCESS: Final = 95_000_000  # Python, NumPy and the rest of llmrun, without llvmlite and kernels
 LLAMA_PROCESS: Final = 28_000_000
 _TOKEN = 290  # bytes per token of the vocabulary, for the tokenizer and its source data, in each process
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory that the parts of a model need, in bytes.
+    """The memory that each part of a model needs, in bytes.
 
     weights     size of all matrices in memory
     mapped      the part of `weights` in pages of the mapped file, which the system can reclaim
     cache       size of the KV cache as a function of the context size
-    scratch     size of activations and temporarily unpacked weights in a step of full size
+    scratch     size of activations and temporarily unpacked weights in a step of maximum size
     vocabulary  size of the tokenizer's data
-    header      size of the header, which is freed when the model is open and before scratch and cache are used
-    programs    size of all processes before they open a model
+    header      size of the header, which is freed after the model is opened, before scratch and cache are used
+    programs    size of all processes before they open the model
     """
 
     weights: int
@@ -50,12 +50,12 @@ class Footprint:
 
     @property
     def pinned(self) -> int:
-        """The memory that must be free to open the model in a running program, without the KV cache."""
+        """The memory in bytes that must be free to open the model in a running program, excluding the KV cache."""
         return self.weights - self.mapped + self.scratch + self.vocabulary
 
 
 def vocabulary_bytes(file: GGUFFile) -> int:
-    """Return the bytes that one process needs for the vocabulary of a model."""
+    """Return how many bytes one process needs for a model's vocabulary."""
     return _TOKEN * len(file.strings("tokenizer.ggml.tokens")) if file.has("tokenizer.ggml.tokens") else 0
 
 

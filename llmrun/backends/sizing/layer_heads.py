@@ -1,4 +1,4 @@
-"""Reading the head sizes of each layer from the header, for architectures that our own engine has no plan for."""
+"""Reads the head sizes of each layer from the header, for architectures that our own engine does not support."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def head_sizes(file: GGUFFile, windows: Sequence[int], default: int) -> list[tuple[int, int]]:
-    """Return for each layer the number of features of a key and of a value in one head, as llama.cpp caches them.
+    """Return the key and value sizes of one head in each layer, in features, as llama.cpp caches them.
 
-    Layers with a sliding window may have different sizes from the others. If the file does not give a size, it is
-    `default`. With latent attention (MLA), values are part of the cached keys, so their size is 0.
+    Layers with a sliding window may have different sizes from the others. If the file does not specify a size, the
+    result is `default`. With latent attention (MLA), values are part of the cached keys, so their size is 0.
     """
     attention = f"{file.string('general.architecture')}.attention"
     if file.integer(f"{attention}.value_length_mla", 0):

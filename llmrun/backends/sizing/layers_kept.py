@@ -1,4 +1,4 @@
-"""Reading from the header how many layers llama.cpp runs, and how many of them store keys and values."""
+"""Reads from the header how many layers llama.cpp runs, and how many of them store keys and values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# The number of layers of gemma3n that store keys and values. The other layers reuse those. It is not in the file.
+# The number of gemma3n layers that store keys and values, which is not in the file. The other layers reuse theirs.
 _GEMMA3N_STORING = 20
 
 
@@ -18,14 +18,14 @@ def layers_of(file: GGUFFile) -> int:
 def layers_run(file: GGUFFile) -> int:
     """Return the number of layers that llama.cpp runs.
 
-    It skips the layers for multi-token prediction at the end: they are not loaded and have no cache.
+    llama.cpp skips the layers for multi-token prediction at the end. They are not loaded and have no cache.
     """
     ahead = file.integer(f"{file.string('general.architecture')}.nextn_predict_layers", 0, minimum=0)
-    return max(0, layers_of(file) - ahead) or layers_of(file)  # A file with only such layers counts all of them.
+    return max(0, layers_of(file) - ahead) or layers_of(file)  # all, if the file has only such layers
 
 
 def storing_layers(file: GGUFFile) -> int:
-    """Return how many layers store keys and values. These come first; the others reuse theirs or are not run."""
+    """Return how many layers store keys and values. They come first; the others reuse their cache or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
     if architecture == "gemma3n":
         return min(run, _GEMMA3N_STORING)

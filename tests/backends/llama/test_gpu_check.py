@@ -67,7 +67,7 @@ def test_a_build_that_hangs_is_given_up(
 ) -> None:
     monkeypatch.syspath_prepend(fake_llama(tmp_path, **{where: HANGS}))
     trial = tried(patience=1.5)
-    assert trial.failure == f"llama.cpp gave no answer within 1.5 s while {doing}"
+    assert trial.failure == f"llama.cpp did not answer within 1.5 s while {doing}"
     assert trial.crashed
 
 

@@ -48,7 +48,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBuffer:
-    """A value quantized to int8 in blocks of 32, with their scales, offsets and sums (quantize.py)."""
+    """A value quantized to int8 in blocks of 32. Each block has a scale, an offset and three sums (quantize.py)."""
 
     integers: Buffer
     scales: int
@@ -60,27 +60,27 @@ class QuantizedBuffer:
 
 @dataclass(slots=True)
 class OpRecord:
-    """A call of a kernel, not yet written to memory. `words` is a NamedTuple from plan/ops, stored from OP_ARGS on."""
+    """A kernel call before it is written to memory. `words` is a NamedTuple from plan/ops that is stored at OP_ARGS."""
 
     kernel: KernelName
     rows: int
     flags: int
     words: Sequence[int]
-    # The input of a product that does not add to another output. A following product of the same input needs no barrier
-    # before it.
+    # The input of a matrix product that does not add to an existing output, else None. If the next record is a matrix
+    # product with the same input, no barrier is needed between them.
     independent_input: Value | None = None
 
 
 @dataclass(slots=True)
 class Lowered:
-    """Records ready to run, and everything they point to."""
+    """Records that are ready to run, and the memory that they refer to."""
 
     records: NDArray[np.int64]  # [ops, OP_WORDS]
-    counters: NDArray[np.int64]  # [ops, 8]; each claim counter has a cache line to itself
-    kernels: list[KernelName]  # one per record
-    origins: list[int]  # one per record: the index of its op in the plan
+    counters: NDArray[np.int64]  # [ops, 8]; each claim counter has its own cache line
+    kernels: list[KernelName]  # the kernel of each record
+    origins: list[int]  # for each record, the index of its op in the plan
     logits_width: int  # the vocabulary size, padded to whole vectors
-    experts_used: int  # the rows of a CHOSEN value per row of the step
+    experts_used: int  # number of rows that a CHOSEN value has for each row of the step
     keep: list[object] = field(default_factory=list)
 
     def link(self) -> None:
@@ -92,7 +92,7 @@ class Lowered:
 class RowMemory:
     """An allocator of row buffers for values. Released memory is reused only after a barrier that all threads pass.
 
-    A value whose width is not a multiple of the vector size keeps its memory, because its padding must stay zero.
+    Values whose width is not a multiple of the vector size are never released, because their padding must stay zero.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class RowMemory:
 class Lowering:
     """The state of lowering a plan to records, op by op.
 
-    `shared` holds what all ops of one family share, by name.
+    `shared` maps names to objects that all ops of one family use.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Lowering:
         self.records: list[OpRecord] = []
 
     def most_rows(self, value: Value) -> int:
-        """Return how many rows of a value need memory. In a step of one row, each thread may have a copy."""
+        """Return how many rows to allocate for a value. In a step of one row, each thread may have its own copy."""
         return max(self.max_rows, self.n_threads) * value.copies
 
     def take(self, value: Value, row_bytes: int) -> int:
@@ -160,8 +160,8 @@ class Lowering:
     def is_private_sum(self, value: Value) -> bool:
         """Return whether each thread has its own copy of a sum in a step of one row.
 
-        That is so if only row-wise ops compute the value and add to it, and saves barriers. A value to which products
-        are added is shared because each thread computes a part of it.
+        This is the case if only row-wise ops compute the value and add to it, and it saves barriers. If matrix products
+        are added to a value, the threads share it, because each thread computes a part of it.
         """
         return value not in self._sums_of_products
 
@@ -189,7 +189,7 @@ class Lowering:
         return self.buffers[value]
 
     def emit(self, kernel: KernelName, value: Value, flags: int, words: Sequence[int]) -> OpRecord:
-        """Append a record that works on the rows of a value."""
+        """Append a record that processes the rows of a value."""
         record = OpRecord(kernel, _STEP_ROWS[value.rows], flags, words)
         self.records.append(record)
         return record
@@ -206,20 +206,20 @@ class Lowering:
         return Buffer(self.kept_vector(values), 0, private=False)
 
     def cache_of(self, kv: LayerKV) -> tuple[int, int]:
-        """Return (address of a layer's first block, bytes of a block)."""
+        """Return (address of a layer's first block, bytes per block)."""
         memory = self.kv[kv.group]
         return address_of(memory[kv.layer]), memory.shape[2]
 
     def tables_of(self, kv: LayerKV) -> int:
-        """Return the index of a layer's block tables among those of a step, which are ordered by window."""
+        """Return the index of a layer's block tables in a step's list of tables, which is ordered by window."""
         return self.plan.windows.index(kv.shape.window)
 
 
 def float_word(value: float) -> int:
-    """Return a float32 in the low half of a word."""
+    """Encode a float32 in the low half of a word."""
     return int(np.float32(value).view(np.uint32))
 
 
 def private_inputs(*buffers: Buffer) -> int:
-    """Return the flags that mark which of an op's inputs, in order, are private."""
+    """Return the flags that mark which of an op's inputs are private. `buffers` are the inputs in order."""
     return sum(flag for flag, buffer in zip(_PRIVATE_INPUTS, buffers, strict=False) if buffer.private)

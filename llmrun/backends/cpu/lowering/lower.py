@@ -1,4 +1,4 @@
-"""Lowers a plan to records: chooses kernels, places buffers, quantizes activations for integer weights, sets barriers.
+"""Lowers a plan to records. This includes choosing kernels, placing buffers and inserting barriers.
 
 The modules in backends/cpu/ops lower the individual ops.
 """
@@ -50,7 +50,7 @@ def _records(work: Lowering) -> Lowered:
 
 
 def _flags(work: Lowering, index: int) -> int:
-    """Return a record's flags, with a barrier unless the next record is a product with the same input."""
+    """Return a record's flags. They include a barrier unless the next record is a matmul with the same input."""
     record = work.records[index]
     following = work.records[index + 1] if index + 1 < len(work.records) else None
     if (
@@ -75,7 +75,7 @@ def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
 
 
 def kv_shapes(plan: Plan, n_blocks: Sequence[int], kv_type: str) -> list[tuple[int, int, int]]:
-    """Return the shape of the KV cache for each group of layers: (layers, blocks, bytes of a block).
+    """Return the shape of the KV cache for each group of layers: (layers, blocks, bytes per block).
 
     `n_blocks` is the number of blocks for each window.
     """
@@ -92,12 +92,12 @@ def lower(
     max_rows: int,
     n_threads: int,
 ) -> Lowered:
-    """Lower `plan` to records over packed weights and a KV cache of the shapes from `kv_shapes`."""
+    """Lower `plan` to records that use the packed weights and a KV cache with the shapes from `kv_shapes`."""
     return _records(Lowering(plan, packed, kv, kv_type, max_rows, n_threads))
 
 
 def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:
-    """Return the bytes that `lower` allocates for activations and scratch memory.
+    """Return how many bytes `lower` allocates for activations and scratch memory.
 
     Runs `lower` with placeholder weights and a placeholder KV cache of one block. The partial results of attention are
     therefore counted for one block only. For a whole cache they would add 0.2 % of its size, or 0.5 to 2 % with latent

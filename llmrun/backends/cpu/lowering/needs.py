@@ -1,4 +1,4 @@
-"""The bytes that ops read and the products they compute. Profiles and rooflines compare measured times with these."""
+"""The cost of ops in bytes read and multiply-adds computed. Profiles and rooflines compare measured times with it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The work of one or more ops.
+    """The cost of one or more ops.
 
-    weight_bytes      packed weights; read from memory once per step for any number of rows
-    kv_bytes          keys and values read, or written by rope_store; each once per step
-    activation_bytes  activations read and written; they stay in caches, so memory bandwidth does not limit them
-    products          int8 multiply-adds
-    float_products    float32 multiply-adds, from float weights and attention
+    weight_bytes      bytes of packed weights, which are read from memory once per step for any number of rows
+    kv_bytes          bytes of keys and values read, or written by rope_store, once per step
+    activation_bytes  bytes of activations read and written; they stay in the CPU caches, so memory bandwidth does not
+                      limit them
+    products          number of int8 multiply-adds
+    float_products    number of float32 multiply-adds, from float weights and attention
     """
 
     weight_bytes: int = 0
@@ -38,7 +39,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step of one sequence: `rows` tokens from position `start` on, with logits for `wanted` of them."""
+    """A step that runs `rows` tokens of one sequence from position `start`, and returns logits for `wanted` of them."""
 
     rows: int
     start: int = 0
@@ -49,10 +50,10 @@ class StepShape:
         return self.wanted if value.rows is Rows.WANTED else self.rows * value.copies
 
     def float_bytes(self, *values: Value) -> int:
-        """Return the bytes of values stored as float32."""
+        """Return the size in bytes of values stored as float32."""
         return sum(self.of(value) * value.width * FLOAT for value in values)
 
 
 def kv_position_bytes(shape: KVShape, kv_type: str) -> int:
-    """Return the bytes that one layer stores per position."""
+    """Return the number of bytes that one layer's KV cache uses per position."""
     return shape.block_bytes(kv_type) // BLOCK

@@ -1,4 +1,4 @@
-"""Activations on the CPU."""
+"""Activation functions on the CPU."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AttentionMemory(NamedTuple):
-    """Memory that all layers of a shape share: scratch for each thread, and partial results for each chunk.
+    """The memory shared by all layers of the same shape. It holds scratch per thread and partial results per chunk.
 
     All fields are addresses or sizes in bytes.
     """
@@ -36,7 +36,7 @@ class AttentionMemory(NamedTuple):
 
 
 def _attention(work: Lowering, op: Attention) -> None:
-    """Emit attention and the merge of its partial results.
+    """Emit a record that computes attention and a record that merges its partial results.
 
     For one row, the merge writes a copy of the output for each thread. For many rows, attention writes each row once.
     """
@@ -87,7 +87,7 @@ def attention_shape(kv: LayerKV) -> AttentionShape:
 
 
 def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
-    """Return the memory that all layers of a shape share. The first call allocates it."""
+    """Return the memory shared by all layers of the same shape. The first call allocates it."""
     key = f"attention {kv.group}"
     if key not in work.shared:
         shape = attention_shape(kv)
@@ -107,8 +107,8 @@ def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
     of_context = -(-n_blocks * BLOCK // CHUNK)
     if not shape.window:
         return of_context
-    # Blocks behind a window are reused, so a sequence outgrows n_blocks. A window that begins inside a chunk then
-    # reaches into one more chunk.
+    # Blocks that have left the window are reused, so a sequence can be longer than n_blocks. A window that begins
+    # inside a chunk then extends into one more chunk.
     return min(of_context, -(-(shape.window - 1) // CHUNK)) + 1
 
 
@@ -127,14 +127,14 @@ def _needs(op: Attention, kv_type: str, step: StepShape) -> Needs:
 
 
 def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionSpeed:
-    """Return the speed of a layer's shape without its window, which limits the work but not the speed."""
+    """Return the attention speed for a layer's shape. The window is ignored because it does not affect the speed."""
     return speeds.attention(replace(attention_shape(kv), window=0), kv_type)
 
 
 def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """Return the expected seconds, with the speed of reading limited to the memory bandwidth.
+    """Return the expected time in seconds, with the read speed capped at the memory bandwidth.
 
-    In the small trial, keys and values fit in the processor's caches. In a whole model they come from memory.
+    In the small trial, keys and values fit in the processor's caches. In a real model, they are read from memory.
     """
     needs = _needs(op, kv_type, step)
     speed = attention_speed(op.kv, speeds, kv_type)

@@ -1,4 +1,4 @@
-"""The description of one kind of op for the CPU engine."""
+"""The functions that the CPU engine needs for each kind of op."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SecondsOf = Callable[[Any, "SpeedTable", str, StepShape], float]
 
 @dataclass(frozen=True, slots=True)
 class CpuOp:
-    """One kind of op. `needs` and `seconds` take the op, the type of the KV cache and the step.
+    """A kind of op. `needs` and `seconds` are called with the op, the KV cache type and the step.
 
     name     the name in profiles; ops that do the same work share a name
-    lower    appends the records that compute it
-    needs    returns the bytes it reads and its products in a step, without quantizing its input
-    seconds  returns how long it is expected to take in a step
+    lower    appends the records that compute the op
+    needs    returns the op's cost in a step, excluding the quantization of its input
+    seconds  returns the op's expected time in a step
     """
 
     name: str
@@ -36,9 +36,9 @@ class CpuOp:
 
 
 def reads_and_writes(values: Callable[[Any], tuple[Value, ...]]) -> NeedsOf:
-    """Return a function for the needs of ops without weights.
+    """Return a function that computes the cost of ops without weights.
 
-    `values` lists the values of an op, each as many times as it is read or written.
+    `values` lists an op's operands, once for each read or write.
     """
 
     def needs(op: Any, kv_type: str, step: StepShape) -> Needs:
@@ -48,9 +48,9 @@ def reads_and_writes(values: Callable[[Any], tuple[Value, ...]]) -> NeedsOf:
 
 
 def takes_as_long_as(name: str, value: str = "out") -> SecondsOf:
-    """Return a function that estimates an op's time by that of a measured one, "rmsnorm" or "swiglu".
+    """Return a function that estimates an op's time from the time of a measured op, "rmsnorm" or "swiglu".
 
-    `value` is the attribute of the op with the value whose size counts.
+    `value` names the op's attribute with the operand whose size determines the time.
     """
     value_of = attrgetter(value)
 
@@ -61,6 +61,6 @@ def takes_as_long_as(name: str, value: str = "out") -> SecondsOf:
 
 
 def row_seconds(name: str, value: Value, speeds: SpeedTable, step: StepShape) -> float:
-    """Return the seconds that a measured row-wise op takes on all rows of a value."""
+    """Return the time in seconds that a measured row-wise op takes for all rows of a value."""
     rows = step.of(value)
     return speeds.rows(name).seconds(rows, value.width) if rows else 0.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _convolve(work: Lowering, op: Convolve) -> None:
-    """Emit a record that stores all rows in the cache, and one that convolves each row with earlier ones."""
+    """Emit a record that stores all rows in the cache, and a record that convolves each row with earlier rows."""
     shape = op.kv.shape
     assert isinstance(shape, ConvolutionShape)
     assert shape.width % LANES == 0

@@ -43,12 +43,12 @@ _GATINGS = {
 
 
 def _route(work: Lowering, op: Route) -> None:
-    """Emit two records.
+    """Emit a record that chooses experts, and a record that builds the routing tables.
 
-    In the first, each thread chooses the experts for some of the rows. In the second, one thread builds the tables.
+    Each thread chooses the experts for some of the rows. One thread builds the tables.
     """
     routing, logits = op.routing, work.buffers[op.logits]
-    assert routing.used == work.plan.experts_used, "one step has one number of chosen rows"
+    assert routing.used == work.plan.experts_used, "all layers must use the same number of experts"
     tables = work.tables[routing] = _take_tables(work, routing)
     bias, scales = (0 if of is None else work.kept_vector(of) for of in (op.selection_bias, op.expert_scales))
     scratch, scratch_bytes = _scratch(work)
@@ -88,7 +88,7 @@ def _route(work: Lowering, op: Route) -> None:
 def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
     tables, layout = work.tables[op.routing], work.packed[op.weight.name].layout
     n_groups = layout.n_groups // op.routing.experts
-    assert op.out.width == n_groups * 16, "an expert's outputs are whole groups"
+    assert op.out.width == n_groups * 16, "an expert's outputs must be whole groups"
     source = product_input(work, op.x, op.weight)
     out = work.place(op.out, private=False)
     has_own_rows = op.x.rows is Rows.CHOSEN
@@ -107,7 +107,7 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
 
 def _expert_bias(work: Lowering, op: ExpertBias) -> None:
     tables, x, out = work.tables[op.routing], work.buffers[op.x], work.place(op.out, private=True)
-    assert op.bias.shape[1] % LANES == 0  # true for all outputs of experts
+    assert op.bias.shape[1] % LANES == 0  # the output size of every expert is a multiple of LANES
     biases = np.ascontiguousarray(op.bias)
     work.keep.append(biases)
     words = ExpertBiasWords(
@@ -127,7 +127,7 @@ def _expert_bias(work: Lowering, op: ExpertBias) -> None:
 def _combine(work: Lowering, op: Combine) -> None:
     """Emit the weighted sum of the experts' outputs.
 
-    If the threads share the destination, each adds some of the columns and all wait at a barrier.
+    If the threads share the destination, each thread adds some of the columns, and all threads wait at a barrier.
     """
     tables, y = work.tables[op.routing], work.buffers[op.y]
     out = work.buffers[op.out] if op.adds else work.place(op.out, private=True)
@@ -151,7 +151,7 @@ def _combine(work: Lowering, op: Combine) -> None:
 
 
 def give_back_tables(work: Lowering, routing: Routing) -> None:
-    """Release the memory of tables that no later op reads."""
+    """Release the memory of routing tables that no later op reads."""
     tables = work.tables.pop(routing)
     work.rows.give_back(tables.head, _tables_bytes(work, routing))
 
@@ -185,7 +185,7 @@ def _scratch(work: Lowering) -> tuple[int, int]:
 
 
 def _own_numbers(work: Lowering, routing: Routing) -> int:
-    """Return the address of the row numbers 0, 1, 2 and so on, for inputs that have a row of their own per slot."""
+    """Return the address of the row indices 0, 1, 2 and so on, for inputs that have one row per slot."""
     if "own numbers" not in work.shared:
         numbers = np.arange(_most_rows(work) * routing.used, dtype=np.int32)
         work.keep.append(numbers)
@@ -194,11 +194,14 @@ def _own_numbers(work: Lowering, routing: Routing) -> int:
     return found
 
 
-# --- needs and speed -------------------------------------------------------------------------------------------------
+# --- cost and speed --------------------------------------------------------------------------------------------------
 
 
 def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
-    """Count the weights of the experts that at least one row is expected to choose if all are equally likely."""
+    """Return the cost, including the weights of the experts that are likely to be active.
+
+    This assumes that rows choose all experts with the same probability.
+    """
     rows, routing = step.of(op.out), op.routing
     missed: float = (1 - routing.used / routing.experts) ** step.rows
     weight_bytes = round(PackedLayout.of(op.weight).n_bytes * (1 - missed))
@@ -210,10 +213,10 @@ def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
 
 
 def _linear_seconds(op: ExpertLinear, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """Return the sum of the times for reading and for multiplying.
+    """Return the time to read the weights plus the time to multiply by them, in seconds.
 
-    Each expert has too few rows for the work on them to hide the reading. With 719 MB of experts, 64, 128, 256 and 512
-    rows took 23, 35, 58 and 100 ms, while this sum is 29, 38, 56 and 92 ms.
+    Each expert has too few rows for the multiplication to hide the memory reads. With 719 MB of experts, 64, 128, 256
+    and 512 rows took 23, 35, 58 and 100 ms. This function estimates 29, 38, 56 and 92 ms.
     """
     needs = _linear_needs(op, kv_type, step)
     speed = speeds.linear(op.weight.packed)

@@ -1,4 +1,4 @@
-"""Products of rows and matrices on the CPU, and the quantization of their inputs."""
+"""Matrix products on the CPU, and the quantization of their inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.plan.ops.base import Op
     from llmrun.plan.values import Value
 
-# Bytes of a block of 32 int8 numbers with its scale, offset, sum and two half sums (quantize.py).
+# Size in bytes of a block of 32 int8 values with its scale, offset, sum and two half sums (quantize.py).
 _QUANTIZED_BLOCK = 32 + 5 * FLOAT
 
 
@@ -46,8 +46,8 @@ def _head_linear(work: Lowering, op: HeadLinear) -> None:
     """
     layout = work.packed[op.weight.name].layout
     n_groups = layout.n_groups // op.heads
-    assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs are whole groups"
-    assert op.weight.columns % 4 == 0, "what a kernel takes at once are columns of one head"
+    assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs must be whole groups"
+    assert op.weight.columns % 4 == 0, "a kernel must process columns of one head at a time"
     assert op.x.width == op.heads * op.weight.columns
     out = work.place(op.out, private=False)
     for head in range(op.heads):
@@ -60,13 +60,13 @@ def _head_linear(work: Lowering, op: HeadLinear) -> None:
 def _emit(
     work: Lowering, weight: Matrix, value: Value, source: Buffer | QuantizedBuffer, words: IntegerWords | FloatWords
 ) -> OpRecord:
-    """Emit a product over the rows of `value`."""
+    """Emit a matrix product for the rows of `value`."""
     module = "linear.int8" if weight.is_integer else "linear.floats"
     return work.emit(KernelName.of(module, "linear", weight=weight.packed), value, input_flags(source), words)
 
 
 def product_input(work: Lowering, x: Value, weight: Matrix) -> Buffer | QuantizedBuffer:
-    """Return the rows that a matrix is multiplied by, quantized if its weights are integers."""
+    """Return the input rows of a matrix product, quantized if the matrix has integer weights."""
     return quantized(work, x) if weight.is_integer else work.buffers[x]
 
 
@@ -83,10 +83,10 @@ def product_words(
     chunk: int,
     part: int = 0,
 ) -> IntegerWords | FloatWords:
-    """Return the words of a product that writes to `out`.
+    """Return the kernel arguments for a matrix product that writes to `out`.
 
-    If `weight` consists of several matrices of `n_groups` groups, one per head, `part` selects one of them and the part
-    of the input row that belongs to it.
+    If `weight` contains one matrix of `n_groups` groups per head, `part` is the index of the head. It selects the
+    head's matrix and its part of the input row.
     """
     packed = work.packed[weight.name]
     layout = packed.layout
@@ -136,7 +136,7 @@ def product_words(
 
 
 def quantized(work: Lowering, value: Value) -> QuantizedBuffer:
-    """Return a value as integers. Its first use emits the record that quantizes it."""
+    """Return the quantized form of a value. The first call for a value emits the record that quantizes it."""
     if value in work.quantized:
         return work.quantized[value]
     x = work.buffers[value]
@@ -174,16 +174,16 @@ def _panels(work: Lowering) -> tuple[int, int]:
     return found
 
 
-# --- needs and speed -------------------------------------------------------------------------------------------------
+# --- cost and speed --------------------------------------------------------------------------------------------------
 
 
 def quantizing_needs(op: Product, step: StepShape) -> Needs:
-    """Return the needs of quantizing the input of a product."""
+    """Return the cost of quantizing the input of a matrix product."""
     return Needs(activation_bytes=step.float_bytes(op.x) + quantized_bytes(op.x, step.of(op.x)))
 
 
 def quantized_bytes(x: Value, rows: int) -> int:
-    """Return the bytes of `rows` quantized rows of a value."""
+    """Return the size in bytes of `rows` quantized rows of a value."""
     return rows * x.width // 32 * _QUANTIZED_BLOCK
 
 

@@ -1,4 +1,4 @@
-"""Ops on the logits, on the CPU."""
+"""CPU ops that process the logits."""
 
 from __future__ import annotations
 

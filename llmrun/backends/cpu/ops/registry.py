@@ -1,4 +1,4 @@
-"""All kinds of ops that the CPU engine runs."""
+"""The registry of all ops that the CPU engine supports."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ CPU_OPS: dict[type[Op], CpuOp] = {
 
 
 def needs_of(op: Op, kv_type: str, step: StepShape) -> Needs:
-    """Return the needs of one op in one step, without quantizing its input (`quantizing_needs`)."""
+    """Return the cost of one op in one step, excluding the quantization of its input (`quantizing_needs`)."""
     return CPU_OPS[type(op)].needs(op, kv_type, step)
 
 
 def needs_of_step(plan: Plan, kv_type: str, step: StepShape) -> Needs:
-    """Return the sum of the needs of all ops, without quantizing the inputs of products."""
+    """Return the total cost of all ops, excluding the quantization of matmul inputs."""
     return sum((needs_of(op, kv_type, step) for op in plan.ops), Needs())

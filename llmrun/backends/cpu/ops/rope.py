@@ -1,4 +1,4 @@
-"""Rotary position embeddings, and storing keys and values in the KV cache, on the CPU."""
+"""Rotary position embeddings on the CPU, including the op that stores keys and values in the KV cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Rotation(NamedTuple):
-    """The words of RopeWords that tell a kernel where to find pairs of features and their rotations."""
+    """The fields of RopeWords that locate the feature pairs and their rotations."""
 
     pairs: int
     rotation: int
@@ -34,7 +34,7 @@ class Rotation(NamedTuple):
 
 
 def rotation_words(ropes: Sequence[Rope], number: int | None) -> Rotation:
-    """Return the words for one of the plan's ropes. With None, nothing is rotated."""
+    """Return the fields for the plan's rope with index `number`, or for no rotation if `number` is None."""
     if number is None:
         return Rotation(0, 0, 0, 0, 0)
     rope = ropes[number]
@@ -52,7 +52,7 @@ def _rope_store(work: Lowering, op: RopeStore) -> None:
     shape = attention_shape(op.kv)
     q, k, v = (work.buffers[value] for value in op.inputs)
     queries, keys = (rotation_words(work.plan.ropes, rope) for rope in (op.query_rope, op.key_rope))
-    assert keys._replace(rotation=queries.rotation) == queries, "queries and keys have the same pairs"
+    assert keys._replace(rotation=queries.rotation) == queries, "queries and keys must have the same pairs"
     memory = attention_memory(work, op.kv)
     cache, block_bytes = work.cache_of(op.kv)
     words = _query_words(work, q, op.out, op.kv, queries)._replace(

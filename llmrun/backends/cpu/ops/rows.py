@@ -1,4 +1,4 @@
-"""Sums, factors, slices and concatenations of rows on the CPU."""
+"""Row-wise addition, scaling, slicing and concatenation on the CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _add_gated(work: Lowering, op: AddGated) -> None:
 
 
 def _scale(work: Lowering, op: Scale) -> None:
-    """Compute 0 + factor * x, which needs no kernel of its own."""
+    """Emit 0 + factor * x, which uses the kernel for sums."""
     x = work.buffers[op.x]
     _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
 
@@ -48,7 +48,7 @@ def _scale(work: Lowering, op: Scale) -> None:
 def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
     """Emit out = x + factor * y.
 
-    If the threads share the destination, each row is added by one of them and all wait at a barrier.
+    If the threads share the destination, one thread computes each row, and all threads wait at a barrier.
     """
     words = AddWords(
         out=out.address,
@@ -75,7 +75,7 @@ def _bias_needs(op: Bias, kv_type: str, step: StepShape) -> Needs:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedPart:
-    """The bytes that each part of an output row copies from an input row."""
+    """The range of bytes to copy from an input row to each part of an output row."""
 
     of: Buffer
     first: int
@@ -84,7 +84,7 @@ class _CopiedPart:
 
 
 def _slice(work: Lowering, op: Slice) -> None:
-    """Copy the slice, because kernels expect the padding after a row's last feature to be zero."""
+    """Emit a copy of the slice, because kernels expect the padding after a row's last feature to be zero."""
     x = work.buffers[op.x]
     part = _CopiedPart(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
     _parts(work, part, _CopiedPart(_NOTHING, 0, 0, 0), op.groups, op.out)

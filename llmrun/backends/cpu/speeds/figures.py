@@ -1,4 +1,4 @@
-"""The measured speeds of a machine's ops. speeds/ops.py does the measuring."""
+"""Data types for the measured speeds of ops. speeds/ops.py does the measuring."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WIDTHS = (512, 2048, 8192)
 
 @dataclass(frozen=True, slots=True)
 class LinearSpeed:
-    """The speed of one weight type.
+    """The speed of matrix products with one weight type.
 
-    read      bytes of weights per second, for one row
+    read      bytes of weights read per second with a single row
     op        fixed cost of an op in seconds, including its barrier
-    multiply  multiply-adds per second for many rows, for each number of columns in WIDTHS
+    multiply  multiply-adds per second with many rows, for each number of columns in WIDTHS
     """
 
     read: float
@@ -29,13 +29,13 @@ class LinearSpeed:
     multiply: tuple[float, ...]
 
     def products(self, columns: int) -> float:
-        """Return the multiply-adds per second for rows of this many columns."""
+        """Return the multiply-adds per second for rows with this many columns."""
         return between(columns, self.multiply)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpeed:
-    """The speed of a row-wise op: seconds for a single row, and seconds per row for many, at each of WIDTHS."""
+    """The speed of a row-wise op at each of WIDTHS: seconds for a single row, and seconds per row for many rows."""
 
     one: tuple[float, ...]
     many: tuple[float, ...]
@@ -44,9 +44,9 @@ class RowSpeed:
         return between(width, self.one) if rows == 1 else rows * between(width, self.many)
 
     def shared_seconds(self, rows: int, width: int) -> float:
-        """Return the seconds for rows wide enough to be split between threads.
+        """Return the time in seconds for rows that are wide enough to be split between threads.
 
-        The time per feature is then that of many rows, even for a single row.
+        Even a single row then takes as long per feature as many rows do.
         """
         return rows * width * self.many[-1] / WIDTHS[-1]
 
@@ -58,9 +58,9 @@ class AttentionSpeed:
     op          seconds for one row with an empty context
     read        bytes of keys and values per second, for one row
     multiply    multiply-adds per second, for many rows
-    rope_one    seconds per feature of queries, keys and values to rotate and store a single row
-    rope_many   the same per row when there are many rows
-    step        seconds of a step outside its ops, for waking the threads and waiting for them
+    rope_one    seconds to rotate and store a single row, per feature of queries, keys and values
+    rope_many   the same for each of many rows
+    step        seconds per step spent outside the ops, on waking the threads and waiting for them
     """
 
     op: float
@@ -80,7 +80,7 @@ class SpeedTable(Protocol):
     """The measured speeds for one machine and number of threads."""
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Return the speed of products with weights in the given packed form (Matrix.packed)."""
+        """Return the speed of matrix products with weights in the given packed form (Matrix.packed)."""
 
     def rows(self, name: str) -> RowSpeed:
         """Return the speed of "rmsnorm", "swiglu" or "quantize"."""
@@ -89,4 +89,4 @@ class SpeedTable(Protocol):
         """Return the speed of one layer of this shape."""
 
     def read_bandwidth(self) -> float:
-        """Return the bytes per second that all threads together read from memory."""
+        """Return the memory bandwidth of all threads together, in bytes per second."""

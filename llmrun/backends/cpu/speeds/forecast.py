@@ -1,7 +1,7 @@
 """Forecasts how fast a model will run on this machine, from its plan alone.
 
-The time of each op follows from the bytes it reads and the products it computes (needs.py), and from the measured speed
-of ops of its kind (ops.py).
+The time of each op is estimated from its cost in bytes and multiply-adds (needs.py) and from the measured speed of that
+kind of op (ops.py).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
     from llmrun.plan.values import Value
 
-# Seconds that Python takes per step for the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
+# Seconds that Python spends per step on the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
 # 0.5 ms of a token's 5.6 ms are spent outside the team of threads.
 _STEP_PYTHON = 450e-6
-_REQUEST = 2e-3  # seconds before the first step of a request, for its template and tokenizing
+_REQUEST = 2e-3  # seconds spent on the template and on tokenization before the first step of a request
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected speed. Decode speed is for the context length of the prompt. As in bench, TTFT excludes loading."""
+    """The expected speed of a model. Decode speed is for a context as long as the prompt. TTFT excludes loading."""
 
     decode_per_second: float
     prefill_per_second: float
@@ -52,7 +52,7 @@ def forecast_on_cpu(
 
 
 def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """Return the seconds that a step takes, which are those of its ops and its overhead."""
+    """Return the expected time of a step in seconds, including the overhead outside its ops."""
     attention = [attention_speed(op.kv, speeds, kv_type).step for op in plan.ops if isinstance(op, Attention)]
     total = _STEP_PYTHON + max(attention, default=0.0)
     quantized: set[Value] = set()
@@ -67,7 +67,7 @@ def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) 
 
 
 def drawing_seconds(vocabulary_size: int) -> float:
-    """Measure how long it takes to draw a token, by running the operations that sampling applies to all logits."""
+    """Measure how many seconds sampling takes per token, by running the operations that it applies to all logits."""
     logits = np.linspace(-1, 1, vocabulary_size, dtype=np.float32)
     taken = []
     for _ in range(5):

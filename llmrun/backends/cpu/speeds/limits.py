@@ -1,4 +1,4 @@
-"""Measures this machine's limits: memory bandwidth and integer products per second. The kernels are in limits.py."""
+"""Measures this machine's memory bandwidth and int8 multiply-add rate. The kernels are in kernels/limits.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ READ = KernelName.of("limits", "read")
 MULTIPLY = KernelName.of("limits", "multiply")
 
 _CHUNK_BYTES = 1 << 18
-_ROUNDS = 60_000_000  # about 0.1 s, so that a thread that starts late costs only a few percent
+_ROUNDS = 60_000_000  # about 0.1 s, long enough that a thread that starts late changes the result by only a few percent
 
 
 class MachineLimits:
-    """Measures the limits with `n_threads` threads.
+    """A benchmark of this machine's limits with `n_threads` threads.
 
-    Allocates `memory_bytes` of memory to read from, which should be more than fits in any cache.
+    It allocates `memory_bytes` of memory to read from, which should be larger than any CPU cache.
     """
 
     def __init__(self, n_threads: int, memory_bytes: int = 1 << 30) -> None:
@@ -32,8 +32,8 @@ class MachineLimits:
         self._read, self._multiply = kernels[READ], kernels[MULTIPLY]
         self._n_threads = n_threads
         self._n_chunks = -(-memory_bytes // _CHUNK_BYTES)
-        # Weights use huge pages too. Reading from huge pages measured 39.1 GB/s, and from small ones 37.6 (medians of
-        # 15 alternating runs).
+        # Weights use huge pages too. We measured 39.1 GB/s for reading from huge pages, and 37.6 GB/s from small pages
+        # (medians of 15 alternating runs).
         self._memory = allocate_huge(self._n_chunks * _CHUNK_BYTES, "memory to measure its speed")
         self._memory[:] = 1  # untouched pages would all map to the same zero page
         self._vectors = allocate(records.CACHE_LINE * MOST_SUMS, "vectors to multiply")
@@ -41,12 +41,12 @@ class MachineLimits:
         self._results = allocate(records.CACHE_LINE * MOST_SUMS * n_threads, "results of measurements")
 
     def read_bandwidth(self) -> float:
-        """Return the bytes per second that all threads together read from memory."""
+        """Return the memory bandwidth of all threads together, in bytes per second."""
         words = ReadWords(address_of(self._memory), self._n_chunks, _CHUNK_BYTES, results=address_of(self._results))
         return len(self._memory) / self._seconds(self._read, words)
 
     def multiply_rate(self) -> float:
-        """Return the int8 multiply-adds per second that all threads together compute."""
+        """Return how many int8 multiply-adds all threads together compute per second."""
         words = MultiplyWords(_ROUNDS, address_of(self._vectors), results=address_of(self._results))
         seconds = self._seconds(self._multiply, words)
         return _ROUNDS * products_a_round(host_target().level.name) * self._n_threads / seconds

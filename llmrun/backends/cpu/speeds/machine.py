@@ -1,7 +1,7 @@
-"""Keeps the measured speeds of this machine's ops in the cache folder, because measuring takes about a second.
+"""Stores the measured speeds of this machine's ops in the cache folder, because measuring takes about a second.
 
-Stored speeds are used if they are well formed, less than a month old, and were measured with the same processor, level,
-number of threads and llmrun version. Missing ones are measured.
+Stored speeds are used if they are well formed, less than a month old, and were measured with the same processor,
+instruction level, number of threads and llmrun version. Missing speeds are measured.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Speed = TypeVar("Speed", LinearSpeed, RowSpeed, AttentionSpeed)
 
 @dataclass(slots=True)
 class Speeds:
-    """The speeds for one number of threads, measured when first requested.
+    """The measured speeds for one number of threads. Each speed is measured when it is first requested.
 
-    Measuring a weight type takes about 0.3 s. Raises the errors of `load_kernels`.
+    Measuring a weight type takes about 0.3 s. The methods raise the same errors as `load_kernels`.
     """
 
     n_threads: int
@@ -47,11 +47,11 @@ class Speeds:
 
     @classmethod
     def of_this_machine(cls, n_threads: int, *, afresh: bool = False) -> Speeds:
-        """Load the stored speeds, or none if `afresh`, so that all are measured again."""
+        """Load the stored speeds. If `afresh` is true, ignore them, so that all speeds are measured again."""
         return cls(n_threads, {} if afresh else _kept(n_threads))
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Return the speed of products with weights in the given packed form (Matrix.packed)."""
+        """Return the speed of matrix products with weights in the given packed form (Matrix.packed)."""
         return self._speed(f"linear {packed}", LinearSpeed, lambda ops: ops.linear(packed))
 
     def rows(self, name: str) -> RowSpeed:
@@ -59,7 +59,7 @@ class Speeds:
         return self._speed(f"rows {name}", RowSpeed, lambda ops: self._all_rows(ops)[name])
 
     def _all_rows(self, measuring: OpSpeeds) -> dict[str, RowSpeed]:
-        """Measure all row-wise ops, which are measured together, and remember their speeds."""
+        """Measure all row-wise ops together, and record their speeds."""
         found = measuring.rows()
         self.known |= {f"rows {name}": asdict(speed) for name, speed in found.items()}
         return found
@@ -69,7 +69,7 @@ class Speeds:
         return self._speed(name, AttentionSpeed, lambda ops: ops.attention(shape, kv_type))
 
     def read_bandwidth(self) -> float:
-        """Return the bytes per second that all threads together read from memory, an upper limit for all backends."""
+        """Return the memory bandwidth of all threads together, in bytes per second. It limits every backend."""
         kept = self.known.get("limits", {})
         if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
             machine = MachineLimits(self.n_threads, _MACHINE_BYTES)
@@ -86,13 +86,13 @@ class Speeds:
         return measured
 
     def keep(self) -> None:
-        """Store the known speeds for later processes, and free the memory used for measuring."""
+        """Store the measured speeds for later processes, and free the memory used for measuring."""
         if self._measuring is None:
             return
         self._measuring = None
         path = _path(self.n_threads)
         body = {"measured": time.time(), "machine": _machine(self.n_threads), "speeds": self.known}
-        with contextlib.suppress(OSError):  # the next process then measures again, which takes a second
+        with contextlib.suppress(OSError):  # if storing fails, the next process measures again, which takes a second
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:
                 json.dump(body, part)
@@ -110,7 +110,7 @@ def _kept(n_threads: int) -> dict[str, dict[str, Any]]:
             return {}
         return {name: dict(values) for name, values in body["speeds"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}  # missing or damaged, so the speeds are measured again
+        return {}  # the file is missing or damaged, so the speeds are measured again
 
 
 def _are_speeds(values: list[Any]) -> bool:

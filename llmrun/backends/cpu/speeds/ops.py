@@ -1,8 +1,8 @@
-"""Measures how fast this machine runs each kind of op, with plans of a few ops and placeholder weights.
+"""Measures how fast this machine runs each kind of op, using plans of a few ops and placeholder weights.
 
-The speed of reading weights is measured over more memory than the caches hold. Large and small matrices are both
-measured to find the fixed cost of an op. Work on many rows is measured at three widths, because the activations of wide
-models do not fit in the caches.
+The speed of reading weights is measured with more weights than fit in the caches. Large and small matrices are both
+measured to find the fixed cost of an op. Steps with many rows are measured at three widths, because the activations of
+wide models do not fit in the caches.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from llmrun.plan.ops.embedding import Embed
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Rope, rotations_of
 
-ROWS = 256  # the number of rows in a step on many rows
+ROWS = 256  # the number of rows in a step with many rows
 
 _REGION = 256 << 20  # bytes of weights, more than fits in most caches
 _LARGE, _SMALL = 16 << 20, 384 << 10  # bytes per matrix
 _N_LARGE, _N_SMALL = 12, 150
 _COLUMNS = 2048
-_KIND_OF_WIDE = min(WIDENED_TYPES)  # any of them, because all have the same layout in memory
-_BYTE = 0x2C  # fills all weights; as halves, floats and scales, these bytes are not denormal
+_KIND_OF_WIDE = min(WIDENED_TYPES)  # any widened type, because all of them have the same memory layout
+_BYTE = 0x2C  # fills all weights, because it is not denormal when read as float16, float32 or a scale
 _LAYERS = 8  # the number of attention layers in a trial
-_BETWEEN = 512  # features between attention layers; a square matrix for 32 heads of 576 and 512 would take 306 MiB
+_BETWEEN = 512  # features between attention layers; for 32 heads of 576 and 512, square matrices would take 306 MiB
 _DEPTH = 512  # the context length at which attention is measured
-# Processors are faster for the first milliseconds of work: 1,170 G products/s dropped to 620.
+# Processors are faster for the first few milliseconds. We saw a drop from 1,170 to 620 G multiply-adds per second.
 _WARM_SECONDS, _SECONDS = 0.03, 0.08
 
 
 class OpSpeeds:
-    """Measures the ops with `n_threads` threads. Holds more than 256 MiB of memory."""
+    """A benchmark of ops with `n_threads` threads. It allocates more than 256 MiB of memory."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -52,14 +52,14 @@ class OpSpeeds:
         self._region[:] = _BYTE
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Measure products with weights in the packed form `packed` (Matrix.packed).
+        """Measure matrix products with weights in the packed form `packed` (Matrix.packed).
 
         Raises the same errors as `load_kernels`.
         """
         kind = _KIND_OF_WIDE if packed == WIDE else packed
         before = self._reading(kind)
         multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
-        after = self._reading(kind)  # measured again, since two results differed by up to a third
+        after = self._reading(kind)  # measured twice, because results differed by up to a third
         return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
 
     def rows(self) -> dict[str, RowSpeed]:
@@ -93,7 +93,7 @@ class OpSpeeds:
         )
 
     def _reading(self, kind: str) -> tuple[float, float]:
-        """Measure LinearSpeed.read and LinearSpeed.op, with a barrier after each product.
+        """Measure LinearSpeed.read and LinearSpeed.op, with a barrier after each matrix product.
 
         Large and small matrices are measured in the same steps so that changes over time affect both.
         """
@@ -128,9 +128,9 @@ def _matrix(name: str, kind: str, rows: int, columns: int) -> Matrix:
 
 
 class _Trial:
-    """A plan whose weights are placed in `region` one after another, starting over when it is full.
+    """A plan whose weights are placed one after another in `region`, starting over when the region is full.
 
-    The embedding table "x" is filled with ones, so that no activations are denormal, which would be slow.
+    The embedding table "x" is filled with ones, because denormal activations would be slow.
     """
 
     def __init__(
@@ -160,10 +160,10 @@ class _Trial:
         self._table = np.arange(n_blocks, dtype=np.int32)
 
     def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
-        """Return the seconds that the records of each group take per step, as medians over many steps.
+        """Return the time in seconds that each group of records takes per step, as the median of many steps.
 
-        A group is a mask or an array of indices. The last value is the time of a step outside its ops. It includes the
-        embedding, during which the threads wake up.
+        A group is a mask or an array of indices. The last value is the time that a step spends outside its ops. It
+        includes the embedding, during which the threads wake up.
         """
         tokens = np.zeros(rows, np.int32)
         positions = np.arange(start, start + rows, dtype=np.int32)
@@ -207,17 +207,16 @@ class _RowTrial(_Trial):
         super().__init__(plan, region, n_threads, max_rows=ROWS)
 
     def seconds(self, rows: int) -> dict[str, float]:
-        """Return the seconds of the first op of each kind, by name."""
+        """Return the time in seconds of the first op of each kind, keyed by the op's name."""
         names = {name: number for number, name in enumerate(("rmsnorm", "swiglu", "quantize"), 1)}
         groups = [np.arange(len(self._lowered.kernels)) == number for number in names.values()]
         return dict(zip(names, self.steps(rows, 0, groups), strict=False))
 
 
 class _AttentionTrial(_Trial):
-    """Attention layers with matrices between them.
+    """A trial of attention layers with matrix products between them.
 
-    With only a little attention to compute, the threads would fall asleep and take 20 us to wake up. In a model they
-    take 2 to 8 us.
+    Without these products, the threads would fall asleep and take 20 us to wake up. In a model, they take 2 to 8 us.
     """
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
@@ -232,7 +231,7 @@ class _AttentionTrial(_Trial):
         super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:
-        """Return the seconds per layer for rotating and storing and for attention, then those of a step outside ops."""
+        """Return three times in seconds: RoPE and storing per layer, attention per layer, and overhead per step."""
         groups = [self.of("attention.rope"), self.of("attention.attention")]
         later = [group.nonzero()[0][group.sum() // _LAYERS :] for group in groups]
         rope, attention, step = self.steps(rows, start, later)

@@ -1,4 +1,4 @@
-"""Reads and packs weights in background threads, while the caller does the other work of loading a model."""
+"""Reads and packs weights in background threads while the caller does other work for loading the model."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from llmrun.quants.packed import GROUP_ROWS
 # 44 ms, 1 MiB 42 ms and 4 MiB 46 ms. Page faults of a memory-mapped file took 81 ms.
 _STAGING_BYTES = 1 << 20
 
-# The number of weights that a thread takes at a time if NumPy has to widen them. The intermediate arrays should stay in
-# the cache. For IQ2_XXS and one thread, 32 Ki weights at a time ran at 271 million weights per second, 128 Ki at 329,
-# 512 Ki at 333 and 2 Mi at 163.
+# The number of weights that a thread converts at a time for types that NumPy has to widen. The intermediate arrays
+# should stay in the CPU cache. For IQ2_XXS and one thread, 32 Ki weights at a time ran at 271 million weights per
+# second, 128 Ki at 329, 512 Ki at 333 and 2 Mi at 163.
 _WIDENED_WEIGHTS = 256 << 10
 
-# The switch interval of the interpreter while weights are packed. Python's default of 5 ms is ten times as long as
-# packing a part takes.
+# The interpreter's switch interval while weights are packed. Python's default of 5 ms is ten times as long as packing
+# one part takes.
 _SWITCH_SECONDS = 1e-4
 
 Progress = Callable[[int, int], None]  # (matrices done, total matrices)
 
 
 class Filling:
-    """The state of reading and packing matrices into their reserved memory. Created by `filling`."""
+    """A running job that reads matrices and packs them into their reserved memory. `filling` creates it."""
 
     def __init__(self, packed: Mapping[str, PackedMatrix]) -> None:
         kernels = load_kernels([packing_kernel(entry.matrix.kind) for entry in packed.values()])
@@ -67,7 +67,7 @@ class Filling:
                     progress(done, len(self._parts_of))
 
     def stop(self) -> None:
-        """Start no further parts."""
+        """Stop after the parts that are already in progress."""
         self._waiting.clear()
 
     def work(self) -> None:
@@ -77,7 +77,7 @@ class Filling:
             while self._waiting:
                 try:
                     part = self._waiting.popleft()
-                except IndexError:  # another thread took the last one
+                except IndexError:  # another thread took the last part
                     return
                 packer.pack(part)
                 self._ended.put(part)
@@ -88,15 +88,15 @@ class Filling:
 
 @contextmanager
 def filling(packed: Mapping[str, PackedMatrix], n_threads: int) -> Iterator[Filling]:
-    """Read all matrices and pack them into their reserved memory, in threads that run during the `with` block:
+    """Read all matrices and pack them into their reserved memory, in threads that run during a `with` block:
 
         with filling(packed, n_threads) as weights:
             ...  # other work
             weights.finish()
 
-    Each thread reads and packs one part of a matrix at a time, so that no whole matrix is in memory twice. After an
-    error or Ctrl-C in the block, parts already started are completed and no others are started. Raises the errors of
-    `load_kernels`.
+    Each thread reads and packs one part of a matrix at a time, so no complete matrix is ever in memory twice. After an
+    error or Ctrl-C in the block, parts already started are completed and no others are started. Raises the same errors
+    as `load_kernels`.
     """
     weights = Filling(packed)
     with _switching_fast(), ThreadPoolExecutor(n_threads, thread_name_prefix="llmrun-packing") as pool:
@@ -122,7 +122,7 @@ def _part_groups(packed: PackedMatrix) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _MatrixPart:
-    """The groups of a matrix that are read at a time, starting with group `first`."""
+    """A part of a matrix that a thread reads and packs in one go. `first` is the index of its first group."""
 
     packed: PackedMatrix
     kernel: Kernel
@@ -134,7 +134,7 @@ class _MatrixPart:
 
 
 class _Packer:
-    """The staging memory and the op record with which one thread packs."""
+    """The staging memory and the op record that one thread uses for packing."""
 
     def __init__(self, staging_bytes: int) -> None:
         self._staging = np.empty(staging_bytes, np.uint8)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# The bytes that a thread claims at once. This is large enough to make the 50 ns for a claim negligible, and small
-# enough that threads do not wait long for the last chunk.
+# The size of the chunk of weights that a thread claims. It is large enough that the 50 ns for a claim are negligible,
+# and small enough that threads do not wait long for the last chunk.
 CHUNK_BYTES = 24 << 10
 _MOST_CHUNKS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """The offsets of the planes of a group, in bytes from its start. The scales come first. See pack.py."""
+    """The byte offsets of the planes within a group. The scales are at offset 0. See pack.py."""
 
     n_groups: int
     group_bytes: int
@@ -42,13 +42,13 @@ class PackedLayout:
     def of(cls, matrix: Matrix) -> PackedLayout:
         n_groups = -(-matrix.rows // GROUP_ROWS)
         if not matrix.is_integer:
-            columns = round_up(matrix.columns, 4)  # the float kernel takes four columns at once
+            columns = round_up(matrix.columns, 4)  # the float kernel processes four columns at a time
             size = round_up(columns * GROUP_ROWS * FLOAT_BYTES[matrix.kind], records.CACHE_LINE)
             return cls(n_groups, size)
         packed = PACKED_TYPES[matrix.packed]
         blocks = matrix.columns // BLOCK_COLUMNS
         scales, upper = blocks * packed.scale_bytes, 2 * blocks // SUPER_BLOCKS if packed.two_levels else 0
-        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # per row, in each plane
+        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # bytes per row in each plane
         n_bytes += [blocks * BLOCK_COLUMNS * bits // 8 for bits in packed.planes]
         starts = [0]
         for size in n_bytes:
@@ -57,7 +57,7 @@ class PackedLayout:
 
     @property
     def planes(self) -> list[int]:
-        """The offsets of all planes after the first, in the order of the kernels' words."""
+        """The offsets of all planes after the first, in the order in which kernels receive them."""
         return [self.mins, self.upper_scales, self.upper_mins, self.values, self.more_values]
 
     @property
@@ -87,7 +87,7 @@ class PackedMatrix:
 
 
 def panel_bytes(matrix: Matrix) -> int:
-    """Return the bytes of all panels that a thread needs at once."""
+    """Return the total size in bytes of the panels that one thread uses at the same time."""
     return MOST_GROUPS * matrix.columns // BLOCK_COLUMNS * PACKED_TYPES[matrix.packed].panel_block_bytes
 
 
@@ -103,7 +103,7 @@ def packed_bytes(matrices: Sequence[Matrix]) -> int:
 
 
 def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
-    """Allocate zeroed memory for all packed matrices at once, and return the matrices by name."""
+    """Allocate one block of zeroed memory for all packed matrices, and return the matrices by name."""
     layouts = [PackedLayout.of(matrix) for matrix in matrices]
     sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
     memory = allocate_huge(packed_bytes(matrices), "packed weights")

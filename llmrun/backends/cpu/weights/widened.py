@@ -1,4 +1,4 @@
-"""Converts rows of the types that are packed as bytes (packed_types.WIDENED_TYPES) to a common form, with NumPy."""
+"""Uses NumPy to convert rows of the weight types in packed_types.WIDENED_TYPES to one form with a byte per weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def widened(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Convert uint8[rows, row bytes in the file] to uint8[rows, 40 * columns / 32].
 
-    Each block of the result has two scales and 32 integers. Their products are exactly the weights.
+    Each block of the result has two scales and 32 integers. A weight is exactly the product of its integer and scale.
     """
     from llmrun.quants.registry import BY_NAME
 
