@@ -168,7 +168,7 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
 
 
 def _check_output(best: float) -> None:
-    """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. np.argmax returns a NaN if there is one."""
+    """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. If any logit is NaN, `best` is NaN."""
     if not np.isfinite(best):
         raise ModelFileError(
             f"invalid model output: the largest logit is {best} instead of a finite number",

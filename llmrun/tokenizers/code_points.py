@@ -96,7 +96,7 @@ def _steps(one: CodePoints) -> CodePoints:
 
 
 def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
-    """Build a set from sorted places. `inside[i]` is True if the code points from place i up to the next are members."""
+    """Build a set from sorted places. `inside[i]` states whether the code points from place i to the next are in it."""
     before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
     changed: CodePoints = places[inside != before]
     return changed
