@@ -1,10 +1,10 @@
 """Finds special tokens in text, which is the first step of tokenization.
 
-Special tokens are control tokens such as `<|im_end|>`, which user input must not contain, and user-defined tokens,
+Special tokens are control tokens such as `<|im_end|>`, which users must not be able to insert, and user-defined tokens,
 which are words that the model's authors added and which may appear in any text.
 
 Untrusted text from users, tools and files is *protected* before a chat template renders it. `protect` inserts a mark
-after the first character of every control string, so that the string no longer matches, whatever the template does to
+after the first character of every control string, so that the string no longer matches, even if the template changes
 the text around it. The mark is U+FDD0, a code point that Unicode excludes from text interchange. Marks that are already
 in the text are doubled. `unmark` removes the marks and returns their positions.
 """
