@@ -1,4 +1,4 @@
-"""Check what a wheel and a source distribution hold: `python scripts/check_distributions.py WHEEL SDIST`."""
+"""Check the contents of a wheel and a source distribution: `python scripts/check_distributions.py WHEEL SDIST`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ SOURCE = (
     "scripts/environment.sh",
     "tests/conftest.py",
 )
-FOLDERS = ("llmrun/", "llmrun_gguf-")  # of a wheel: no tests, scripts or documents
+FOLDERS = ("llmrun/", "llmrun_gguf-")  # a wheel contains only these folders, without tests, scripts or documents
 LEFTOVERS = (".pyc", ".o", ".so")
 
 
 def missing(names: list[str], wanted: tuple[str, ...]) -> list[str]:
-    """Return the names that a distribution lacks, each as a sentence's end."""
+    """Return a phrase for each name that is missing from a distribution."""
     return [f"lacks {ending}" for ending in wanted if not any(name.endswith(ending) for name in names)]
 
 
 def main(wheel: str, source: str) -> int:
-    """Print what is wrong, and return 1 if anything is."""
+    """Print the problems, and return 1 if there are any."""
     with zipfile.ZipFile(wheel) as archive:
         packed = archive.namelist()
     with tarfile.open(source) as archive:

@@ -1,12 +1,12 @@
-# Sourced by the other scripts: `prepare EXTRA` makes .venv and installs llmrun with an extra into it ("" for none).
-# Needs only a POSIX shell and Python 3.11 to 3.14 with venv; the extra "test" needs a C++ compiler too.
-# Quick the second time: a stamp holds the checksum of what an installation was made from.
+# Sourced by the other scripts. `prepare EXTRA` creates .venv and installs llmrun with an extra into it ("" for none).
+# It requires only a POSIX shell and Python 3.11 to 3.14 with venv; the extra "test" also requires a C++ compiler. A stamp
+# file has the checksum of the files that an installation depends on, so later calls are quick.
 
 set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 
-# A version manager's shim can be on PATH and fail, so every candidate is run before it is believed.
+# A version manager's shim may be on PATH but fail, so every candidate is run once before it is chosen.
 find_python() {
     suitable='import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
     if [ -n "${PYTHON:-}" ]; then
@@ -33,8 +33,8 @@ EOF
     return 1
 }
 
-# run_step WORDS COMMAND...: one calm line while it runs; its output only if it fails. The command is in the
-# foreground, so that Ctrl-C reaches it and everything it started; the clock is what runs beside it.
+# `run_step WORDS COMMAND...` shows one progress line while the command runs, and the command's output only if it fails.
+# The command runs in the foreground, so that Ctrl-C reaches it and all of its children. The clock runs in the background.
 run_step() {
     words=$1
     shift
@@ -81,8 +81,8 @@ clock() {
     printf '%d:%02d' $((seconds / 60)) $((seconds % 60))
 }
 
-# GCC 12 optimizes AMX's tile configuration away, and a default build then dies at its first matrix product
-# (llama.cpp #20824). pip's cache does not know which flags built a wheel, so here it may neither be read nor written.
+# GCC 12 optimizes AMX's tile configuration away, so a default build crashes at its first matrix product
+# (llama.cpp #20824). pip's cache does not record the flags that a wheel was built with, so it is not used here.
 install_llama_cpp_without_amx() {
     requirement=$("$python" -c '
 import tomllib

@@ -4,7 +4,7 @@
     scripts/make_models.py FOLDER [TYPE ...]                   Llama 3.2 1B: Q4_0 Q4_K_M Q8_0 Q5_K_M Q6_K IQ4_XS MXFP4
     scripts/make_models.py FOLDER Q4_K_M --shape gemma3-1b     another shape (see SHAPES); takes a few minutes
 
-llama.cpp quantizes them from a Q8_0 file. gguf-py quantizes MXFP4, which llama.cpp writes only for experts. The
+llama.cpp quantizes the files from a Q8_0 file. gguf-py quantizes MXFP4, which llama.cpp writes only for experts. The
 vocabularies come from the source distribution of llama-cpp-python, which pip downloads.
 """
 
@@ -40,7 +40,7 @@ def _shape(row: str, keys: dict[str, Any], **sizes: int) -> TinyArchitecture:
     return replace(tiny, keys={**tiny.keys, **keys}, **sizes)  # type: ignore[arg-type]
 
 
-# Each shape is a vocabulary and the sizes of a model.
+# Each shape consists of a vocabulary and the sizes of a model.
 SHAPES: dict[str, tuple[str, TinyArchitecture]] = {
     "1b": (
         "llama-bpe",
@@ -123,7 +123,7 @@ def vocabulary_of(name: str) -> dict[str, Any]:
 def write(path: Path, shape: str, weight_type: str) -> Path:
     """Write a model file and return its path.
 
-    All layers share the same weights. That does not affect measurements, and writing the file takes little memory.
+    All layers have the same weights. That does not affect measurements, and writing the file takes little memory.
     """
     vocabulary, row = SHAPES[shape]
     tokenizer = vocabulary_of(vocabulary)

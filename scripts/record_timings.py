@@ -3,8 +3,8 @@
 
     scripts/record_timings.py MODEL.gguf [--backend cpu] [--rounds 100] [--threads 2] [--prompt 64] [--tokens 32]
 
-Two processes of one engine alternate on the same file: A B, B A, A B, and so on. There is no real difference between
-them, so the recording shows the noise of this machine. Each call adds one session.
+Two processes with the same engine and the same file take turns: A B, B A, A B, and so on. There is no real difference
+between the processes, so the recording shows the noise of this machine. Each call adds one session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENGINES = {"cpu": "llmrun", "llama": "llama.cpp"}  # the names of the backends i
 
 
 def record(options: argparse.Namespace) -> dict[str, Any]:
-    """Run one session and return the milliseconds of each turn in order, by process and metric."""
+    """Run one session and return the times of all turns in milliseconds, by process and metric."""
     targets = [BenchTarget(name, str(options.model), backend=options.backend, threads=options.threads) for name in "ab"]
     sweep = configurations(targets, [synthetic(options.prompt, options.tokens, 0, 1)])
     effort = Effort(seconds=3600.0, repetitions=options.rounds, enough=lambda trials: False)

@@ -101,9 +101,9 @@ class Answer:
     def _enforce_think_budget(self) -> None:
         """Force the end of thinking once the thinking budget is used up.
 
-        A closing tag that the model may already be writing is not interrupted. Thinking is ended only once per answer:
-        a model that kept starting again would fill the context with closing tags, so any later thinking counts as the
-        answer.
+        A closing tag that the model may already be writing is not interrupted. Thinking is ended only once per answer,
+        and any later thinking counts as part of the answer. Otherwise, a model that starts to think again and again
+        would fill the context with closing tags.
         """
         budget = self.request.think_budget
         if budget is None or self.thinking_tokens < budget or self._forced:
@@ -113,7 +113,7 @@ class Answer:
             self.decoder.disallow_thinking()
 
     def finish(self, reason: FinishReason) -> list[Event]:
-        """End the answer. Returns the text that was held back, if any, and then the last event."""
+        """End the answer. Returns the buffered text, if any, followed by the last event."""
         self.over = True
         held = Split() if self.decoder.stopped_by else self.decoder.finish()
         if self.decoder.stopped_by and reason is not FinishReason.CANCELLED:
@@ -151,8 +151,8 @@ class Answer:
     def _bytes_of(self, token: int) -> bytes:
         """Return the bytes of a generated token.
 
-        Some vocabularies put a space before every text. That space is removed from the first token of a new message,
-        but kept when the answer continues an existing text.
+        Some tokenizers add a space before every text. That space is removed from the first token of a new message, but
+        kept if the answer continues an existing text.
         """
         prompt = self.request.prompt
         begins = len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Answering(Protocol):
     """One open model, local or remote. `Engine` and `RemoteEngine` document the methods and the errors they raise.
 
-    load_s    seconds that opening the model took
+    load_s    time to open the model, in seconds
     template  the chat template; None if the model has none, or if the server applies its own
-    thinking  how the model marks its thinking; None if only the server knows
+    thinking  the model's thinking tags and switch; None for remote models, where only the server knows them
     """
 
     load_s: float

@@ -1,4 +1,4 @@
-"""Default sampling parameters: the model file's come first, then the catalogue's, then llama.cpp's."""
+"""Default sampling parameters, taken from the model file, then from the catalogue, then from llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
     metadata   the GGUF file's metadata; its `general.sampling.*` values take precedence
     catalogue  maps fields of SamplingParams to numbers from models.toml
 
-    The seed stays 0. Raises BadGGUF if a `general.sampling.*` value is not a number or is out of range.
+    The seed is always 0. Raises BadGGUF if a `general.sampling.*` value is not a number or is out of range.
     """
     chosen: dict[str, Any] = dict(catalogue or {})
     for name, parameter in SAMPLING.items():
@@ -27,7 +27,7 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
         try:
-            # Clamp integers to the minimum: vLLM writes top_k = -1 for all tokens, where llmrun has 0.
+            # Clamp integers to the minimum, because vLLM disables top-k with -1, and llmrun with 0.
             number = max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)
             chosen[name] = RULES[name].check(number)
         except (ValueError, OverflowError) as error:

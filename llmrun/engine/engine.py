@@ -65,10 +65,10 @@ class Engine:
         """Create an engine that owns an open backend and `templates`; `close` closes both.
 
         chat_template  Jinja source that replaces the model's own template
-        thinking_tags  the opening and closing tag of thinking, used if the template does not show them; () if the
+        thinking_tags  the opening and closing thinking tags, used if the template does not reveal them; () if the
                        model never thinks
         templates      the process that runs the chat template; by default, one starts on first use
-        load_s         seconds that opening the backend took, for the timings
+        load_s         time to open the backend, in seconds; included in the timings
         rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         """
         self._backend = backend
@@ -77,7 +77,7 @@ class Engine:
         self._waiting: deque[Answer] = deque()
         self._running: dict[Answer, Slot] = {}  # in order of admission
         self._admission_paused = (
-            False  # the cache filled up while several requests ran: admit no more until one has ended
+            False  # set when the cache fills up while several requests run; cleared when one of them has ended
         )
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, which is why each write is atomic.
@@ -114,7 +114,7 @@ class Engine:
                 opened, chat_template=chat_template, thinking_tags=thinking_tags, templates=templates, load_s=loaded
             )
         except BaseException:
-            opened.close()  # or its threads, or its process, would keep running
+            opened.close()  # otherwise, its threads or its process would keep running
             raise
 
     @property
@@ -129,7 +129,7 @@ class Engine:
 
     @property
     def takes_chats(self) -> bool:
-        """True if the model has a chat template, which a ChatPrompt needs."""
+        """True if the model has a chat template, so that it accepts a ChatPrompt."""
         return self.template is not None
 
     @property
@@ -138,11 +138,11 @@ class Engine:
         return not self._waiting and not self._running
 
     def prompt_tokens(self, request: Request) -> int:
-        """Count the tokens of a request's prompt without running it. Raises what `submit` raises for a prompt."""
+        """Count the tokens of a request's prompt without running it. Raises the same errors as `submit`."""
         return len(self._begin(request)[0])
 
     def submit(self, request: Request) -> int:
-        """Queue a request and return its id, which its events carry. The clock of `Timings` starts here.
+        """Queue a request and return the id that its events will have. `Timings` are measured from this call.
 
         Raises ContextExceeded if the prompt does not fit, TemplateRefused if the chat template fails or is missing,
         UsageError for an invalid parameter, and ModelFileError if the vocabulary has no token for the prompt's text.
@@ -164,8 +164,8 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
 
-        Every answer that is being generated gets its next token. The remaining rows go to prompts in order of
-        admission. If the backend raises anything but KVFull or Cancelled, the requests in that pass are dropped.
+        Every answer in progress gets its next token. The remaining rows are used for prompts in order of admission. If
+        the backend raises an error other than KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
         self._admit()
@@ -191,7 +191,7 @@ class Engine:
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Submit one request and yield its events, the last of which is Finished.
+        """Submit one request and yield its events. The last one is Finished.
 
         The request is submitted when the first event is requested. Closing the iterator early drops the request.
         Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
@@ -209,7 +209,7 @@ class Engine:
             self._drop_all()
 
     def cancel(self, request_id: int) -> None:
-        """Cancel a request: it ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        """Cancel a request. It ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
         self._cancel_wishes.append(request_id)
 
     def cancel_current(self) -> None:
@@ -307,7 +307,7 @@ class Engine:
             self._running[answer] = slot
 
     def _pick_rows(self) -> Work:
-        """Choose the tokens that each running request runs next: one for an answer, a chunk for a prompt."""
+        """Choose the next tokens of each running request: one token of an answer, or a chunk of a prompt."""
         work: Work = []
         prompts: Work = []
         for answer, slot in self._running.items():
@@ -332,9 +332,9 @@ class Engine:
     def _make_room(self) -> list[Event]:
         """Free space in a full KV cache.
 
-        The first choice is to drop the prefix of an idle slot. Otherwise, the newest request goes back to the queue,
-        or, if only one request is running, that request ends. After a request has gone back, no request is admitted
-        until one has ended; otherwise two requests could evict each other forever.
+        If there is an idle slot with a cached prefix, that prefix is dropped. Otherwise, the newest request returns to
+        the queue or, if only one request is running, that request ends. After a request has returned to the queue, no
+        request is admitted until one has ended, because two requests could otherwise evict each other forever.
         """
         if self._slots.forget_oldest_idle():
             return []
@@ -367,7 +367,7 @@ class Engine:
         return events
 
     def _retire(self) -> None:
-        """Remove finished requests. Their slots keep the cached tokens for later requests."""
+        """Remove finished requests. The tokens in their slots stay cached for later requests."""
         for answer in [answer for answer in self._running if answer.over]:
             self._slots.release(self._running.pop(answer))
             self._admission_paused = False
@@ -390,7 +390,7 @@ class Engine:
 
 
 def _batch(work: Work) -> Batch:
-    """Build the batch of one pass. Logits are requested only for the row of a request's last token."""
+    """Build the batch of one pass. It requests logits only for each request's last token."""
     tokens: list[int] = []
     seq: list[int] = []
     pos: list[int] = []

@@ -1,4 +1,4 @@
-"""The engine's input and output: requests, and the events that answer them."""
+"""The engine's input and output: the requests that it accepts and the events that it returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChatPrompt:
     add_generation_prompt  False only if the last message is an answer to be continued
     template_kwargs  extra variables for the template, such as `enable_thinking`
 
-    Control strings inside messages, tools and template_kwargs remain plain text. Only the template itself can write
+    Control strings inside messages, tools and template_kwargs remain plain text. Only the template itself can produce
     control tokens.
     """
 
@@ -58,8 +58,8 @@ class Request:
     logprobs    N >= 0 returns the log-probabilities of the chosen token and of the N likeliest ones; None returns none
     think       switches thinking on or off for a ChatPrompt; None leaves the template's default
     think_budget  the maximum number of thinking tokens; None means no limit, 0 means the same as think=False
-    sent_sampling  the sampling parameters, "seed" included, to send to a server; None sends all. Local models use every
-                   value
+    sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
+                   Local models use all parameters
     """
 
     prompt: Prompt
@@ -72,12 +72,12 @@ class Request:
     sent_sampling: frozenset[str] | None = None
 
     def sends(self, name: str) -> bool:
-        """Return whether a server is sent this sampling parameter."""
+        """Return whether this sampling parameter is sent to a server."""
         return self.sent_sampling is None or name in self.sent_sampling
 
     @property
     def seed(self) -> int | None:
-        """The seed of the answer; None if a server chooses it."""
+        """The seed of the answer, or None if a server chooses it."""
         return self.sampling.seed if self.sends("seed") else None
 
 
@@ -93,7 +93,7 @@ class TokenLogprobs:
 class PrefillProgress:
     """The progress of a prompt: `done` of its `total` tokens are in the KV cache, including reused ones.
 
-    `total` is 0 if a server reports only that the answer has not begun.
+    `total` is 0 if the server reports only that the answer has not begun yet.
     """
 
     request_id: int
@@ -103,10 +103,11 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """One more token of the answer, with the text that can now be shown. A server may combine several tokens.
+    """The next token of the answer, with the text that can now be shown. A server's delta may combine several tokens.
 
-    text       empty while a UTF-8 character is incomplete, or while the text may become a stop string or a tag
-    tokens     ids generated since the previous delta; empty in a last delta that only flushes held-back text, and from
+    text       empty while a UTF-8 character is incomplete, or while the text may be the beginning of a stop string or
+               tag
+    tokens     ids generated since the previous delta; empty in a last delta that only flushes buffered text, and for
                servers, which do not send ids
     logprobs   one entry per token if the request asked for them, otherwise empty
     reasoning  thinking text, which precedes `text` and is not part of the answer
@@ -134,7 +135,7 @@ class Finished:
     stop          the stop string that ended the answer, or None
     context_used  the number of prompt and generated tokens, which now occupy the context
     timings       counts and seconds; `generated_tokens` includes an end-of-generation token
-    thinking_tokens  the number of generated tokens that belong to thinking, including its closing tag
+    thinking_tokens  the number of generated tokens that belong to thinking, including the closing tag
     first_answer_s   seconds from `submit` to the first text after the thinking; 0 if there was none
     """
 

@@ -7,9 +7,9 @@
 llama.cpp's full chain is penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. A new sampler
 goes at its position in that chain (see docs/adding-a-sampler.md).
 
-The same logits, parameters and position give the same token on every machine. A draw is a hash of (seed, position),
-ties go to the lower id, and sums are computed in a fixed order. `_exp` uses only operations that IEEE 754 rounds
-identically everywhere, because the last bit of NumPy's exp depends on the instruction set.
+The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
+(seed, position), the lower id wins a tie, and sums are computed in a fixed order. `_exp` uses only operations whose
+rounding IEEE 754 defines, because the last bit of NumPy's exp depends on the instruction set.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Logits = NDArray[np.float32]
-    # Ids and their logits (float64), in the same order: by id at first, by probability after top-k or top-p.
+    # The ids and their logits (float64) are parallel arrays, sorted by id at first and by probability after top-k or
+    # top-p.
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]
 
 _TOP_K_STRIPES = 1024  # 256 to 4,096 are equally fast for vocabularies of 49k and 152k tokens
-_EXP_CHUNK = 4096  # elements per chunk, so that temporary arrays stay in the L1 cache: 2.2 times as fast for 49k tokens
+_EXP_CHUNK = 4096  # elements per chunk; temporary arrays stay in the L1 cache, which makes 49k tokens 2.2 times as fast
 _LARGEST = np.finfo(np.float32).max
 _SMALLEST = 1e-9  # lower bound of the temperature, so that dividing a float32 by it cannot overflow
 
@@ -50,7 +51,7 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
     with np.errstate(over="ignore", invalid="ignore"):  # both functions replace overflows and NaN
         changed = apply_logit_bias(logits, params.logit_bias)
         changed = apply_penalties(changed, history, params)
-    if params.temperature <= 0:  # the filters below would keep the likeliest token anyway
+    if params.temperature <= 0:  # the filters below can be skipped, because all of them keep the likeliest token
         return likeliest if changed is logits else greedy(changed)
     candidates = top_k(changed, params.top_k)
     candidates = top_p(candidates, params.top_p)
@@ -59,7 +60,7 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
 
 
 def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
-    """Return the logits with a bias added per token id; -inf bans a token."""
+    """Add each token's bias to its logit and return the result. A bias of -inf bans the token."""
     if not bias:
         return logits
     biased = logits.copy()
@@ -69,7 +70,7 @@ def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
 
 
 def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:
-    """Return the logits with the penalties applied to the last `repeat_last_n` tokens of the history.
+    """Penalize the tokens that occur in the last `repeat_last_n` tokens of the history, and return the new logits.
 
     repeat_penalty divides positive logits and multiplies negative ones. frequency_penalty is subtracted once per
     occurrence, and presence_penalty once per token.
@@ -90,7 +91,7 @@ def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingPara
 
 
 def greedy(logits: Logits) -> int:
-    """Return the most likely id, or the lowest one if several are equally likely."""
+    """Return the most likely id, or the lowest such id if several are equally likely."""
     best = int(np.argmax(logits))
     _check_any_left(float(logits[best]))
     return best
@@ -99,8 +100,8 @@ def greedy(logits: Logits) -> int:
 def top_k(logits: Logits, k: int) -> Candidates:
     """Return the k most likely candidates, sorted by probability, or all in order of id if k <= 0.
 
-    This avoids sorting the whole vocabulary. The logits are split into stripes. At least k logits reach the k-th
-    largest stripe maximum, so only the logits that reach it, a few dozen more than k, have to be sorted.
+    This avoids sorting the whole vocabulary. The logits are split into stripes. At least k logits are not below the
+    k-th largest stripe maximum, so only those logits, a few dozen more than k, have to be sorted.
     """
     _check_any_left(float(logits.max()))
     depth = len(logits) // _TOP_K_STRIPES
@@ -119,7 +120,8 @@ def top_k(logits: Logits, k: int) -> Candidates:
 def top_p(candidates: Candidates, p: float) -> Candidates:
     """Return the smallest set of most likely candidates whose probabilities sum to at least p, sorted; all if p >= 1.
 
-    Candidates with a probability below (1 - p)/n sum to less than 1 - p, so they are removed before sorting.
+    Candidates with a probability below (1 - p)/n are removed before sorting, because together they have a probability
+    of less than 1 - p.
     """
     if p >= 1:
         return candidates
@@ -166,7 +168,7 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
 
 
 def _check_output(best: float) -> None:
-    """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. np.argmax finds a NaN if there is one."""
+    """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. If any logit is NaN, `best` is NaN."""
     if not np.isfinite(best):
         raise ModelFileError(
             f"invalid model output: the largest logit is {best} instead of a finite number",

@@ -1,4 +1,4 @@
-"""Prefix reuse: tracks which tokens each sequence of the KV cache holds."""
+"""Tracks which tokens each sequence of the KV cache holds, so that prompts can reuse a cached prefix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK = 256  # tokens per comparison
 class Slot:
     """One sequence of the KV cache.
 
-    `tokens` are the ones in the cache now. An idle slot keeps them for a later request with the same prefix.
+    `tokens` are the tokens in the cache. An idle slot keeps its tokens for a later request with the same prefix.
     """
 
     index: int
@@ -26,7 +26,7 @@ class Slot:
 
 
 class SequenceSlots:
-    """The contents of a backend's KV cache. Every token listed here is in the cache, which may hold more."""
+    """The contents of a backend's KV cache. Every token listed here is in the cache, which may also hold others."""
 
     def __init__(self, kv: KVCache, count: int) -> None:
         self._kv = kv
@@ -36,7 +36,7 @@ class SequenceSlots:
     def acquire(self, tokens: list[int]) -> Slot | None:
         """Take an idle slot that holds the longest cached prefix of `tokens`. Returns None if all slots are busy.
 
-        The prefix never includes the last token, which has to be run to get its logits.
+        The prefix never includes the last token, because only running that token yields its logits.
         """
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
         if not idle:
@@ -62,7 +62,7 @@ class SequenceSlots:
         slot.released = self._releases
 
     def recount(self, slots: Iterable[Slot]) -> None:
-        """Ask the cache how many tokens of each slot it still holds after a cancelled pass.
+        """Update the slots after a cancelled pass to the number of tokens that the cache still holds.
 
         A recurrent state that the pass had begun to change is lost.
         """
@@ -89,9 +89,9 @@ class SequenceSlots:
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
-    A request that reuses at least half of `source` continues there, as the next turn of a conversation does. So does a
-    request that shares nothing, because `source` is then the oldest idle slot. Any other request gets the oldest of
-    the other idle slots, if there are any, so that the tokens in `source` are not lost.
+    A request that reuses at least half of the tokens in `source`, such as the next turn of a conversation, gets
+    `source` itself. So does a request that shares no tokens, because `source` is then the oldest idle slot. Any other
+    request gets the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
     """
     others = [slot for slot in idle if slot is not source]
     if source.busy or (others and 0 < shared < len(source.tokens) / 2):

@@ -1,4 +1,4 @@
-"""Computes the timings of a request from its timestamps. The terms are vLLM's."""
+"""Computes the timings of a request from its timestamps. The metrics are defined as in vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request_timings(
     prefill_started  when its first forward pass began; time in the queue counts toward the TTFT, not the prefill
     token_times      when each token was generated, or when each piece of text arrived
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
-    generated_tokens the token count if pieces may hold several tokens; None means one token per entry of token_times
+    generated_tokens the token count, if one piece may hold several tokens; None means one token per time in token_times
     """
     first = token_times[0] if token_times else ended
     last = token_times[-1] if token_times else ended

@@ -1,4 +1,4 @@
-"""Decodes the bytes of tokens into text that is safe to show: complete characters, without any stop string."""
+"""Decodes the bytes of tokens into text that can be shown: complete characters, without any stop string."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class StreamingDecoder:
     """A decoder for one answer, fed token by token.
 
-    The bytes of an incomplete UTF-8 character are held back until the character is complete. Invalid bytes become
-    U+FFFD, as in `bytes.decode("utf-8", "replace")`. Text that may be the beginning of a stop string is held back until
+    The bytes of an incomplete UTF-8 character are buffered until the character is complete. Invalid bytes become
+    U+FFFD, as in `bytes.decode("utf-8", "replace")`. Text that may be the beginning of a stop string is buffered until
     it can no longer become one. If several stop strings match, the one that ends first wins; if two end at the same
     character, the longer one wins. The result therefore does not depend on how the text is split into tokens.
     """
@@ -29,7 +29,7 @@ class StreamingDecoder:
         return self._release(self._utf8.decode(data))
 
     def finish(self) -> str:
-        """End the answer and return the text that was held back, up to a stop string if it contains one."""
+        """End the answer and return the buffered text, up to a stop string if it contains one."""
         text = self._release(self._utf8.decode(b"", True))
         if self.stopped_by is None:
             text += self._held

@@ -1,9 +1,9 @@
 """Compiles a pattern into a transition table for a kernel that does one lookup per character and never backtracks.
 
 The table finds the match that a backtracking matcher would find first. It is a DFA that precomputes Thompson's
-simulation: a state is the list of positions in the pattern that may come next, in order of preference. When one of them
-reaches the end of the pattern, the positions after it are dropped, and the last end reached is the match. A lookahead
-depends on the character after the match, so a match is recorded one step late, as a flag of the transition.
+simulation. A state is the list of positions in the pattern that may come next, in order of preference. When one of them
+reaches the end of the pattern, the positions after it in the list are dropped. The last end reached is the match. A
+lookahead depends on the character after the match, so a match is recorded one step late, as a flag of the transition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """A step that consumes one character of the set with this number."""
+    """A step that consumes one character, which must be in the set with this index."""
 
     set_number: int
     after: int
@@ -41,7 +41,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """A branch to several steps, in order of preference."""
+    """A step that branches to several others, in order of preference."""
 
     after: tuple[int, ...]
 
@@ -60,10 +60,10 @@ def sets_of(node: Node) -> list[CodePoints]:
 def transitions(node: Node, membership: NDArray[np.bool_], n_symbols: int) -> NDArray[np.int32]:
     """Build a pattern's transition table, int32[states, n_symbols + 2].
 
-    The column is the symbol of the next character. The last two columns are for a continuation byte of a UTF-8
-    character and for the end of the text. Row 0 is the start state. An entry combines the byte offset of the next row,
-    shifted left by ROW_SHIFT, with the flag ENDS_HERE if a match ends before this character, and the flag NO_WAY_ON if
-    there is no next row. `membership` is bool[sets of the pattern, n_symbols].
+    Each state has a row, and each symbol of the next character has a column. The last two columns are for continuation
+    bytes of UTF-8 characters and for the end of the text. Row 0 is the start state. An entry combines the byte offset
+    of the next row, shifted left by ROW_SHIFT, with the flag ENDS_HERE if a match ends before this character, and the
+    flag NO_WAY_ON if there is no next row. `membership` is bool[sets of the pattern, n_symbols].
     """
     return _Walker(_steps_of(node), membership, n_symbols).table()
 
@@ -78,7 +78,7 @@ def _steps_of(node: Node) -> list[_Step]:
 
 
 def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
-    """Number the sets of a node in the order of `sets_of`, starting at `count`. Returns the next free number."""
+    """Assign indices to the sets of a node in the order of `sets_of`, from `count` up. Returns the next free index."""
     if isinstance(node, OneOf | Ahead):
         numbers[id(node)] = count
         return count + 1
@@ -88,7 +88,7 @@ def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
 
 
 def _compile(node: Node, after: int, steps: list[_Step], numbers: dict[int, int]) -> int:
-    """Add the steps of a node, which continue at step `after`. Returns the index of the first step."""
+    """Append the steps of a node. They continue at the step with index `after`. Returns the index of the first step."""
 
     def add(step: _Step) -> int:
         steps.append(step)
@@ -163,8 +163,8 @@ class _Walker:
     def _reached(self, state: tuple[int, ...], symbol: int) -> tuple[list[_Take], bool]:
         """Follow all branches from a state, given the symbol of the next character.
 
-        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. Steps after
-        the end are left out.
+        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. If it is, the
+        steps with a lower preference than the end are left out.
         """
         self._looked = False
         takes: list[_Take] = []

@@ -24,12 +24,12 @@ class Tokenizer(Protocol):
 
     @property
     def end_of_generation(self) -> frozenset[int]:
-        """The ids that end an answer, the same as for llama.cpp's `llama_vocab_is_eog`."""
+        """The ids of the tokens that end an answer, as in llama.cpp's `llama_vocab_is_eog`."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         """Encode text as token ids, int32[tokens].
 
-        add_special    adds BOS and EOS if the vocabulary asks for them, but never a second BOS
+        add_special    adds BOS and EOS if the vocabulary requires them, but never a second BOS
         parse_special  turns control strings in the text into control tokens
         """
 
@@ -46,14 +46,14 @@ class Tokenizer(Protocol):
         """Encode a rendered chat template as token ids, int32[tokens].
 
         Control strings that the template wrote become control tokens. Protected ones stay text, and their marks are
-        removed. A BOS is added if the vocabulary asks for one and the template has not written it.
+        removed. A BOS is added if the vocabulary requires one and the template has not written it.
         """
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token contributes to text, which are empty for control tokens."""
+        """Return the bytes that a token adds to the decoded text. Control tokens add none."""
 
     def token_text(self, token_id: int) -> str:
         """Return a token's text for display. Control tokens appear as in the vocabulary, for example `<|im_end|>`."""
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """Concatenate the bytes of tokens, without the leading space that some vocabularies add."""
+        """Concatenate the bytes of the tokens, without the leading space that some tokenizers add."""

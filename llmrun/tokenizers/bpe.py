@@ -1,7 +1,7 @@
 """BPE tokenizers: `gpt2` and `gemma4` in GGUF files.
 
 `gpt2` is byte-level BPE. The vocabulary spells every byte as one printable character, so any text can be encoded.
-`gemma4` is BPE on characters. Characters that are not in its vocabulary become one token per byte.
+`gemma4` is character-level BPE. Characters that are not in its vocabulary become one token per byte.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BPETokenizer(TextTokenizer):
         try:
             return bytes([self._byte_of_character[character] for character in text.decode()])
         except (KeyError, UnicodeDecodeError):
-            return text  # the token's text is not in byte characters
+            return text  # the token's text does not consist of byte characters
 
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
         text, part_ends, insert_at, insert_ids = parts

@@ -48,7 +48,7 @@ def union(*sets: CodePoints) -> CodePoints:
     """Return the code points that are in at least one of the sets."""
     if len(sets) == 1:
         return sets[0]
-    # One pass over all edges: a code point is in the union if more sets have begun than ended before it.
+    # In a single pass over all edges, a code point is in the union if more sets have begun than have ended before it.
     edges = np.concatenate(sets)
     steps = np.concatenate([_steps(one) for one in sets])
     places, where = np.unique(edges, return_inverse=True)
@@ -69,16 +69,16 @@ def intersection(one: CodePoints, other: CodePoints) -> CodePoints:
 
 
 def contains(one: CodePoints, places: CodePoints) -> NDArray[np.bool_]:
-    """Return, as bool[places], whether the set contains each code point."""
+    """Return whether the set contains each code point, as bool[places]."""
     inside: NDArray[np.bool_] = np.searchsorted(one, places, side="right") % 2 == 1
     return inside
 
 
 def symbols_of(sets: list[CodePoints]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Assign a symbol to every code point, such that two code points in exactly the same sets have the same symbol.
+    """Assign a symbol to every code point. Code points that belong to exactly the same sets share a symbol.
 
-    Returns uint8[N_CODE_POINTS], the symbol of each code point, and bool[sets, symbols], the symbols in each set. The
-    limit is 62 sets.
+    Returns uint8[N_CODE_POINTS], the symbol of each code point, and bool[sets, symbols], the symbols in each set. At
+    most 62 sets are supported.
     """
     places = np.unique(np.concatenate([np.zeros(1, np.int64), *sets]))
     places = places[places < N_CODE_POINTS]
@@ -96,7 +96,7 @@ def _steps(one: CodePoints) -> CodePoints:
 
 
 def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
-    """Build a set from `inside`, the membership from each of the sorted places to the next one."""
+    """Build a set from sorted places. `inside[i]` states whether the code points from place i to the next are in it."""
     before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
     changed: CodePoints = places[inside != before]
     return changed

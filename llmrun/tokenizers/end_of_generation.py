@@ -1,6 +1,6 @@
 """Finds the tokens that end an answer. GGUF files name one or two of them; the others are recognized by their text.
 
-The rule and the lists are llama.cpp's (`llama_vocab_is_eog`), so that answers end at the same token as there.
+The rule and the lists are llama.cpp's (`llama_vocab_is_eog`), so answers end at the same token as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENDING_TEXTS = (
     "[e~[",
 )
 
-# If the file has these keys, their tokens end an answer.
+# The tokens that these keys name, if the file has them, end an answer.
 ENDING_KEYS = ("eot_token_id", "eom_token_id")
 
 # Fill-in-the-middle tokens, as pairs of keys (after `tokenizer.ggml.`) and texts that are tried if the file has none of
@@ -100,7 +100,7 @@ def find_ending_tokens(
     """Return the ids that end an answer and the ids that are control tokens because of their text.
 
     known  the ids of the KNOWN_TEXTS that are in the vocabulary
-    named  the ids from the file's keys `tokenizer.ggml.*_token_id`, by the part after the last dot
+    named  the ids in the file's keys `tokenizer.ggml.*_token_id`, indexed by the part of the key after the last dot
     """
     control: set[int] = set()
     ending = {named[key] for key in ENDING_KEYS if key in named}

@@ -21,35 +21,35 @@ _NO_MORE_WORD = r"(?!\S)"
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Matches one character of a set."""
+    """A node that matches one character of a set."""
 
     members: CodePoints
 
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """Matches the empty string before a character of a set and at the end of the text."""
+    """A lookahead that matches before a character of a set and at the end of the text."""
 
     members: CodePoints
 
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """Matches its parts one after the other."""
+    """A node that matches its parts one after the other."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Matches the first of its parts that leads to a match of the whole pattern."""
+    """A node that matches the first of its parts that leads to a match of the whole pattern."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """Matches its part `least` to `most` times, as often as possible. `most` is None if there is no limit."""
+    """A node that matches its part `least` to `most` times, as often as possible. `most` is None for no limit."""
 
     part: Node
     least: int
@@ -69,7 +69,7 @@ def parse(pattern: str) -> Node:
 
 
 class _Parser:
-    """A recursive-descent parser for patterns. `at` is the current position."""
+    """A recursive-descent parser for patterns. `at` is the current position in the pattern."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern

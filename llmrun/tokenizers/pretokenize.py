@@ -1,12 +1,13 @@
-r"""Pre-tokenizers, which split text into the pieces within which BPE merges. They have llama.cpp's names and rules.
+r"""Pre-tokenizers, which split text into pieces before BPE merges tokens within each piece.
 
-A pre-tokenizer is a list of patterns (see patterns.py), most of which are the same as llama.cpp's. Each pattern is one
-stage. A stage splits every piece of the previous stage and cannot look beyond a piece's ends. Text between two matches
-becomes a piece too. Code points that no pattern can distinguish share a symbol, and every pattern becomes a table over
-symbols (see automaton.py) for a single kernel. The sets come from a fixed Unicode version (see unicode_ranges.py).
+The names and rules are llama.cpp's. A pre-tokenizer is a list of patterns (see patterns.py), most of which are the same
+as in llama.cpp. Each pattern is one stage. A stage splits every piece of the previous stage and cannot look beyond a
+piece's ends. Text between two matches becomes a piece too. Code points that no pattern can distinguish share a symbol,
+and every pattern is compiled to a table over symbols (see automaton.py). A single kernel runs all of the tables. The
+sets come from a fixed Unicode version (see unicode_ranges.py).
 
-llama.cpp distinguishes case only in ASCII. Where it writes `\p{Lu}`, it means any letter, and it writes
-`[\p{L}&&[^a-z]]` for capitals. In its patterns with non-ASCII characters, no range of them contains whitespace.
+llama.cpp distinguishes case only in ASCII. Its `\p{Lu}` matches any letter, and its notation for capitals is
+`[\p{L}&&[^a-z]]`. In its patterns with non-ASCII characters, ranges of such characters never match whitespace.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pass over the pieces. For every kind except MATCHES, the pattern is a single set."""
+    """One pass over the pieces. For every kind except MATCHES, the pattern consists of a single set."""
 
     pattern: str
     kind: int = MATCHES
@@ -37,13 +38,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The rules behind one name in `tokenizer.ggml.pre`."""
+    """The rules for one value of `tokenizer.ggml.pre`."""
 
     stages: tuple[Stage, ...]
     ignore_merges: bool = False  # a piece that is itself a token is not split, even if no merges lead to it
     add_bos: bool = False  # the default if the file has no `tokenizer.ggml.add_bos_token`
     has_default_bos: bool = True  # BOS defaults to llama.cpp's id 11 if the file does not name one
-    by_character: bool = False  # tokens are spelled in characters instead of bytes; `<0x41>` stands for a byte
+    by_character: bool = False  # tokens consist of characters instead of bytes; `<0x41>` stands for a byte
     escapes_spaces: bool = False  # a space is spelled U+2581
     whole_newlines: bool = False  # a piece of newlines that is itself a token is not split
     always_adds_bos: bool = False  # adds a BOS even if the file says otherwise
@@ -88,7 +89,7 @@ class Splitter:
 
 @functools.cache
 def splitter(stages: tuple[Stage, ...]) -> Splitter:
-    """Return the splitter for some stages. The splitter is cached."""
+    """Return the splitter for these stages, from a cache if possible."""
     return Splitter(stages)
 
 

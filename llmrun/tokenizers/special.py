@@ -1,10 +1,10 @@
 """Finds special tokens in text, which is the first step of tokenization.
 
-Special tokens are control tokens such as `<|im_end|>`, which users must not be able to type, and user-defined tokens,
+Special tokens are control tokens such as `<|im_end|>`, which users must not be able to insert, and user-defined tokens,
 which are words that the model's authors added and which may appear in any text.
 
 Untrusted text from users, tools and files is *protected* before a chat template renders it. `protect` inserts a mark
-after the first character of every control string, so that the string no longer matches, whatever the template does to
+after the first character of every control string, so that the string no longer matches, even if the template changes
 the text around it. The mark is U+FDD0, a code point that Unicode excludes from text interchange. Marks that are already
 in the text are doubled. `unmark` removes the marks and returns their positions.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MARK = "\ufdd0"
 
 # The kernel tries to match tokens at every possible start, which takes time in proportion to the longest token. The
-# limit prevents a malicious file from making this slow. Longer tokens are searched one by one.
+# limit prevents a malicious file from making this slow. Longer tokens are searched for one at a time.
 _LONGEST_IN_TREE = 512  # bytes
 
 _ASCII_SPACE = " \t\n\v\f\r"
@@ -183,14 +183,14 @@ def unmark(text: str) -> tuple[str, list[int]]:
 
 
 def _mark_offset(token: SpecialToken) -> int:
-    """Return the mark's offset in a token: after the first character, or before the only one."""
+    """Return the offset of the mark within a control string: 1, or 0 if the string has only one character."""
     return min(len(token.text) - 1, 1)
 
 
 def _cut_at(
     token: SpecialToken, text: str, spans: list[tuple[int, int, int]], marks: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Split the plain spans, whose id is -1, at every unmarked occurrence of the token."""
+    """Split the plain-text spans (those with id -1) at every unmarked occurrence of the token."""
     result = []
     length = len(token.text)
     for start, end, token_id in spans:
@@ -218,5 +218,5 @@ def _cut_at(
 
 
 def _is_marked(marks: Sequence[int], first: int, after: int) -> bool:
-    """Return True if there is a mark at a position from `first` to `after`, not including `after`."""
+    """Return True if there is a mark at a position p with `first` <= p < `after`."""
     return bool(marks) and bisect_left(marks, first) < bisect_left(marks, after)

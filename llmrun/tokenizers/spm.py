@@ -79,7 +79,7 @@ class SPMTokenizer(TextTokenizer):
 
 
 def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Return int32 values that sort in descending order of the scores.
+    """Convert scores to int32 values that sort in descending order of the scores.
 
     The bits of a float, read as an integer, sort like the float itself once the lower 31 bits of negative floats are
     flipped.
@@ -91,7 +91,7 @@ def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:
 def _byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Return int32[256]: the token of each byte, or NOT_FOUND if it is a control token.
 
-    A byte's token is spelled like `<0x41>`, or as the byte itself if there is no such token.
+    A byte's token has a text such as `<0x41>`. If there is none, it is the token whose text is the byte itself.
     """
     named = vocabulary.tables.find([b"<0x%02X>" % byte for byte in range(256)])
     plain = vocabulary.tables.find([bytes([byte]) for byte in range(256)])

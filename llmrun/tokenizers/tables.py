@@ -41,7 +41,7 @@ class TokenTables:
     """Hash tables that map texts to token ids, and pairs of ids to the ids that they merge into.
 
     Merges may contain texts that are not tokens, and a byte may have no token. Such texts get ids from
-    `vocabulary_size` up, so that merging needs only ids. These ids never appear in the result.
+    `vocabulary_size` up, so that merging can work with ids alone. These ids never appear in the result.
 
     `starts`, int64[symbols], holds the addresses of the texts, in the file's header or in memory owned by this object.
     `lengths`, int64[symbols], holds their lengths in bytes. kernels/tokens/token_table.py describes `table`, `pairs`
@@ -49,7 +49,7 @@ class TokenTables:
     """
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
-        """Build the tables. Texts in `required` get an id even if they are not tokens."""
+        """Build the tables. Each text in `required` gets an id even if it is not a token."""
         self._build_kernel = load_kernel("tokens.token_table", "build")
         self.vocabulary_size = len(tokens)
         texts = _Texts.in_file(tokens)

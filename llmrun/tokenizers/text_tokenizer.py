@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from llmrun.tokenizers.vocabulary import Vocabulary
 
-# Text with special tokens in it: the UTF-8 in the vocabulary's spelling, the byte offsets where its parts end, and the
-# byte offsets and ids of the special tokens between them.
+# Text that contains special tokens: the UTF-8 bytes in the vocabulary's spelling, the byte offsets where the parts of
+# the text end, and the byte offsets and ids of the special tokens between the parts.
 Parts = tuple[bytes, "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int32]"]
 
 SPACE = "▁".encode()  # how SentencePiece writes a space
@@ -110,7 +110,7 @@ class TextTokenizer(ABC):
         return b""
 
     def _with_bos(self, parts: list[bytes | int]) -> list[bytes | int]:
-        """Add a BOS at the beginning if the vocabulary asks for one and there is none yet."""
+        """Add a BOS at the beginning if the vocabulary requires one and there is none yet."""
         bos_id = self._vocabulary.bos_id
         if not self._vocabulary.add_bos or bos_id is None or parts[:1] == [bos_id]:
             return parts
@@ -137,7 +137,7 @@ class TextTokenizer(ABC):
 
 
 def without_surrogates(text: str) -> str:
-    """Make text encodable as UTF-8: join surrogate pairs, and replace unpaired surrogates by U+FFFD."""
+    """Join surrogate pairs and replace unpaired surrogates with U+FFFD, so that the text can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -151,7 +151,7 @@ def longest_piece(ends: NDArray[np.int64]) -> int:
 
 
 def _byte_of(text: bytes) -> bytes:
-    """Return the byte of a token such as `<0x41>`, or nothing if the text is malformed."""
+    """Return the byte of a token such as `<0x41>`, or b"" if the text is malformed."""
     try:
         return bytes([int(text[3:5], 16)])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reads the vocabulary of a GGUF file: token texts and types, special tokens, and whether to add BOS and EOS."""
+"""Reads the vocabulary of a GGUF file: token texts and types, special tokens, and the rules for BOS and EOS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMER_NAMES = ("prefix", "suffix", "middle")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """A tokenizer kind's defaults for keys that the file does not have."""
+    """The defaults of one kind of tokenizer, for keys that the file does not have."""
 
     bos_id: int | None
     eos_id: int | None
@@ -47,7 +47,7 @@ class Vocabulary:
     end_of_generation: frozenset[int]
 
     def control_mask(self) -> NDArray[np.bool_]:
-        """Return bool[tokens]: the control and unknown tokens, which never stand for plain text."""
+        """Return bool[tokens]: True for control and unknown tokens, which never stand for plain text."""
         return np.isin(self.kinds, (CONTROL, UNKNOWN))
 
 
@@ -56,12 +56,12 @@ def read_vocabulary(
 ) -> Vocabulary:
     """Read the keys `tokenizer.ggml.*`.
 
-    merged         True if the file has merges
+    merged         True if this kind of tokenizer reads merges from the file
     required       texts that must have an id even if they are not tokens
     strips_before  the special token that removes the whitespace before it
 
-    The kernels rely on unique tokens, arrays as long as the vocabulary and ids inside it. All of this was checked when
-    the file was opened.
+    The kernels require that tokens are unique, that arrays are as long as the vocabulary, and that ids are in range.
+    The GGUF reader checked all of this when the file was opened.
     """
     tokens = file.strings("tokenizer.ggml.tokens")
     merges = file.strings("tokenizer.ggml.merges") if merged else None
@@ -114,7 +114,7 @@ def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFil
         try:
             text = tables.text(token).decode()
         except UnicodeDecodeError:
-            continue  # text never contains invalid UTF-8
+            continue  # this token never matches, because text never contains invalid UTF-8
         if MARK in text:
             continue  # only `protect` may put marks into a rendered text
         right = strips_right and not strips_before and text not in ("<unk>", "<s>", "<|endoftext|>")

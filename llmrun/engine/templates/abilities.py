@@ -1,4 +1,4 @@
-"""The results of probing a chat template. probing.py produces them; this module does not import Jinja2."""
+"""The results of probing a chat template (see probing.py). This module does not import Jinja2."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TemplateAbilities:
     reasoning_on   variables for `ChatPrompt.template_kwargs` that switch thinking on; may be empty if thinking is on by
                    default
     reasoning_off  variables that switch thinking off; empty if the template has no switch
-    thinking_tags  the tags around thinking; None if the template does not show them
+    thinking_tags  the tags around thinking; None if the template does not reveal them
     """
 
     reasoning_on: Mapping[str, object] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """Chooses a model's chat template and renders conversations with it.
 
-The variables are the ones that `transformers` sets. An answer to be continued is truncated in the same place as by
-`transformers`.
+Templates get the same variables as in `transformers`, and an answer to be continued is truncated in the same place.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ChatTemplate:
 
     origin       "model" (from the model file), "user" (from the caller) or "fallback" (the model family's template)
     name         "tokenizer.chat_template", "--chat-template", or the family's name, such as "chatml"
-    tool_source  the source for conversations with tools; None if `source` is for all conversations
+    tool_source  the source for conversations with tools; None if they use `source` too
     """
 
     source: str
@@ -45,7 +44,7 @@ class ChatTemplate:
         """Render the conversation as text for `tokenizer.encode_rendered`.
 
         Every string in messages, tools and template_kwargs is protected, so that only the template's own text can
-        become control tokens. If the last answer is to be continued, the text ends with its last word. Raises
+        become control tokens. If the last answer is to be continued, the text ends with that answer. Raises
         TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method sets.
         """
         variables: dict[str, Any] = {
@@ -131,7 +130,7 @@ def _spelled(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _protected(value: Any, tokenizer: Tokenizer) -> Any:
-    """Return a copy of a JSON-like value with every string protected, including keys."""
+    """Return a copy of a JSON-like value in which every string is protected, including keys."""
     if isinstance(value, str):
         return tokenizer.protect(value)
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """Fallback chat templates for files without one, chosen by the model's vocabulary or name.
 
 The formats come from the families' model cards. If a family has no system role, the system message goes into the first
-user turn. `encode_rendered` adds a BOS at the beginning where the template has not written one.
+user turn. `encode_rendered` adds a BOS if the template has not written one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Family:
 
     controls  control strings that the vocabulary must contain as single tokens
     end       the control string that ends a turn. If it is the vocabulary's EOS, the model is a chat model. The
-              family's base models contain the token too, but have a different EOS
-    named     a regular expression for the names of chat models, for vocabularies where `end` is not the EOS
+              vocabularies of the family's base models contain it too, but have a different EOS
+    named     a regular expression that matches the names of chat models, used if `end` is not the vocabulary's EOS
     """
 
     name: str

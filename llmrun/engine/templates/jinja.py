@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _FILENAME = "<template>"  # Jinja2's file name for templates that are not loaded from a file
-_LONGEST_WORDS = 10_000  # characters of an error message
+_LONGEST_WORDS = 10_000  # maximum length of an error message, in characters
 
 
 class ConversationRefused(Exception):
@@ -70,7 +70,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as the filter of `transformers` does. Jinja2's filter would escape `<`, `>`, `&` and `'` for HTML."""
+    """Serialize to JSON in the same way as the `tojson` filter in `transformers`.
+
+    Jinja2's own filter would escape `<`, `>`, `&` and `'` for HTML.
+    """
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Finds what a template's source mentions about thinking, by reading its syntax tree without running it."""
+"""Finds the names and texts related to thinking in a template's syntax tree, without running the template."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llmrun.engine.templates.jinja import parse
 Constant = str | int | bool
 _ABOUT_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z_]\w{0,40}")
-_MOST = 12  # the maximum number of names, of keys, and of constants per name; real templates have fewer
+_MOST = 12  # the maximum number of variables, of keys, and of constants per variable; real templates have fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Mentions:
     """The parts of a template's source that may concern thinking, in source order.
 
-    variables  variables that the template reads, each with the constants it is compared or set to
+    variables  variables that the template reads, each with the constants that it is compared with or set to
     keys       message keys that the template may look up, such as "reasoning_content"
     texts      text that the template may write: its literal text and the string constants in its expressions
 
@@ -33,7 +33,10 @@ class Mentions:
 
 
 def mentions(source: str) -> Mentions:
-    """Read a template's source. Raises TemplateFailed for invalid source, MemoryError and RecursionError."""
+    """Parse a template and return its mentions of thinking.
+
+    Raises TemplateFailed for invalid source, MemoryError and RecursionError.
+    """
     variables: dict[str, list[Constant]] = {}
     keys: dict[str, None] = {}
     texts: list[str] = []
@@ -55,7 +58,7 @@ def mentions(source: str) -> Mentions:
 
 
 def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
-    """Yield every node in source order. There is no recursion, because the tree may be deep."""
+    """Yield every node in source order, without recursion because the tree may be deep."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -64,7 +67,7 @@ def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _names(node: nodes.Compare | nodes.Assign) -> list[str]:
-    """Return the variables related to thinking in a comparison, or the one that an assignment sets."""
+    """Return the variables related to thinking that a comparison reads or an assignment sets."""
     if isinstance(node, nodes.Assign):
         named = [node.target.name] if isinstance(node.target, nodes.Name) else []
     else:

@@ -1,8 +1,8 @@
-"""Probes a chat template to find its thinking tags and its thinking switch, without knowing any model by name.
+"""Probes a chat template to find its thinking tags and its thinking switch, without a list of known models.
 
-The template renders small conversations whose texts are marker words. The output shows how the template writes past
-thinking, and how each of its variables changes the end of a prompt, where the answer begins. The source is searched
-only for names to try. All of this happens in the template process, as one request.
+The template renders small conversations made of marker words. The output shows how the template writes past thinking,
+and how each of its variables changes the end of the prompt, where the answer begins. The source is used only to find
+names to try. The template process does all of this in one request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 from llmrun.engine.templates.mentions import Constant, mentions
 
-_SECONDS = 1.0  # CPU time for all renderings together; when it is used up, probing works with the results so far
+_SECONDS = 1.0  # CPU time limit for all renderings together; after that, probing uses the results so far
 _ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
 _USER = {"role": "user", "content": _ASKED}
 _CALL = {"id": "callabcde", "type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
@@ -29,7 +29,7 @@ _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
 _WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
 _REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # matches a list of parts that the template prints verbatim
 _LONGEST_TAG = 200  # characters
-_CLOSED, _FREE, _OPENED = range(3)  # a prompt ends after thinking, without thinking, or inside thinking
+_CLOSED, _FREE, _OPENED = range(3)  # the prompt ends with a closed thinking block, without a block, or inside a block
 
 
 def probe(source: str) -> TemplateAbilities:
@@ -42,7 +42,7 @@ def probe(source: str) -> TemplateAbilities:
 
 
 class _Tries:
-    """Renders test conversations with one template until the time limit is reached."""
+    """A renderer of test conversations, which stops when the time limit is reached."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -110,11 +110,11 @@ def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
     written, offered = before[shared:].strip(), prompt[shared:].strip()
     header = plain.partition(_SAID)[0].rstrip()
     last = _LAST_TAG.search(before.rstrip())
-    if written and not offered and _SAID not in written:  # the model has to write the opening itself
+    if written and not offered and _SAID not in written:  # the model writes the opening tag itself
         opening = written
     elif last and not header.endswith(last[0]):
         opening = last[0]
-    else:  # the prompt already contains the opening
+    else:  # the prompt already contains the opening tag
         opening = offered
     between, said, end = after.partition(_SAID)
     between = between.strip()
@@ -134,7 +134,10 @@ def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
 
 
 def _closing(opening: str, between: str) -> str:
-    """Return the closing tag: a three-part tag if `opening` has three parts, any other tag, or the rest of the line."""
+    """Find the closing tag in the text after the thinking.
+
+    It has three parts if `opening` does. Otherwise, it is the first tag or, if there is none, the rest of the line.
+    """
     word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
     first = named or re.match(_MARKUP, between)
@@ -148,13 +151,13 @@ def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> s
 
 
 def _answer_closing(end: str) -> str:
-    """Return the tag after an answer, or "" if nothing follows it, because then it ends the turn."""
+    """Return the tag after an answer, or "" if it is the last one, because then that tag ends the turn."""
     first = _FIRST_TAG.match(end.strip())
     return first[0] if first and first[0] != end.strip() else ""
 
 
 def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
-    """Find tags that the template only mentions, to strip past thinking or to instruct the model."""
+    """Find tags in the template's source, which may use them only to strip past thinking or to instruct the model."""
     for text in texts:
         found = _WRITTEN_TAG.search(text)
         if found:
@@ -194,14 +197,14 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
         return None
     plain = tries.prompt()
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
-    # On a tie, prefer the template's default behaviour, then a value over no variable at all.
+    # On a tie, prefer the template's default behaviour, then prefer setting the variable to leaving it unset.
     on, on_text = max(
         [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
     )
     contrast = _ending(on_text, tags) - _ending(off_text, tags)
     if contrast:
         return _Switch(on, off, (contrast, bool(values)))
-    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # as in "Reasoning effort: high", where any word is printed
+    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # such as "Reasoning effort: high"
     if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None

@@ -27,10 +27,10 @@ from llmrun.errors import LlmrunError, TemplateRefused
 if TYPE_CHECKING:
     import psutil
 
-_FIRST_LOOK_S = 0.05  # until then, the system's limits suffice, which saves the 20 ms of importing psutil
+_FIRST_LOOK_S = 0.05  # seconds before the first check; most requests end earlier and save the 20 ms of importing psutil
 _LOOK_S = 0.01
 # Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
-# character, and a template that splits, trims and joins text makes ten copies of it.
+# character, and a template that splits, trims and joins text may hold ten copies of it.
 _MEMORY_PER_BYTE = 40
 _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
@@ -40,11 +40,11 @@ _INVALID_ANSWER = "its process sent an invalid answer"
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """The resource limits for rendering one template. All but `wall_s` grow with the size of the conversation.
+    """The resource limits for rendering one template. All except `wall_s` grow with the size of the conversation.
 
     cpu_s   seconds of CPU time, which do not depend on how busy the machine is
     wall_s  seconds of wall-clock time
-    memory  bytes of the whole process, of which Python itself needs about 30 MB
+    memory  bytes of memory for the whole process, including about 30 MB for Python itself
     output  bytes of rendered text; the default is about 4 million tokens
     """
 
@@ -54,7 +54,7 @@ class RenderLimits:
     output: int = 1 << 24
 
     def for_request(self, size: int, memory: int) -> RenderLimits:
-        """Return the limits for a request of `size` bytes to a process that already has a limit of `memory` bytes."""
+        """Return the limits for a request of `size` bytes to a process whose memory limit is already `memory` bytes."""
         return replace(
             self,
             cpu_s=self.cpu_s + size * _CPU_S_PER_BYTE,
@@ -80,7 +80,7 @@ class TemplateProcess:
         self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
 
     def start(self) -> None:
-        """Start the process without waiting the 60 ms until it is ready. Raises LlmrunError."""
+        """Start the process without waiting until it is ready, which takes 60 ms. Raises LlmrunError."""
         self._running()
 
     def render(self, source: str, name: str, variables: Mapping[str, Any]) -> str:
@@ -120,7 +120,7 @@ class TemplateProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # the process was killed from outside
+            self.close()  # something else has killed the process
         if self._process is None:
             try:
                 self._process = _start_process()
@@ -130,7 +130,7 @@ class TemplateProcess:
         return self._process
 
     def _request(self, request: bytes, name: str, wanted: str) -> Any:
-        """Send a request and return the value of its answer. Raises TemplateRefused unless its kind is `wanted`."""
+        """Send a request and return the answer's value. Raises TemplateRefused unless the answer's kind is `wanted`."""
         limits = self._limits.for_request(len(request), self._memory)
         if 0 < self._memory < limits.memory:
             self.close()
@@ -177,7 +177,7 @@ class TemplateProcess:
         raise TemplateRefused(f"chat template refused: {name}: {words}")
 
     def _rejection(self, name: str, words: str) -> TemplateRefused:
-        """Return the error to raise, and close the process, which may be in a bad state."""
+        """Close the process, which may be in a bad state, and return the error to raise."""
         self.close()
         return TemplateRefused(f"chat template refused: {name}: {words}")
 
@@ -225,7 +225,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched_s: float) -> str:
-    """Wait for the end of the exchange. Returns a description of the limit that was exceeded, or ""."""
+    """Wait until the exchange ends or exceeds a limit. Returns a description of that limit, or ""."""
     deadline = time.monotonic() + limits.wall_s
     exchange.join(unwatched_s)
     if not exchange.is_alive():

@@ -1,6 +1,6 @@
-"""The main loop of the process that renders chat templates. It reads requests from stdin and answers on stdout.
+"""The main loop of the process that renders chat templates. It reads requests from stdin and writes answers to stdout.
 
-The process first sends an empty frame when it is ready. A request consists of two frames: the limits,
+When the process is ready, it sends an empty frame. A request consists of two frames: the limits,
 {"cpu_s", "memory"}, and then {"probe": source} or {"source", "variables", "now"}. An answer is [kind, value]:
 
 "text"       the rendered text
@@ -26,7 +26,7 @@ from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, r
 def main() -> None:
     """Answer requests until stdin closes."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    write_frame(answers, b"")  # ready
+    write_frame(answers, b"")  # tells the parent that this process is ready
     while (limits := read_frame(requests)) is not None:
         _limit(**decoded(limits))
         if (request := read_frame(requests)) is not None:
@@ -63,9 +63,9 @@ def _limit(cpu_s: float, memory: int) -> None:
     """Set operating-system limits, where available, because the parent checks only at intervals."""
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # this module does not exist on Windows
         return
-    # One more second lets the parent act first, because its error message is better.
+    # The extra second lets the parent act first, because its error message is better.
     enough = math.ceil(process_time() + cpu_s) + 1
     for what, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),

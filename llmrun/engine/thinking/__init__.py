@@ -1,4 +1,4 @@
-"""Support for models that think before they answer: separates thinking from the answer, switches it and limits it.
+"""Support for models that think before they answer: separates, switches and limits thinking.
 
 styles.py     the thinking tags of each model family, and the detection of a model's style
 splitter.py   splits streamed text into thinking and answer

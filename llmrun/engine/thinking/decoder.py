@@ -32,7 +32,7 @@ class Spelling:
 
 
 def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
-    """Spell a style's tags in a vocabulary, with placeholders for its control tokens."""
+    """Return a style's tags as spelled in a vocabulary, with placeholders for control tokens."""
     placeholders: dict[int, str] = {}
     texts: dict[int, str] = {}
 
@@ -61,7 +61,7 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
 class ThinkingDecoder:
     """A decoder for one answer, fed token by token. Stop strings apply to the answer, not to thinking.
 
-    spelling   the spelling of the model's tags; None if it has no tags, so that all text is answer
+    spelling   the spelling of the model's tags; None if the model has no tags, so that all text belongs to the answer
     opened     True if the prompt ends inside a thinking block
     may_close  True if a closing tag may end thinking that was never opened; see ThinkingSplitter
     """
@@ -105,7 +105,7 @@ class ThinkingDecoder:
         return self._splitter is not None and self._splitter.may_be_closing
 
     def disallow_thinking(self) -> None:
-        """Treat any further opening tag as text of the answer."""
+        """Treat any further opening tag as part of the answer."""
         if self._splitter is not None:
             self._splitter.disallow_thinking()
 
@@ -121,7 +121,7 @@ class ThinkingDecoder:
         return self._read(self._splitter.feed(text), self._spelling)
 
     def finish(self) -> Split:
-        """End the answer and return the text that was held back, up to a stop string if it contains one."""
+        """End the answer and return the buffered text, up to a stop string if it contains one."""
         if self._splitter is None or self._spelling is None:
             return Split(answer=self._answer.finish())
         first = self._read(self._splitter.feed(self._utf8.decode(b"", True)), self._spelling)
@@ -133,7 +133,7 @@ class ThinkingDecoder:
         return Split(first.thought + last.thought, first.answer + last.answer, first.unopened)
 
     def _read(self, split: Split, spelling: Spelling) -> Split:
-        """Replace placeholders by the text of their tokens, and truncate the answer at a stop string."""
+        """Replace placeholders with the text of their tokens, and truncate the answer at a stop string."""
         if split.unopened:
             split.thought = self._answer.finish() + split.thought
         answer = split.answer.translate(spelling.texts)

@@ -50,7 +50,7 @@ class ModelThinking:
         """Store the parameters without probing the template yet.
 
         process     the process that probes the template
-        known_pair  the opening and closing tag if they are known; () if the model does not think; None if unknown
+        known_pair  the opening and closing tags; () if the model does not think; None if the tags are not known
         """
         self._source = template.source if template else None
         self._tokenizer = tokenizer
@@ -59,7 +59,7 @@ class ModelThinking:
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
-        """The model's thinking style. None if no style is recognized; then all of its output is the answer."""
+        """The model's thinking style, or None if none is recognized, in which case the whole output is the answer."""
         if self._source is None:
             return None
         return recognised_style(self._source, self._tokenizer, self._known_pair, lambda: self._abilities.thinking_tags)
@@ -70,7 +70,7 @@ class ModelThinking:
         return spelled(self.style, self._tokenizer) if self.style else None
 
     def prepare(self) -> None:
-        """Probe the template now, so that the time does not count toward the first chat request."""
+        """Probe the template now, so that the first chat request does not have to wait for it."""
         self.spelling  # noqa: B018
 
     @property

@@ -45,11 +45,12 @@ class Split:
 
 
 class ThinkingSplitter:
-    """A splitter for streamed text. It returns text as soon as its part is known, however the text is chunked.
+    """A splitter for streamed text. It returns text as soon as it is known to be thinking or answer.
 
-    A tag counts only in certain places: `opening` before the answer has begun, and `closing` during thinking. Without
-    thinking, `closing` also counts at the beginning of a line outside code blocks. Elsewhere, a tag is ordinary text.
-    Whitespace around thinking belongs to the tags. Tags are removed from the output; all other text is kept.
+    Tags are recognized only in certain places: `opening` before the answer has begun, and `closing` during thinking.
+    Without thinking, `closing` is also recognized at the beginning of a line outside code blocks. Elsewhere, a tag is
+    ordinary text. Whitespace around thinking belongs to the tags. Tags are removed from the output; all other text is
+    kept. The result does not depend on how the text is chunked.
 
     opened       True if the prompt ends inside a thinking block
     may_close    True if a closing tag may end thinking that was never opened
@@ -62,7 +63,7 @@ class ThinkingSplitter:
         self._may_open = True
         self._held = ""
         self._said: list[str] = []  # the answer so far, while a closing tag may still turn it into thinking
-        self._thoughts = self._answers = 0  # blocks of thinking and parts of the answer that have begun
+        self._thoughts = self._answers = 0  # number of thinking blocks and answer parts so far
         self._in_block = False
         self._split = Split()
 
@@ -89,7 +90,7 @@ class ThinkingSplitter:
         return self._take(text, final=False)
 
     def finish(self) -> Split:
-        """End the text and return what was held back."""
+        """End the output and return the buffered text."""
         return self._take("", final=True)
 
     def _take(self, text: str, *, final: bool) -> Split:
@@ -102,7 +103,7 @@ class ThinkingSplitter:
         return self._split
 
     def _step(self, final: bool) -> bool:
-        """Process the next tag or piece of the held text. Returns False if more text is needed."""
+        """Process the next tag or piece of the buffered text. Returns False if more text is needed."""
         if self.phase is Phase.THINKING:
             return self._thinking(final)
         if self.phase is Phase.ANSWERING:
@@ -173,7 +174,7 @@ class ThinkingSplitter:
         return (not before or before.endswith("\n")) and len(_FENCE.findall(before)) % 2 == 0
 
     def _turn_into_thinking(self, new: str) -> None:
-        """Turn the whole answer so far, and the new text, into thinking."""
+        """Reclassify the whole answer so far, and the new text, as thinking."""
         earlier = len("".join(self._said)) > len(self._split.answer)
         self._split = Split(thought=self._split.answer + new, unopened=earlier)
         self._thoughts, self._answers = 1, 0

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
-    """The texts around a model's thinking. Whitespace next to any of these texts belongs to them.
+    """The texts around a model's thinking. Whitespace next to one of these texts counts as part of it.
 
     opening   the tag that begins thinking, before the answer has begun
-    closing   the tags that end thinking; any of them does
+    closing   the tags that end thinking; a single one is enough
     headers   texts that may precede the answer and are not part of it
     trailers  texts that may follow the answer and are not part of it
     known_by  a template that contains all of these texts has this style; () means `opening` and `closing[0]`
     anywhere  True if every message has a header, so that the model may think again after it has begun to answer
     ending    the text that the model itself would write to end its thinking and begin the answer
     blank     the text that the model would write between `opening` and `ending` if it does not think
-    guessed   True if only the vocabulary suggests this style; in some families all models have the tags but few think
+    guessed   True if only the vocabulary suggests this style; in some families, every model has the tags, but few think
     """
 
     opening: str
@@ -127,7 +127,7 @@ def recognised_style(
 ) -> ThinkingStyle | None:
     """Return the style in which a model marks its thinking, or None if it does not think or the style is unknown.
 
-    The sources are tried in this order: the texts in the template, the tags that probing the template shows (`tried`),
+    The sources are tried in this order: the texts in the template, the tags found by probing the template (`tried`),
     `known_pair` (the two tags, or () if the model does not think), and pairs of tags that the vocabulary has as tokens.
     """
     for style in STYLES:
