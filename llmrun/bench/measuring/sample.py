@@ -12,12 +12,12 @@ from llmrun.types import Timings
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn, in which a workload ran once or several times in sequence.
+    """One turn, in which a workload ran one or more times in sequence.
 
     requests  the timings of the requests, in the order in which they ended
-    seconds   the time during which any of them ran
+    seconds   the time during which at least one request was running
     runs      the number of times that the workload ran
-    cold      seconds from the start of a process to its first token; None if the model was already open
+    cold      seconds from launching the process to its first token; None if the model was already open
     joules    the energy that the machine used; None if it cannot be measured
     """
 
@@ -28,7 +28,7 @@ class Sample:
     joules: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the timings as JSON, for sending them between processes."""
+        """Return the timings as a JSON object that can be sent to another process."""
         return {"requests": [asdict(request) for request in self.requests], "seconds": self.seconds}
 
     @classmethod
@@ -43,7 +43,7 @@ class Sample:
         return sum(request.generated_tokens for request in self.requests)
 
     def value(self, metric: str) -> float | None:
-        """Return the turn's single value of a metric (metrics.py), or None if it has none."""
+        """Return one value of a metric (metrics.py) for the whole turn, or None if it was not measured."""
         values = self.values(metric)
         match metric:
             case "prefill":
@@ -54,7 +54,7 @@ class Sample:
                 return sum(values) / len(values) if values else None
 
     def values(self, metric: str) -> list[float]:
-        """Return all values of a metric in this turn: one per request, or one per gap between tokens."""
+        """Return all values of a metric in this turn, one per request or one per gap between tokens."""
         answered = [request for request in self.requests if request.generated_tokens]
         match metric:
             case "ttft":
@@ -79,7 +79,7 @@ class Sample:
 
     @property
     def _prefilled(self) -> list[Timings]:
-        """The requests with a real prefill. A prompt of a single uncached token runs like a decode step."""
+        """The requests with more than one uncached prompt token. A single token is processed like a decode step."""
         return [r for r in self.requests if r.prompt_tokens - r.cached_tokens > 1 and r.prefill_s > 0]
 
     @property
@@ -101,9 +101,9 @@ def joined(samples: Iterable[Sample]) -> Sample:
 
 
 def timeline(request: Timings) -> tuple[tuple[float, int], ...]:
-    """Return (seconds since submission, tokens so far) for each arrival of text.
+    """Return (seconds since submission, tokens so far) for each piece of text that arrived.
 
-    Several tokens may arrive together. The number of tokens per arrival is unknown, so they are spread evenly.
+    A piece may contain several tokens. Their number is unknown, so the tokens are spread evenly over the pieces.
     """
     if not request.generated_tokens:
         return ()
