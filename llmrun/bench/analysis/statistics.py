@@ -111,9 +111,9 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, le
     """Return the ratio of a's speed to b's speed for samples from different runs. Their lengths may differ.
 
     The interval reflects the noise within each run, but not changes in the machine between the runs. On the machine
-    that was recorded, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart, and
-    20 of 40 comparisons of an engine with itself reported a difference. For two processes that were measured during the
-    same minutes, none of 20 comparisons did. Raises ValueError if a value is not positive and finite.
+    that was recorded, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart.
+    There, 20 of 40 comparisons of an engine with itself reported a difference, but none of 20 comparisons between two
+    processes that were measured during the same minutes. Raises ValueError if a value is not positive and finite.
     """
     logs = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     half = math.hypot(*(_half_width(one, level) for one in logs))

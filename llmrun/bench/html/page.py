@@ -63,7 +63,7 @@ def page(document: Document) -> str:
 
 def _printable(value: Any) -> Any:
     """Make control characters and bidirectional formatting characters visible in a string."""
-    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Markup values are safe: our templates make them.
+    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Our templates make the Markup values.
 
 
 def _title(document: Document) -> str:

@@ -28,10 +28,10 @@ from llmrun.machine.free_memory import free_memory
 
 # The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
 # dominate their times. Longer turns would not help, because configurations that are measured shortly after each other
-# run under the same conditions.
+# experience the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
-_MOST_LIMITS_BYTES = 1 << 30  # The memory to read when measuring bandwidth. It is larger than any CPU cache.
+_MOST_LIMITS_BYTES = 1 << 30  # The maximum size of the bandwidth test, which is larger than any CPU cache.
 _LEAST_LIMITS_BYTES = 1 << 28
 _WARM_UP_SHARE = 0.2  # Warm-up may take at most this share of a configuration's time. The rest is for measuring.
 _WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note explains why.
