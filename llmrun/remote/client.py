@@ -88,7 +88,7 @@ class RemoteModel:
         return model
 
     def models(self) -> list[str]:
-        """Return the names of the server's models. Raises NetworkError, and ModelNotFound if it does not list them."""
+        """Return the names of the server's models. Raises NetworkError, and ModelNotFound if it cannot list them."""
         call = Call()
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:

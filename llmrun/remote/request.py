@@ -14,7 +14,7 @@ _ANY_TOKEN = 1 << 31  # an upper bound for token IDs, because the size of the se
 
 @dataclass(frozen=True, slots=True)
 class RemoteRequest:
-    """The JSON of a request. `body` holds fields of OpenAI's API, and `extras` fields that only some servers accept."""
+    """The JSON of a request. `body` contains fields of OpenAI's API, `extras` fields that only some servers accept."""
 
     path: str
     body: dict[str, Any]
@@ -58,7 +58,8 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if prompt.tools:
         body["tools"] = [*prompt.tools]
     variables = _thinking_variables(request) | dict(prompt.template_kwargs)
-    # The variables belong to the body and not to the extras, because the user asked for an answer that depends on them.
+    # Template variables are sent in the body and not as extras, because extras are dropped if the server rejects them,
+    # and the answer would then not be what the user asked for.
     if variables:
         body["chat_template_kwargs"] = variables
     # Earlier thinking is not sent back, because some servers reject it.

@@ -49,7 +49,7 @@ MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
 ENOUGH_ROUNDS = 8  # With fewer rounds, a bootstrap is unreliable.
 
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
-_RESAMPLES = 1999  # The number of resamples. 1999 suffice for a level of 0.9995, which 20 verdicts in one run need.
+_RESAMPLES = 1999  # 1999 bootstrap resamples are enough for a level of 0.9995, which 20 verdicts in a run require.
 _SEED = 20250101  # The seed is fixed, so that the same samples always produce the same verdict.
 _STRONGEST_MEMORY = 0.9  # Autocorrelations are capped here, because 1 would make the interval infinite.
 

@@ -54,7 +54,7 @@ def _append(path: Path, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         if file.read(1) not in (b"", b"\n"):
-            line = b"\n" + line  # A killed process left an incomplete line. Start a new one after it.
+            line = b"\n" + line  # Start a new line, because a killed process left an incomplete one.
         try:
             written = 0
             while written < len(line):

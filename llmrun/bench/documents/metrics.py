@@ -1,4 +1,4 @@
-"""Defines the metrics: their names and explanations, and whether higher is better. The terms are those of vLLM."""
+"""Defines the metrics: their names and explanations, and whether higher is better. The terms are vLLM's."""
 
 from __future__ import annotations
 

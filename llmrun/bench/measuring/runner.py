@@ -80,7 +80,7 @@ class Effort:
 
 
 class Runner:
-    """Measures configurations. `outcome` holds all results so far at any time."""
+    """Measures configurations. `outcome` always contains all results so far."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Runner:
             )
 
     def _has_limits(self, trial: Trial) -> bool:
-        """Return whether the trial's engine runs on this machine, so that its figures can be compared with limits."""
+        """Return whether the trial's engine runs on this machine, so that its speed can be compared with limits."""
         opened = self._pool.opened.get(trial.configuration.target)
         return opened is not None and "weight_bytes" in opened.facts
 

@@ -85,7 +85,7 @@ def local_targets(
 
 
 def remote_target(url: str, *, offline: bool = False) -> BenchTarget:
-    """Return the target for `URL#MODEL`. The model may be omitted if the server has only one. Raises UsageError."""
+    """Return the target for `URL#MODEL`. `#MODEL` is optional if the server has one model. Raises UsageError."""
     endpoint = parse_endpoint(url)
     return BenchTarget(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
 

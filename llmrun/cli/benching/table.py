@@ -55,7 +55,7 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numb
 
 
 def _unjudged(document: Document) -> list[str]:
-    """Return an explanation if there is no verdict although the user would expect one."""
+    """Return an explanation if a verdict that the user would expect is missing."""
     labels = [result.workload.label for result in document.results if result.samples]
     if document.verdicts or len(labels) == len(set(labels)):
         return []
