@@ -48,7 +48,7 @@ def is_stable(values: Sequence[float]) -> bool:
 def are_narrow(
     samples: Sequence[Mapping[str, Sequence[float]]], pairs: Sequence[tuple[int, int]], metrics: Sequence[str]
 ) -> bool:
-    """Return whether the confidence intervals are narrow enough to stop measuring. It is called after every round.
+    """Return whether the confidence intervals are narrow enough to stop measuring. To be called after every round.
 
     The decision depends only on the widths of the intervals, never on the measured values.
 

@@ -92,7 +92,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error that ended a configuration early. The configuration may still have partial results."""
+    """The error that ended the measurement of a configuration. There may still be partial results."""
 
     message: str
     hint: str
@@ -157,7 +157,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The results of one run. `system` is the state of the machine (system.py), and `created` is an ISO 8601 time in UTC."""
+    """The results of one run. `system` is the state of the machine (system.py), `created` is an ISO 8601 time in UTC."""
 
     identity: str
     created: str

@@ -15,7 +15,7 @@ from llmrun.gguf.problems import shown
 
 _PROMPT = "Why is the sky blue?"
 _LAST_WORDS = 400
-# All error classes. The exit code of `llmrun generate` selects the class of the error that is raised here.
+# The error classes to choose from. The exit code of `llmrun generate` determines the class of the error to raise.
 _ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
 _KINDS = {kind.exit_code: kind for kind in _ALL}
 

@@ -39,7 +39,7 @@ _OWN_FACTS = (
     "kv_type",
     "load_s",
     "compiled",
-)  # `Subject.facts` leaves these out, because Subject has separate fields for them or they are not needed.
+)  # Subject.facts omits these entries. Most of them have separate fields in Subject.
 JUDGED = ("prefill", "decode")  # The metrics that most verdicts compare. See `judged_metrics`.
 
 

@@ -27,8 +27,8 @@ from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.machine.free_memory import free_memory
 
 # The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
-# dominate their times. Longer turns would not help, because configurations that are measured shortly after each other
-# experience the same conditions.
+# dominate their times. Longer turns would not help, because configurations should be measured close together in time,
+# under the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # The maximum size of the bandwidth test, which is larger than any CPU cache.

@@ -53,7 +53,7 @@ class SpeedLimits:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The time of one or more ops and the work done in that time.
+    """The time that one or more ops took, and the work that they did.
 
     seconds   the mean over the middle half of the steps and over the threads
     waiting   the part of `seconds` spent waiting at the barrier for threads that had more work or were not scheduled
