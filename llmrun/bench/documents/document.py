@@ -157,7 +157,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The results of one run. `system` is the state of the machine (system.py), `created` is an ISO 8601 time in UTC."""
+    """The results of one run. `system` is the state of the machine (system.py), `created` is an ISO 8601 UTC time."""
 
     identity: str
     created: str
