@@ -1,4 +1,4 @@
-"""Energy figures: joules per token, and the electricity cost of a million tokens."""
+"""Computes the energy per token and the electricity cost of a million tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _JOULES_PER_KWH = 3.6e6
 def energy_of(
     joules: float, seconds: float, tokens: int, *, source: str, price_kwh: float | None = None
 ) -> Energy | None:
-    """Return the energy figures for `tokens` generated in `seconds`, or None if nothing was generated.
+    """Return the energy and cost of `tokens` generated in `seconds`, or None if nothing was generated.
 
-    `price_kwh` is the price of one kilowatt-hour, and the cost is in its currency. The energy of prefill is included,
-    because the generated tokens needed it.
+    `price_kwh` is the price of one kilowatt-hour, and the cost is in the same currency. The energy used for prefill is
+    attributed to the generated tokens.
     """
     if tokens <= 0 or seconds <= 0:
         return None

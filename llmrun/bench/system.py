@@ -12,14 +12,14 @@ from llmrun.machine.system import system_facts
 # Drivers with an energy preference (intel_pstate, amd-pstate-epp) report the "powersave" governor even at full speed.
 _SLOW_GOVERNORS = ("powersave", "conservative")
 _SLOW_PREFERENCES = ("power", "balance_power")
-_BUSY = 0.25  # A higher load average per core over the last minute disturbs measurements.
+_BUSY = 0.25  # The one-minute load average per core above which measurements are disturbed.
 _STOLEN = 0.01  # The share of CPU time above which steal time disturbs measurements.
 _LEAST_FREE = 0.125  # The minimum share of memory that should be free, capped at 2 GiB.
 _GIB = 1 << 30
 
 
 def system_state(root: Path = Path("/")) -> dict[str, Any]:
-    """Return `system_facts` and the instruction level of the kernels.
+    """Return the state of the machine: `system_facts` and the kernels' instruction level.
 
     Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
     """
@@ -27,7 +27,7 @@ def system_state(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def warnings_about(state: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each condition that would make a measurement slower or less stable."""
+    """Return a sentence for each condition that would make measurements slower or less stable."""
     found = []
     load, cores = state.get("load_average"), state.get("cores_physical") or 1
     if load and load[0] > _BUSY * cores:
@@ -55,7 +55,7 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
 
 
 def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each such condition that occurred between two states, taken before and after measuring."""
+    """Return a sentence for each disturbance between two states, which were recorded before and after measuring."""
     found = []
     if all(state.get("processor_seconds") is not None for state in (before, after)):
         names = ("stolen_seconds", "processor_seconds")

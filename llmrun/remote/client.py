@@ -1,4 +1,4 @@
-"""The HTTP client for a model on an OpenAI-compatible server. It sends JSON bodies and yields chunks of answers."""
+"""The HTTP client for models on OpenAI-compatible servers. It sends JSON requests and yields chunks of answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "LLMRUN_API_KEY"
 FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
 BETWEEN_S = 120.0
-_LAST_S = 0.1  # The time after [DONE] to read the end of the body, so that the connection can be reused.
+_LAST_S = 0.1  # How long to wait for the end of the body after [DONE], to reuse the connection.
 _MOST_ERROR = 64 << 10  # the maximum length of an error body in bytes
 _MOST_MODELS = 4 << 20  # the maximum length of a list of models in bytes
 _MOST_BYTES = 256 << 20  # the maximum length of a stream in bytes
@@ -48,14 +48,14 @@ class RemoteModel:
         Raises UsageError if the key contains characters that are not allowed in a header, and NetworkError if the proxy
         or the certificates cannot be used.
         """
-        # Quotes and backslashes are not allowed: if quoting could change the key, it could not be found and redacted.
+        # Quotes and backslashes are not allowed, because an escaped key could not be found and redacted in messages.
         if key is not None and not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
             raise UsageError(f"environment: {KEY_VARIABLE}: contains a character that is not allowed in a key")
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
         self._first_s, self._between_s = first_s, between_s
         self._teller = Teller(endpoint.host, key)
-        # "identity" asks for no compression. A compressed stream could unpack to gigabytes, and could arrive delayed.
+        # "identity" means no compression. A compressed stream could unpack to gigabytes, and chunks could be delayed.
         self._headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
@@ -64,13 +64,13 @@ class RemoteModel:
         self._closed = False
         with self._translated(Call()):
             self._tls = _tls_settings(endpoint)
-            self._idle = [self._new_line()]  # Create it now, so that the first request need not wait for it.
+            self._idle = [self._new_line()]  # Create it now, so that the first request does not have to wait for it.
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, offline: bool = False) -> RemoteModel:
         """Create a client with the key from the environment.
 
-        If the endpoint names no model, ask the server for its only one. Raises NetworkError, ModelNotFound and
+        If the endpoint does not name a model, use the server's only model. Raises NetworkError, ModelNotFound and
         UsageError.
         """
         if offline and not endpoint.is_loopback:
@@ -88,7 +88,7 @@ class RemoteModel:
         return model
 
     def models(self) -> list[str]:
-        """Return the names of the server's models. Raises NetworkError, and ModelNotFound if it has no such list."""
+        """Return the names of the server's models. Raises NetworkError, and ModelNotFound if it cannot list them."""
         call = Call()
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:
@@ -140,11 +140,11 @@ class RemoteModel:
                 finished = finished or chunk.finish is not None
                 yield chunk
             call.expect("the stream continues after its end", _LAST_S)
-            for _ in pieces:  # Read to the end of the body. Otherwise the connection cannot be reused.
+            for _ in pieces:  # Read to the end of the body, so that the connection can be reused.
                 pass
         except NetworkError:
             if not finished:
-                raise  # Otherwise the answer is already complete, so later errors do not matter.
+                raise  # Once the answer is finished, errors no longer matter.
 
     def _pieces(self, response: httpx2.Response, call: Call) -> Iterator[tuple[float, bytes]]:
         """Yield the bytes of a body, with the time of their arrival."""
@@ -156,7 +156,7 @@ class RemoteModel:
                 if total > _MOST_BYTES:
                     raise self._teller.fault("answer is too long", f"more than {_MOST_BYTES:,} bytes")
                 yield arrived, data
-        self._check_call(call)  # A body of unknown length ends without an error if the connection is shut down.
+        self._check_call(call)  # If the connection is shut down, a body of unknown length ends without an error.
 
     def _read(self, response: httpx2.Response, call: Call, most: int) -> Iterator[bytes]:
         """Yield the first `most` bytes of a body that is not a stream."""
@@ -215,7 +215,7 @@ class RemoteModel:
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                 line.close()
                 if not kept or call.stopped or call.expired:
-                    raise  # Otherwise the server had closed an idle connection, so try again on another one.
+                    raise  # If a reused connection failed, the server had closed it, so try another one.
             except BaseException:
                 line.close()
                 raise
@@ -233,7 +233,7 @@ class RemoteModel:
     # Errors
 
     def _check(self, response: httpx2.Response, call: Call) -> None:
-        """Raise the error that an unsuccessful response stands for."""
+        """Raise the error that matches the status of an unsuccessful response."""
         if response.is_success:
             return
         status = response.status_code
@@ -329,16 +329,16 @@ def _tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
     if endpoint.is_loopback and endpoint.base.startswith("http:"):
         import ssl
 
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificates
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # This context trusts no certificates.
     return httpx2.create_ssl_context()
 
 
 def _refusal(body: bytes) -> tuple[str, str]:
-    """Return the message of an error body and its code or type. Either is "" if it is missing."""
+    """Return the message from an error body, and the code or type. Each is "" if missing."""
     try:
         table = json.loads(body)
         said = server_words(table)
-    except (ValueError, RecursionError):  # an HTML page, or an empty body
+    except (ValueError, RecursionError):  # The body is not JSON, for example an HTML page, or it is empty.
         return "", ""
     error = table.get("error") if isinstance(table, dict) else None
     codes = [error.get("code"), error.get("type")] if isinstance(error, dict) else []

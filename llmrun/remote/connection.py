@@ -1,7 +1,7 @@
 """A connection to a server whose requests can be cancelled from other threads and can time out.
 
-httpx2 cannot end a request from another thread. Therefore this module keeps the socket below it and shuts it down,
-which immediately wakes the thread that reads from it.
+httpx2 cannot cancel a request from another thread. This module therefore keeps a reference to the underlying socket.
+Shutting the socket down immediately wakes the thread that reads from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 WRITE_S = 60.0
-KEPT_S = 3.0  # The time to keep an idle connection. uvicorn closes it after 5 s.
+KEPT_S = 3.0  # How long to keep an idle connection. uvicorn closes idle connections after 5 s.
 
 
 class Line:
@@ -28,8 +28,8 @@ class Line:
     def __init__(self, headers: dict[str, str], tls: ssl.SSLContext, *, through_proxy: bool) -> None:
         """Create a connection, which is opened by the first request.
 
-        If `through_proxy` is True, it uses the proxy from the environment, if there is one. Raises the errors of httpx2
-        for an invalid proxy.
+        If `through_proxy` is True, the connection uses the proxy from the environment, if one is set. Raises httpx2's
+        errors if the proxy is invalid.
         """
         import httpx2
 
@@ -40,7 +40,7 @@ class Line:
             verify=tls,
             trust_env=through_proxy,
             follow_redirects=False,  # The key must not be sent to other hosts.
-            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S),  # A Call's deadlines limit reading.
+            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S),  # Reading is limited by a Call's deadlines.
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEPT_S),
         )
 
@@ -60,9 +60,9 @@ class Line:
         return response
 
     def hang_up(self) -> None:
-        """Shut the socket down, which immediately wakes a thread that waits for the server."""
+        """Shut the socket down, which immediately wakes the thread that is waiting for the server."""
         if self.socket is not None:
-            with contextlib.suppress(OSError):  # already closed
+            with contextlib.suppress(OSError):  # The socket is already closed.
                 # SSLSocket.shutdown would drop the TLS state that the reading thread still uses.
                 socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
@@ -86,7 +86,7 @@ class Call:
         self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt the thread that holds it
 
     def take(self, line: Line) -> None:
-        """Record the connection that carries the call now."""
+        """Record the connection that now carries the call."""
         with self._lock:
             self._line = line
             if self.stopped:
@@ -98,11 +98,11 @@ class Call:
             self._line = None
 
     def expect(self, what: str, seconds: float) -> None:
-        """Set the deadline to `seconds` from now. `what` describes the failure if it passes."""
+        """Set the deadline to `seconds` from now. `what` describes the failure if the deadline passes."""
         self._deadline = (time.monotonic() + seconds, what)
 
     def stop(self) -> None:
-        """Cancel the request and wake the thread that waits for it."""
+        """Cancel the request and wake the thread that is waiting for it."""
         self.stopped = True
         self._hang_up()
 
@@ -131,7 +131,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def add(self, call: Call) -> None:
-        """Watch a call. The first one starts the thread."""
+        """Watch a call. The first call starts the thread."""
         with self._changed:
             self._calls.add(call)
             if self._thread is None:

@@ -1,7 +1,7 @@
-"""RemoteEngine, the counterpart of Engine for a model on a server.
+"""RemoteEngine, which has the interface of Engine for a model on a server.
 
-Each running request has a thread that waits for the server and puts everything that arrives into a shared queue, from
-which `step` takes it. Everything else happens in the caller's thread.
+Each running request has a thread that waits for the server and puts everything it receives into a shared queue. `step`
+reads that queue. Everything else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
 _MOST_TOKENS = 1 << 20  # the maximum length of an answer if the request does not limit it
 _MARKS = Marks("<think>", ("</think>",))  # the tags that servers leave in the text if they do not separate thinking
-_MORE_EVENTS = 1024  # A stream may have this many more events than tokens, as for its start, its end and keep-alives.
+_MORE_EVENTS = 1024  # A stream may have this many more events than tokens, such as its start, its end and keep-alives.
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class _RemoteAnswer:
 
     moments       the arrival time of each piece of text or reasoning
     first_answer  the arrival time of the first text of the answer itself
-    splitter      finds thinking that the server left in the text; None if the server separates it
+    splitter      separates thinking that the server left in the text; None if the server separates it
     """
 
     request_id: int
@@ -91,11 +91,11 @@ class _RemoteAnswer:
         return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative)]
 
     def end(self, ended: float, reason: FinishReason, load_s: float) -> list[Event]:
-        """Return the text that is still held back, and the Finished event."""
+        """Return events for the text that is still buffered, followed by the Finished event."""
         self.over = True
         held = self.splitter.finish() if self.splitter else Split()
         if not self.moments and reason is not FinishReason.CANCELLED:
-            self.moments.append(ended)  # The end token counts as the only token.
+            self.moments.append(ended)  # Without any text, the end token counts as the only token.
         prompt, cached, generated, thinking = 0, 0, len(self.moments), 0
         if self.usage is not None:
             prompt, cached = self.usage.prompt_tokens, self.usage.cached_tokens
@@ -152,10 +152,10 @@ class RemoteEngine:
         self._explained: tuple[str, ...] = ()
         self._waiting: deque[_RemoteAnswer] = deque()
         self._running: dict[int, _RemoteAnswer] = {}
-        # An item of None wakes `step`, so that it handles cancellations.
+        # A None in the queue wakes `step`, so that it handles cancellations.
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._ids = itertools.count()
-        # Other threads and signal handlers may write these at any time, as in Engine.
+        # As in Engine, other threads and signal handlers may write the following attributes at any time.
         self._cancel_numbers = itertools.count(1)
         self._last_cancel = 0
         self._cancel_wishes: deque[int] = deque()
@@ -238,7 +238,7 @@ class RemoteEngine:
         return None
 
     def submit(self, request: Request) -> int:
-        """Send or queue a request and return its id. The clock of `Timings` starts here. Raises UsageError."""
+        """Send or queue a request and return its ID. The clock of `Timings` starts here. Raises UsageError."""
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         wire = remote_request(request, self._info.name, ignore_eos=self._ignore_eos)
@@ -250,12 +250,12 @@ class RemoteEngine:
     def step(self) -> list[Event]:
         """Wait until something arrives, and return the resulting events.
 
-        If nothing arrives for a moment, return PrefillProgress events for the requests without an answer so far. A
-        request that fails ends with Failed; the others continue.
+        If nothing arrives for a moment, return PrefillProgress events for the requests that have no answer yet. A
+        request that fails ends with Failed, and the others continue.
         """
         events: list[Event] = []
         while True:
-            while not self._arrivals.empty():  # Only this thread takes arrivals, so `get` does not block.
+            while not self._arrivals.empty():  # Only this thread reads the queue, so `get` does not block.
                 events += self._take(self._arrivals.get())
             events += self._end_cancelled()
             self._start_waiting()
@@ -269,7 +269,7 @@ class RemoteEngine:
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events, the last of which is Finished.
 
-        The request is submitted when the first event is requested. Closing the iterator early drops the request.
+        The request is submitted when the first event is requested. Closing the iterator early cancels the request.
         Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
         """
         if not self.idle:
@@ -286,7 +286,7 @@ class RemoteEngine:
             self._drop_all()
 
     def cancel(self, request_id: int) -> None:
-        """Cancel a request: it ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        """Cancel a request, so that the next `step` ends it with Finished(CANCELLED). Ignores unknown and ended IDs."""
         self._cancel_wishes.append(request_id)
         self._arrivals.put(None)
 
@@ -317,7 +317,7 @@ class RemoteEngine:
             threading.Thread(target=self._run, args=(answer,), name="llmrun-remote", daemon=True).start()
 
     def _run(self, answer: _RemoteAnswer) -> None:
-        """Put everything that arrives for a request into the queue. Runs in the request's thread."""
+        """Put everything that a request receives into the queue. Runs in the request's thread."""
         error: LlmrunError | None = None
         try:
             most = _MOST_TOKENS if answer.request.max_tokens is None else answer.request.max_tokens
@@ -340,7 +340,7 @@ class RemoteEngine:
         if arrival.chunk is not None:
             return answer.accept(arrival.chunk)
         if answer.call.stopped:
-            return []  # `_end_cancelled` will end it.
+            return []  # `_end_cancelled` will end this request.
         del self._running[answer.request_id]
         if arrival.error is not None:
             answer.over = True

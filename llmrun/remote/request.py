@@ -9,12 +9,12 @@ from llmrun.engine.requests import ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
 
-_ANY_TOKEN = 1 << 31  # an upper bound for token ids, because the size of the server's vocabulary is unknown
+_ANY_TOKEN = 1 << 31  # an upper bound for token IDs, because the size of the server's vocabulary is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteRequest:
-    """The JSON of a request. `body` holds fields of OpenAI's API, and `extras` fields that only some servers accept."""
+    """The JSON of a request. `body` contains fields of OpenAI's API, `extras` fields that only some servers accept."""
 
     path: str
     body: dict[str, Any]
@@ -22,7 +22,7 @@ class RemoteRequest:
 
 
 def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteRequest:
-    """Return the JSON to send. Raises UsageError if the request is invalid, or if servers do not support it."""
+    """Return the JSON to send. Raises UsageError if the request is invalid or not supported by servers."""
     check_request(request, _ANY_TOKEN)
     if request.think_budget:
         raise UsageError(
@@ -58,7 +58,8 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if prompt.tools:
         body["tools"] = [*prompt.tools]
     variables = _thinking_variables(request) | dict(prompt.template_kwargs)
-    # The variables are not among the extras, because an answer without them would not be what the user asked for.
+    # Template variables are sent in the body and not as extras, because extras are dropped if the server rejects them,
+    # and the answer would then not be what the user asked for.
     if variables:
         body["chat_template_kwargs"] = variables
     # Earlier thinking is not sent back, because some servers reject it.
@@ -69,7 +70,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:
-    """Return the variables that switch thinking on or off. Templates use one of these names and ignore the other."""
+    """Return the template variables that switch thinking on or off. Each template uses one and ignores the other."""
     think = False if request.think_budget == 0 else request.think
     return {} if think is None else {"enable_thinking": think, "thinking": think}
 
@@ -77,8 +78,8 @@ def _thinking_variables(request: Request) -> dict[str, Any]:
 def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
     """Return the sampling fields that are part of OpenAI's API, or those that only other servers accept.
 
-    A parameter is sent even if its value turns it off, because the server's default may turn it on (llama-cpp-python
-    has a repeat penalty of 1.1).
+    A parameter is sent even if its value disables it, because the server may enable it by default. For example,
+    llama-cpp-python has a default repeat penalty of 1.1.
     """
     return {
         field: getattr(request.sampling, name)

@@ -1,7 +1,7 @@
 """Parses a stream of Server-Sent Events that contain OpenAI's completion chunks.
 
 The server is not trusted. The length of every line is limited, the type of every value is checked, and every problem
-becomes a NetworkError, in which quotes from the server are sanitized.
+becomes a NetworkError, in which text from the server is sanitized.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from llmrun.gguf.problems import shown
 from llmrun.types import TokenLogprob
 
 LONGEST_LINE = 1 << 20  # bytes
-UNKNOWN_TOKEN = -1  # Servers send the text of a token, but not its id.
+UNKNOWN_TOKEN = -1  # Servers send the text of a token, but not its ID.
 
-Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and the most likely ones
+Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and the most likely tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Chunk:
 
 
 class Teller:
-    """Creates errors that name the server, and keeps the key out of everything that is quoted from it."""
+    """Creates errors that name the server, and redacts the key in text from the server."""
 
     def __init__(self, host: str, key: str | None) -> None:
         self.host = host
@@ -68,7 +68,7 @@ class Teller:
         return shown(text.replace(self._key, "(the key)") if self._key else text, limit)
 
     def is_harmless(self, error: BaseException) -> bool:
-        """Return whether neither an error nor the errors that caused it contain the key."""
+        """Return whether an error and all errors that caused it are free of the key."""
         import traceback
 
         return not self._key or self._key not in "".join(traceback.format_exception(error))
@@ -79,7 +79,7 @@ class Teller:
 
 
 class _Unexpected(ValueError):
-    """A value has a type that the API does not allow there."""
+    """Raised for a field that does not match the API."""
 
 
 def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[Chunk]:
@@ -94,7 +94,7 @@ def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterat
         try:
             event = json.loads(data)
             said = server_words(event)
-        except (ValueError, RecursionError):  # invalid JSON, a number with thousands of digits, or deep nesting
+        except (ValueError, RecursionError):  # The JSON is invalid or too deeply nested, or an integer is too long.
             seen = f"an event of {len(data):,} bytes: {teller.shown(data, 60)}"
             raise teller.fault("answer is not valid JSON", seen) from None
         if said:
@@ -110,11 +110,11 @@ def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterat
 
 
 def server_words(body: object) -> str:
-    """Return the error message in a body, in any of the forms that servers use, or "" if there is none."""
+    """Return the error message from a body in any of the formats that servers use, or "" if there is none."""
     if not isinstance(body, dict):
         return ""
     error = body.get("error", body.get("detail"))
-    if error is None and body.get("object") == "error":  # older versions of vLLM
+    if error is None and body.get("object") == "error":  # This is the format of older vLLM versions.
         error = body.get("message")
     if isinstance(error, list):
         error = next(iter(error), None)
@@ -124,7 +124,7 @@ def server_words(body: object) -> str:
 
 
 def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes]]:
-    """Yield each line with the time when it was complete. An unterminated last line counts too."""
+    """Yield each line with the time when it was complete, including an unterminated last line."""
     held = bytearray(b"")
     arrived = 0.0
     for arrived, data in pieces:
@@ -190,7 +190,7 @@ def _usage(usage: dict[str, Any] | None) -> Usage | None:
 
 
 def _logprobs(table: dict[str, Any]) -> Iterator[Logprobs]:
-    """Yield logprobs from either format: the list of chat completions, or the parallel lists of completions."""
+    """Yield logprobs from the list in chat completions or from the parallel lists in completions."""
     for entry in _value(table, "content", list) or []:
         yield _logprob(entry), tuple(map(_logprob, _value(entry, "top_logprobs", list) or []))
     tokens, chosen = _value(table, "tokens", list) or [], _value(table, "token_logprobs", list) or []

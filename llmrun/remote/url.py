@@ -27,7 +27,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """The address from which `parse_endpoint` makes this endpoint again."""
+        """The endpoint in the form `URL#MODEL`, which `parse_endpoint` accepts."""
         return f"{self.base}#{self.model}" if self.model else self.base
 
 
@@ -73,7 +73,7 @@ def parse_endpoint(name: str) -> Endpoint:
 
 
 def _is_loopback(host: str) -> bool:
-    import ipaddress  # Importing it takes 2 ms, which other commands do not need.
+    import ipaddress  # This import takes 2 ms, which is wasted for most commands.
 
     if host == "localhost" or host.endswith(".localhost"):
         return True

@@ -1,4 +1,4 @@
-"""Decides when warm-up is over and when the measurements suffice. All functions are pure."""
+"""Pure functions that decide when warm-up is over and when there are enough measurements."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import numpy as np
 
 from llmrun.bench.analysis import statistics
 
-WINDOW = 4  # The number of most recent warm-ups that must be stable.
+WINDOW = 4  # Warm-up is over when this many recent warm-ups are stable.
 MAXIMUM_WARMUPS = 12  # After this many warm-ups, measuring starts even on an unstable machine.
 
-_TOLERANCE = 0.02  # A smaller trend counts as stable, even without any scatter.
+_TOLERANCE = 0.02  # A relative trend smaller than this counts as stable, even if there is no scatter.
 
-# The maximum width of an interval for a comparison: its upper end divided by its lower end, minus 1. With 0.06, both
-# metrics detected a difference of 5 % in all of 160 replayed recordings and all of 100 synthetic runs. With 0.07, they
-# did so in 91 to 96 % of them, and with 0.08 in 85 to 86 %.
+# The maximum relative width of a comparison's confidence interval: its upper end divided by its lower end, minus 1.
+# With 0.06, both metrics detected a true difference of 5 % in all of 160 replayed recordings and 100 synthetic runs.
+# With 0.07, they detected it in 91 to 96 % of the runs, and with 0.08 in 85 to 86 %.
 _PRECISION = 0.06
-# The same for the 95 % interval of a configuration that is not compared with another. It includes the drift of the
-# machine: 38 of 40 recorded series reached 0.10 (after 8 to 182 rounds), but only 18 reached 0.06.
+# The maximum relative width of the 95 % interval of a configuration that is not compared with another. The value is
+# larger because this interval also includes the machine's drift: 38 of 40 recorded series reached 0.10 (after 8 to 182
+# rounds), but only 18 reached 0.06.
 _PRECISION_ALONE = 0.10
 
 
 def is_stable(values: Sequence[float]) -> bool:
     """Return whether warm-up is over.
 
-    This is the case if the trend of the last WINDOW warm-ups is within their scatter, or after MAXIMUM_WARMUPS.
-    `values` holds one time or one speed per warm-up. Raises ValueError if a value is not positive and finite.
+    Warm-up is over when the trend of the last WINDOW warm-ups is within their scatter, or after MAXIMUM_WARMUPS.
+    `values` contains one time or one speed per warm-up. Raises ValueError if a value is not positive and finite.
     """
     numbers = np.asarray(values, np.float64)
     if not (np.isfinite(numbers) & (numbers > 0)).all():
@@ -37,7 +38,7 @@ def is_stable(values: Sequence[float]) -> bool:
         return False
     last = np.log(numbers[-WINDOW:])
     later, earlier = np.triu_indices(WINDOW, 1)[::-1]
-    # Use the median of all slopes (Theil-Sen), so that a single disturbed turn neither causes nor hides a trend.
+    # Use the median of all slopes (Theil-Sen), so that a single disturbed warm-up neither causes nor hides a trend.
     slope = np.median((last[later] - last[earlier]) / (later - earlier))
     rest = last - slope * np.arange(WINDOW)
     scatter = np.abs(rest - np.median(rest)).mean()
@@ -47,16 +48,16 @@ def is_stable(values: Sequence[float]) -> bool:
 def are_narrow(
     samples: Sequence[Mapping[str, Sequence[float]]], pairs: Sequence[tuple[int, int]], metrics: Sequence[str]
 ) -> bool:
-    """Return whether the intervals are narrow enough to stop. Called after every round.
+    """Return whether the confidence intervals are narrow enough to stop measuring. To be called after every round.
 
-    Only the widths of the intervals matter, never the values.
+    The decision depends only on the widths of the intervals, never on the measured values.
 
     samples  for each configuration, the values of each metric, one per round (Result.samples)
     pairs    the index pairs of configurations that are compared; if empty, each configuration's own interval counts
-    metrics  the metrics that verdicts are about
+    metrics  the metrics that the verdicts compare
     """
     rounds = min(len(one[metric]) for one in samples for metric in metrics)
-    # After an odd number of rounds, the last one has no counterpart in reverse order yet.
+    # After an odd number of rounds, the last round has no counterpart in the reverse order yet.
     if rounds < statistics.ENOUGH_ROUNDS or rounds % 2:
         return False
     level = statistics.verdict_level(max(1, len(pairs)) * len(metrics))

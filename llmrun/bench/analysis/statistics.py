@@ -6,20 +6,21 @@ logarithm of their ratio is called d.
 1. Order effect: the first turn of a round may be slowed down by whatever ran before it (4 to 7 % for llama.cpp's
    prefill in the recordings). Half of the difference between even and odd rounds is subtracted, so that the effect
    counts neither as a difference nor as noise.
-2. Centre: the trimmed mean of d, without the lowest and the highest 20 %. A burst that hits one turn of a pair does not
-   affect it.
-3. Interval: a symmetric bootstrap-t with the winsorized error (Wilcox). Percentile bootstraps are too narrow for fewer
-   than 50 rounds. With 4 to 7 rounds, as for large models, Student's t around the plain mean is used instead; its rate
-   of false claims is 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
-4. Autocorrelation: the interval is widened by sqrt((1 + r)/(1 - r)), where r is the correlation of neighbouring d, if
-   it is positive.
+2. Centre: the trimmed mean of d, which ignores the lowest and the highest 20 %. It is robust against bursts that hit
+   one turn of a pair.
+3. Interval: a symmetric bootstrap-t with the winsorized standard error (Wilcox). Percentile bootstraps are too narrow
+   for fewer than 50 rounds. With 4 to 7 rounds, as for large models, Student's t around the plain mean is used instead.
+   Its false-positive rate is 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
+4. Autocorrelation: if the correlation r of neighbouring values of d is positive, the interval is widened by
+   sqrt((1 + r)/(1 - r)).
 
-The table shows the false claims in percent at the 99 % level, from 1200 to 1500 trials of 12, 24 and 48 rounds with 5 %
-noise. The noise of `all` has heavy tails, bursts, drift, autocorrelation of the machine and an order effect of 4 %. In
-`own memory`, each of the two configurations has its own autocorrelation of 0.5. The last two columns show the false
-claims and the median interval width over 300 moving windows of 48 recorded rounds.
+The table shows false-positive rates in percent at the 99 % level. The three numbers in a cell are for 12, 24 and 48
+rounds, each from 1200 to 1500 trials with 5 % noise. The noise of `all` has heavy tails, bursts, drift, autocorrelation
+of the machine and an order effect of 4 %. In `autocorrelated`, each of the two configurations has an independent
+autocorrelation of 0.5. The last two columns show the false-positive rate and the median interval width over 300 moving
+windows of 48 recorded rounds.
 
-                                        all             own memory       recorded   width
+                                        all             autocorrelated   recorded   width
     mean, t                        0.2  0.5  0.5     11.9 13.1 12.9        2.0       8.1 %
     median, percentile bootstrap   1.1  1.4  0.9     13.3 10.4  8.2        2.7       6.1 %
     trimmed, pairs of rounds,
@@ -43,14 +44,14 @@ import numpy.typing as npt
 from llmrun.bench.documents.document import Distribution
 
 LEVEL = 0.99
-LEVEL_ALONE = 0.95  # The level for a single figure that is not part of a verdict.
+LEVEL_ALONE = 0.95  # The confidence level for the result of a single configuration, outside of verdicts.
 MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
-ENOUGH_ROUNDS = 8  # A bootstrap of fewer rounds is mostly chance.
+ENOUGH_ROUNDS = 8  # With fewer rounds, a bootstrap is unreliable.
 
-_TRIMMED = 0.2  # The share of values that is trimmed at each end.
-_RESAMPLES = 1999  # This is enough for a level of 0.9995, which 20 verdicts in one run need.
-_SEED = 20250101  # A fixed seed, so that the same samples always give the same verdict.
-_STRONGEST_MEMORY = 0.9  # The maximum autocorrelation. A value of 1 would make the interval infinite.
+_TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
+_RESAMPLES = 1999  # 1999 bootstrap resamples are enough for a level of 0.9995, which 20 verdicts in a run require.
+_SEED = 20250101  # The seed is fixed, so that the same samples always produce the same verdict.
+_STRONGEST_MEMORY = 0.9  # Autocorrelations are capped here, because 1 would make the interval infinite.
 
 Array = npt.NDArray[np.float64]
 
@@ -66,7 +67,7 @@ class Interval(NamedTuple):
 def distribution(values: Sequence[float]) -> Distribution:
     """Summarize values. Percentiles are interpolated linearly.
 
-    Raises ValueError if there are no values, or if one is not finite.
+    Raises ValueError if there are no values, or if a value is not finite.
     """
     numbers = np.asarray(values, np.float64)
     _refuse("distribution", numbers, np.isfinite(numbers), "finite")
@@ -82,18 +83,18 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 
 def verdict_level(count: int) -> float:
-    """Return the level for each of `count` verdicts, so that all of them hold in 99 of 100 runs (Bonferroni)."""
+    """Return the confidence level at which `count` verdicts hold together in 99 % of runs (Bonferroni correction)."""
     if count < 1:
         raise ValueError(f"verdict level: a run has at least one verdict, not {count}")
     return 1 - (1 - LEVEL) / count
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
-    """Return the ratio of the speed of a to the speed of b.
+    """Return the ratio of a's speed to b's speed.
 
     a[i] and b[i] were measured in round i, and their order alternates between rounds. If `is_speed` is False, the
-    values are times, and less is faster. The interval is (0, infinity) for fewer than MINIMUM_ROUNDS rounds. Raises
-    ValueError if a value is not positive and finite, or if a and b differ in length.
+    values are times, so smaller values are faster. The interval is (0, infinity) for fewer than MINIMUM_ROUNDS rounds.
+    Raises ValueError if a value is not positive and finite, or if a and b differ in length.
     """
     rounds = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     if rounds[0].size != rounds[1].size:
@@ -107,12 +108,12 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, leve
 
 
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
-    """Return the ratio of the speed of a to the speed of b, which are from different runs and may differ in length.
+    """Return the ratio of a's speed to b's speed for samples from different runs. Their lengths may differ.
 
-    The interval reflects the noise within each run, but not changes of the machine between the runs. On the recorded
-    machine, an engine's speed changed by 10 % (median; at most 31 %) between sessions minutes apart, and 20 of 40 such
-    comparisons of an engine with itself claimed a difference. None of 20 comparisons did for two processes that were
-    measured during the same minutes. Raises ValueError if a value is not positive and finite.
+    The interval reflects the noise within each run, but not changes in the machine between the runs. On the machine
+    that was recorded, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart.
+    There, 20 of 40 comparisons of an engine with itself reported a difference, but none of 20 comparisons between two
+    processes that were measured during the same minutes. Raises ValueError if a value is not positive and finite.
     """
     logs = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     half = math.hypot(*(_half_width(one, level) for one in logs))
@@ -120,7 +121,7 @@ def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, le
 
 
 def typical(values: Sequence[float], *, level: float = LEVEL_ALONE) -> Interval:
-    """Return the trimmed mean of one configuration's values and its interval, in the unit of the values."""
+    """Return the trimmed mean of one configuration's values with its confidence interval, in the values' unit."""
     logs = _logarithms("values", values, is_speed=True)
     return _interval(_centre(logs), _half_width(logs, level))
 
@@ -144,7 +145,7 @@ def _refuse(name: str, numbers: Array, good: npt.NDArray[np.bool_], words: str) 
 
 
 def _interval(centre: float, half: float) -> Interval:
-    with np.errstate(over="ignore"):  # With few, very noisy rounds, the interval may extend to infinity.
+    with np.errstate(over="ignore"):  # With a few very noisy rounds, the upper end may overflow to infinity.
         ratio, low, high = np.exp((centre, centre - half, centre + half)).tolist()
     return Interval(ratio, low, high)
 
@@ -179,19 +180,19 @@ def _trimmed(values: Array) -> tuple[Array, Array]:
 def _half_width(values: Array, level: float) -> float:
     """Return half the width of the interval around the trimmed mean.
 
-    It comes from a symmetric bootstrap-t, or from Student's t for few rounds, and is widened for autocorrelation.
+    Uses a symmetric bootstrap-t, or Student's t if there are few rounds, and widens the result for autocorrelation.
     """
     count = values.size
     if count < MINIMUM_ROUNDS:
         return math.inf
-    if np.ptp(values) < 1e-12:  # no more than the rounding errors of the logarithms
+    if np.ptp(values) < 1e-12:  # The values differ only by the rounding errors of the logarithms.
         return 0.0
     mean, error = _trimmed(values)
     if count < ENOUGH_ROUNDS:
         return student_quantile(level, count - 2) * float(error) * _widening(values)
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
-    # The error of a resample is 0 if it repeats a single value. Such resamples count as infinitely far away.
+    # A resample that repeats a single value has a standard error of 0. It counts as infinitely far away.
     far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
     return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)
@@ -200,7 +201,7 @@ def _half_width(values: Array, level: float) -> float:
 def student_quantile(level: float, freedom: int) -> float:
     """Return the t for which P(|T| < t) = level, for Student's T with `freedom` degrees of freedom.
 
-    Formulas 26.7.3 and 26.7.4 of Abramowitz and Stegun.
+    Uses formulas 26.7.3 and 26.7.4 from Abramowitz and Stegun.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
@@ -225,7 +226,8 @@ def _student_share(angle: float, freedom: int) -> float:
 def _widening(values: Array) -> float:
     """Return the factor by which autocorrelation widens the interval, compared with independent rounds.
 
-    Only a positive correlation of neighbours counts. Estimates from few rounds are too small, so a correction is added.
+    Only a positive correlation between neighbouring rounds counts. The estimate is too small for few rounds, so a
+    correction is added.
     """
     count = values.size
     near = np.clip(values, *np.quantile(values, (0.1, 0.9)))

@@ -1,7 +1,7 @@
-"""The results of a benchmark as plain values. All outputs are made from them, and they are saved as JSON.
+"""Dataclasses for the results of a benchmark. Every output is made from them, and they can be saved as JSON.
 
 A Document is one run of `llmrun bench`, and a Result is one configuration of that run. Times are in seconds, sizes in
-bytes and speeds in tokens per second, whatever units an output uses.
+bytes and speeds in tokens per second, regardless of the units that an output shows.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1  # The version of the JSON format. A larger number means that a later llmrun wrote the file.
+FORMAT = 1  # The version of the JSON format. A file with a larger number was written by a later llmrun.
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A summary of many values. `p95` is None for fewer than 20 values, and `p99` for fewer than 100."""
+    """Summary statistics of a set of values. `p95` is None for fewer than 20 values, and `p99` for fewer than 100."""
 
     count: int
     median: float
@@ -33,7 +33,7 @@ class WorkloadFacts:
     """
 
     kind: str
-    label: str  # "512 in, 128 out", "chat: long document"
+    label: str  # such as "512 in, 128 out" or "chat: long document"
     prompt: int = 0
     generate: int = 0
     depth: int = 0  # the number of tokens in the KV cache before the prompt
@@ -42,14 +42,14 @@ class WorkloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The machine's limits, the work that a token needs, and the share of each limit that was reached.
+    """The machine's limits, the work per token, and the share of each limit that was reached.
 
     read_bandwidth        bytes per second that all threads together read from memory
     multiply_rate         int8 multiply-adds per second of all threads together
     bytes_per_token       bytes of weights and KV cache that decoding one token reads
-    products_per_token    multiply-adds that the prefill of one token needs
-    decode_share          1.0 if decode is as fast as memory can be read; None if not measured or not on this machine
-    prefill_share         1.0 if prefill keeps every integer unit busy; None as for `decode_share`
+    products_per_token    multiply-adds to prefill one token
+    decode_share          the share of the read bandwidth that decode reached; 1.0 is the limit, None means unknown
+    prefill_share         the share of the multiply rate that prefill reached; 1.0 is the limit, None means unknown
     """
 
     read_bandwidth: float
@@ -62,9 +62,9 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """The energy that the machine used while it answered. The cost is None without a price of electricity."""
+    """The energy that the machine used during the requests. The cost is None if no electricity price was given."""
 
-    source: str  # "RAPL package", "NVML"
+    source: str  # such as "RAPL package" or "NVML"
     watts: float
     joules_per_token: float  # per generated token
     cost_per_million: float | None = None
@@ -72,12 +72,12 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model and the engine that answered.
+    """The model and the engine that were measured.
 
     name       a short name that is unique within the run, such as "cpu" or "llama, 4 threads"
     model      the model's name as the user gave it
-    threads    0 if unknown (endpoints)
-    facts      more facts: file name, sha256, parameters, bytes, type, device, versions
+    threads    the number of threads; 0 if unknown, as for endpoints
+    facts      other metadata: file name, sha256, parameters, bytes, type, device, versions
     """
 
     name: str
@@ -92,7 +92,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error because of which a configuration has no figures, or fewer than requested."""
+    """The error that ended the measurement of a configuration. There may still be partial results."""
 
     message: str
     hint: str
@@ -101,7 +101,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over all requests of all measured repetitions. `seconds` is the time while at least one of them ran."""
+    """Totals over all requests of all measured repetitions. `seconds` is the time when at least one was running."""
 
     requests: int
     prompt_tokens: int
@@ -134,15 +134,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A comparison of two configurations in one metric.
+    """A comparison of two configurations by one metric.
 
-    ratio         the speed of `of` divided by the speed of `against`; above 1 means faster, whatever the metric's unit
+    ratio         the speed of `of` divided by the speed of `against`; above 1 means faster, also for times
     low, high     the confidence interval of the ratio at `level`
-    level         chosen so that all verdicts of a run hold together in 99 % of runs
+    level         the confidence level, chosen so that all verdicts of a run hold together in 99 % of runs
     """
 
     metric: str
-    of: int  # the indices of the two configurations in Document.results
+    of: int  # `of` and `against` are the indices of the two configurations in Document.results.
     against: int
     ratio: float
     low: float
@@ -157,7 +157,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The results of one run. `system` is the state of the machine (system.py), `created` an ISO 8601 time in UTC."""
+    """The results of one run. `system` is the state of the machine (system.py), `created` is an ISO 8601 UTC time."""
 
     identity: str
     created: str

@@ -1,7 +1,7 @@
 """Converts a Document to JSON and back.
 
-The JSON mirrors document.py: each object has exactly the keys of its dataclass, and the Document has `format` in
-addition. Decoding validates everything, because a file may be damaged or from another program.
+The JSON mirrors document.py. Each object has exactly the keys of its dataclass, and the Document also has `format`.
+Decoding validates everything, because a file may be damaged or written by another program.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NoReturn
 from llmrun.bench.documents.document import FORMAT, Document
 from llmrun.errors import LlmrunError, UsageError
 
-DEEPEST = 16  # The maximum nesting of a fact.
+DEEPEST = 16  # The maximum nesting depth of a value.
 LARGEST = 2**63 - 1  # The largest integer that other programs can be expected to read.
-FARTHEST = 1e30  # The largest absolute value of a number. No real figure exceeds it, and sums of squares stay finite.
+FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it, and sums of squares do not overflow.
 
 
 def to_json(document: Document) -> dict[str, Any]:
-    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError if JSON cannot represent it."""
+    """Return a document as a value for `json.dumps`, in field order. Raises LlmrunError if JSON cannot express it."""
     return {"format": FORMAT, **_encoded(document, "document", 0)}
 
 
 def from_json(value: object, where: str) -> Document:
-    """Return the Document that `to_json` encoded. `where` names the file in errors.
+    """Return the Document that `to_json` encoded. `where` names the file in error messages.
 
     Raises only UsageError, which names the key of the invalid value.
     """
@@ -77,7 +77,7 @@ def _encoded(value: Any, key: str, depth: int) -> Any:
 
 
 def _text(text: str) -> str:
-    """Escape lone surrogates, with which Python represents file names that are not UTF-8. JSON does not allow them."""
+    """Escape lone surrogates, which JSON does not allow. Python uses them in file names that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -87,7 +87,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 class _Decoder:
-    """Decodes values of the types in document.py. The `key` of each method is the path of the value in the document."""
+    """Decodes JSON into the dataclasses of document.py. A method's `key` is the path of the value in the document."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -107,7 +107,7 @@ class _Decoder:
 
     def value(self, kind: Any, value: object, key: str) -> Any:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin is types.UnionType:  # always `X | None`
+        if origin is types.UnionType:  # The only unions in document.py are `X | None`.
             return None if value is None else self.value(arguments[0], value, key)
         if origin is tuple:
             return self.row(arguments, value, key)
@@ -190,7 +190,7 @@ def _refuse(where: str, key: str, value: object, rule: str) -> NoReturn:
 
 
 def _shown(value: object) -> str:
-    """Return a short description of a value in at most 40 printable ASCII characters and "…"."""
+    """Describe a value in at most 40 characters: printable ASCII, and "…" at the end if it was shortened."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:

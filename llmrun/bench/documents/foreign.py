@@ -1,6 +1,7 @@
 """Reads series of speeds from results files, and compares the series of two files.
 
-The files may contain documents or rows of `llmrun bench`, or the output of llama-bench (`-o json`, `jsonl` or `csv`).
+A file may contain documents or rows written by `llmrun bench`, or the output of llama-bench (`-o json`, `jsonl` or
+`csv`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Series:
     """The speeds of one test in tokens per second, one per repetition. `samples` is empty if the test failed.
 
     test     such as "pp512", "tg128 @ d512" or "chat: long document, decode"
-    backend  such as "cpu" or "llama"; in files of llama-bench, "CPU" or "CUDA"
+    backend  such as "cpu" or "llama"; in llama-bench files, "CPU" or "CUDA"
     """
 
     test: str
@@ -50,7 +51,7 @@ class Comparison:
 
     ratio      the speed of `b` divided by the speed of `a`; above 1 means that `b` is faster
     low, high  the confidence interval of the ratio; None if a side has a single sample
-    note       the settings in which the two differ; empty if none
+    note       the settings in which the two series differ; empty if none
     """
 
     a: Series
@@ -63,7 +64,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The comparisons of two files, and the series that have no counterpart with samples."""
+    """The comparisons between two files, and the series that could not be compared."""
 
     comparisons: tuple[Comparison, ...]
     only_a: tuple[Series, ...]
@@ -72,7 +73,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A slowdown that makes `--fail-above` fail."""
+    """A slowdown above the limit given with `--fail-above`."""
 
     comparison: Comparison
     share: float  # 0.07 means 7% slower
@@ -80,7 +81,7 @@ class Loss:
 
 
 class UnpairedRatio(Protocol):
-    """A function like statistics.unpaired_ratio."""
+    """The signature of statistics.unpaired_ratio."""
 
     def __call__(
         self, first: Sequence[float], second: Sequence[float], /, *, is_speed: bool, level: float
@@ -89,7 +90,7 @@ class UnpairedRatio(Protocol):
 
 
 def read_series(path: Path) -> list[Series]:
-    """Read all series of a file. Raises UsageError, which names the file and the line and key that are invalid."""
+    """Read all series of a file. Raises UsageError, which names the file and the invalid line or key."""
     text = strict_json.read_text(path)
     found = [series for value, where in _values(text, f"results: {path}") for series in _series_of_value(value, where)]
     if not found:
@@ -123,7 +124,7 @@ def _values(text: str, where: str) -> Iterator[tuple[object, str]]:
 
 
 def _csv_rows(text: str, where: str) -> Iterator[tuple[object, str]]:
-    """Yield the rows of a CSV file. Numbers are still text here; _integer and _speed accept both."""
+    """Yield the rows of a CSV file. Numbers remain text, because _integer and _speed also parse text."""
     try:
         for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), 2):
             yield (
@@ -170,7 +171,7 @@ def _test_name(row: Mapping[Any, Any], where: str) -> str:
 
 
 def _samples(row: Mapping[Any, Any], where: str) -> tuple[float, ...]:
-    """Return the samples of a row, or its mean as a single sample if there are none, as in CSV."""
+    """Return the samples of a row. If there are none, as in CSV files, return the mean as a single sample."""
     listed = row.get("samples_ts") or []
     if not isinstance(listed, list):
         raise UsageError(f"{where}: samples_ts: not a list")
@@ -231,7 +232,7 @@ def compare(a: Sequence[Series], b: Sequence[Series], unpaired_ratio: UnpairedRa
 
 
 def _same_settings(left: Sequence[Series], right: Sequence[Series]) -> list[tuple[Series, Series]]:
-    """Pair the series with the same test and settings. Repeated ones are paired in the order of the files."""
+    """Pair the series with the same test and settings. Repeated series are paired in file order."""
     waiting: defaultdict[object, list[Series]] = defaultdict(list)
     for other in right:
         waiting[other.test, other.setting].append(other)
@@ -259,7 +260,7 @@ def _compared(a: Series, b: Series, unpaired_ratio: UnpairedRatio, level: float)
 
 
 def parse_limit(text: str) -> float:
-    """Parse a limit like `5%` or `0.05`, the share of its speed that a test may lose. Raises UsageError."""
+    """Parse the slowdown that is allowed for a test, such as `5%` or `0.05`. Raises UsageError."""
     number = text.strip().removesuffix("%")
     try:
         limit = float(number) / (100 if number != text.strip() else 1)
@@ -277,7 +278,7 @@ def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
     """Return the largest loss above `limit`, or None.
 
     A loss whose interval includes 1 is within the noise and does not count. If a side has a single sample, there is no
-    interval, so the plain ratio counts, and the sentence says so.
+    interval, so the ratio itself counts, and the sentence mentions this.
     """
     lost = [one for one in comparisons if one.ratio < 1 - limit and (one.high is None or one.high < 1)]
     if not lost:

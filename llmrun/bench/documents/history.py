@@ -1,4 +1,4 @@
-"""The history of saved runs on this machine, with one line of JSON per run."""
+"""The history of saved runs on this machine, stored as one line of JSON per run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class History:
 
 
 def history_file() -> Path:
-    """Return the path of the history."""
+    """Return the path of the history file."""
     return data_folder() / "bench" / "history.jsonl"
 
 
@@ -54,7 +54,7 @@ def _append(path: Path, line: bytes) -> None:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         if file.read(1) not in (b"", b"\n"):
-            line = b"\n" + line  # A killed process left an incomplete line. Start a new one after it.
+            line = b"\n" + line  # Start a new line, because a killed process left an incomplete one.
         try:
             written = 0
             while written < len(line):
@@ -70,7 +70,7 @@ def _append(path: Path, line: bytes) -> None:
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, NotImplementedError) as error:  # NotImplementedError means that the file system has no locks.
+    except (OSError, NotImplementedError) as error:  # The file system does not support locks.
         number = getattr(error, "errno", None)
         full = number in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
@@ -81,7 +81,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def load_history() -> History:
-    """Load all saved runs. Lines that are damaged or from a later llmrun are skipped and counted.
+    """Load all saved runs. Lines that are damaged or were written by a later llmrun are skipped and counted.
 
     Raises LlmrunError if the file exists but cannot be read.
     """
@@ -103,7 +103,7 @@ def load_history() -> History:
 
 
 def find(reference: str, documents: Sequence[Document]) -> Document:
-    """Return the run that `reference` names: an identity, a unique prefix of one, `last`, or `last~N` (N before it).
+    """Return the run that `reference` names: its ID, a unique prefix of the ID, `last`, or `last~N` (N runs earlier).
 
     Raises UsageError.
     """
@@ -115,7 +115,7 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
         if back >= len(documents):
             raise UsageError(f"history: {reference}: only {counted(len(documents), 'run')} saved")
         return documents[-1 - back]
-    # If two runs have the same identity, the later one counts.
+    # If two runs have the same ID, the later one wins.
     by_identity = {document.identity: document for document in documents}
     if reference in by_identity:
         return by_identity[reference]

@@ -1,4 +1,4 @@
-"""The metrics of a benchmark: their names and explanations, and whether more is better. The terms are those of vLLM."""
+"""Defines the metrics: their names and explanations, and whether higher is better. The terms are vLLM's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Metric:
 
     name: str
     words: str
-    is_speed: bool  # more is better
+    is_speed: bool  # True if higher is better
     explanation: str
 
 

@@ -1,9 +1,9 @@
-"""Converts a document to rows in the format of llama.cpp's llama-bench, extended by the figures of vLLM and llmrun.
+"""Converts a document to rows in llama-bench's format, with additional fields for the metrics of vLLM and llmrun.
 
-Tools that read the output of `llama-bench -o json` can read these rows. A configuration has one row for its prefill
-("pp512": n_prompt tokens after n_depth tokens in the cache) and one for its decode ("tg128": n_gen tokens). In llmrun,
-decode follows the prompt in the same request, so its n_depth includes the prompt. The fields for llama.cpp's own
-settings come from the subject's facts if the backend reports them, otherwise they have llama-bench's defaults.
+Tools that read the output of `llama-bench -o json` can read these rows. Each configuration has one row for prefill
+("pp512": n_prompt tokens after n_depth tokens in the cache) and one for decode ("tg128": n_gen tokens). In llmrun,
+decode follows the prompt in the same request, so its n_depth includes the prompt. Fields for llama.cpp's own settings
+have the values that the backend reported, or llama-bench's defaults if it reported none.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SETTINGS: Mapping[str, Any] = {
     "fit_target": 0,
     "fit_min_ctx": 0,
 }
-_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's names and ours
+_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's names -> ours
 _PHASES = ("prefill", "decode")
-_SHORTEST, _SLOWEST = 1e-9, 1e-9  # Smaller values, in seconds and tokens per second, were not really measured.
+_SHORTEST, _SLOWEST = 1e-9, 1e-9  # Smaller values, in seconds and tokens per second, cannot be real measurements.
 _ROOFLINE = (
     "decode_share",
     "prefill_share",
@@ -55,9 +55,9 @@ _VERDICT = ("ratio", "low", "high", "level", "is_different")
 def llama_bench_rows(document: Document) -> list[dict[str, Any]]:
     """Return one row per configuration and phase. All rows have the same keys, with None for missing measurements.
 
-    If the prompts of a workload differ in length, n_prompt and n_gen hold the mean lengths. If these are unknown, they
-    are 0 and `samples_ns` is empty. `workload` describes the workload. A configuration without any phase (it failed, or
-    it measured cold starts) has a single row, in which `phase` and the speeds are None.
+    If the prompts of a workload differ in length, n_prompt and n_gen are mean lengths. If the mean lengths are unknown,
+    both are 0 and `samples_ns` is empty. A configuration without any phase, such as a failed one or a cold start, has a
+    single row, in which `phase` and the speeds are None.
     """
     return [
         _row(document, index, result, phase)
@@ -67,7 +67,7 @@ def llama_bench_rows(document: Document) -> list[dict[str, Any]]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows as CSV like llama-bench: all fields are quoted, True is 1, lists are JSON, and None is empty."""
+    """Format rows as llama-bench's CSV: all fields are quoted, True is 1, lists are JSON, and None is empty."""
     if not rows:
         return ""
     text = io.StringIO()
@@ -107,7 +107,7 @@ def _row(document: Document, index: int, result: Result, phase: str) -> dict[str
 
 
 def _lengths(result: Result) -> tuple[int, int]:
-    """Return the number of tokens of a prompt and of an answer: the requested numbers, or the measured means."""
+    """Return the token counts of a prompt and an answer: the requested counts, or the measured means."""
     if result.workload.kind == "synthetic":
         return result.workload.prompt, result.workload.generate
     totals = result.totals
@@ -161,7 +161,7 @@ def _settings(result: Result) -> dict[str, Any]:
 def _speeds(result: Result, phase: str, tokens: int) -> dict[str, Any]:
     """Return the speeds and times of a phase.
 
-    The times are computed from the speeds and `tokens`, so that both agree as they do in llama-bench.
+    The times are computed from the speeds and `tokens`, so that they agree, as in llama-bench.
     """
     speeds, figure = list(result.samples.get(phase, ())), result.figures.get(phase)
     times = [time for speed in speeds if (time := _nanoseconds(tokens, speed)) is not None]
@@ -184,7 +184,7 @@ def _nanoseconds(tokens: int, speed: float) -> int | None:
 
 
 def _vllm_figures(result: Result) -> dict[str, Any]:
-    """Return the figures under the keys of `vllm bench serve --save-result`, with times in milliseconds."""
+    """Return the metrics under the keys of `vllm bench serve --save-result`, with times in milliseconds."""
     totals = result.totals
     seconds = totals.seconds if totals is not None and totals.seconds >= _SHORTEST else None
     known: dict[str, Any] = {

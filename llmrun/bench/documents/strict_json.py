@@ -1,4 +1,4 @@
-"""Reads JSON from untrusted files. Everything that may be wrong with it raises a UsageError."""
+"""Reads JSON from untrusted files. Any problem with a file raises UsageError."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def read_text(path: Path) -> str:
         return path.read_text("utf-8-sig")
     except OSError as error:
         raise UsageError(f"results: {path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # invalid UTF-8, or a NUL in the path
+    except ValueError as error:  # The file is not UTF-8, or the path contains a NUL.
         raise UsageError(f"results: {path}: not UTF-8 text: {error}") from error
 
 
 def parse(text: str, where: str) -> Any:
-    """Parse JSON in which all numbers must be finite. Raises UsageError, whose message begins with `where`."""
+    """Parse JSON and reject numbers that are not finite. Raises UsageError, whose message begins with `where`."""
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_refuse)
     except RecursionError:
         raise UsageError(f"{where}: nested too deeply") from None
-    except ValueError as error:  # a JSONDecodeError, or an integer with too many digits
+    except ValueError as error:  # The JSON is invalid, or an integer has too many digits.
         raise UsageError(f"{where}: not valid JSON: {error}") from error
 
 

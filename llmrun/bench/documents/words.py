@@ -1,4 +1,4 @@
-"""Formats the parts of a benchmark as text: metrics with their units, unique names of configurations, and verdicts.
+"""Formats metrics, names of configurations and verdicts as text.
 
 All outputs use these functions, so that the table in the terminal and the HTML page agree.
 """
@@ -13,19 +13,19 @@ from llmrun.bench.documents.metrics import METRICS, Metric
 
 
 def metric_of(name: str) -> Metric:
-    """Return the metric with this name. An unknown metric, as from a later llmrun, gets its name and no more."""
+    """Return the metric with this name. If it is unknown, as from a later llmrun, only the name is filled in."""
     return METRICS.get(name) or Metric(name, name, False, "")
 
 
 def metric_unit(name: str) -> str:
-    """Return `tok/s` or `requests/s`, or "" for times, which are formatted with their unit, and unknown metrics."""
+    """Return `tok/s` or `requests/s`. Return "" for unknown metrics, and for times, whose values include the unit."""
     if name == "requests":
         return "requests/s"
     return "tok/s" if metric_of(name).is_speed else ""
 
 
 def metric_words(name: str, value: float) -> str:
-    """Format a value with its unit: `92.0 tok/s`, `8.30 ms`."""
+    """Format a value with its unit, such as `92.0 tok/s` or `8.30 ms`."""
     if name in METRICS and not METRICS[name].is_speed:
         return format_seconds(value)
     return f"{format_number(value)} {metric_unit(name)}".rstrip()
@@ -40,7 +40,7 @@ def result_names(document: Document) -> tuple[str, ...]:
 
 
 def verdict_sentence(document: Document, verdict: Verdict) -> str:
-    """Format a verdict: `cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)`. The faster one comes first."""
+    """Format a verdict: `cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)`. The faster side comes first."""
     verdict = _faster_first(verdict)
     first, second = document.results[verdict.of], document.results[verdict.against]
     one, other = first.subject.name, second.subject.name
@@ -61,7 +61,7 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
 def _faster_first(verdict: Verdict) -> Verdict:
     """Swap the two sides of a verdict if the first is slower.
 
-    A verdict with extreme values, which no benchmark produces, stays unchanged, because they may have no inverse.
+    Extreme values, which no benchmark produces, may have no finite inverse. Such a verdict is returned unchanged.
     """
     values = (verdict.high, verdict.ratio, verdict.low)
     if not verdict.is_different or verdict.ratio >= 1 or not all(1e-9 < value < 1e9 for value in values):
@@ -75,7 +75,7 @@ def _workloads_vary(document: Document) -> bool:
 
 
 def _digits_that_show_it(verdict: Verdict) -> int:
-    """Return the number of decimals: 2, or more if a bound other than 1 would be rounded to 1.00."""
+    """Return the number of decimals to show: 2, or more if a bound other than 1 would be rounded to 1.00."""
     for digits in (2, 3, 4):
         if not verdict.is_different or 1.0 not in (round(verdict.low, digits), round(verdict.high, digits)):
             return digits

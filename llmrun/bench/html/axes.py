@@ -1,4 +1,4 @@
-"""Chart axes: their range, their ticks, and the position of a value along them in percent."""
+"""Computes the range and the ticks of chart axes, and the positions of values on them in percent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # Values outside this range are not drawn. No benchmark measures such values, and a damaged document must not produce an
 # axis of a thousand decades.
 _LEAST, _MOST = 1e-12, 1e12
-_DECADES = 4  # The maximum length of a logarithmic axis. Smaller values are drawn at its left end.
+_DECADES = 4  # The maximum number of decades on a logarithmic axis. Smaller values are drawn at its left end.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
     """Return a linear axis with ticks at round numbers.
 
     The ends are rounded outwards to a tenth of the distance between ticks. If `low` equals `high`, the axis extends
-    above it.
+    above that value.
     """
     if high - low <= max(abs(high), _LEAST) * 1e-9:
         high = low + (low or 1.0)
@@ -60,7 +60,7 @@ def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
 
 
 def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
-    """Return an axis without ticks, and the range of n for which n * step lies on it."""
+    """Return an axis without ticks, and the range of n for which n * step is on the axis."""
     fine = step / 10
     axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
     return axis, range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
@@ -106,7 +106,7 @@ def _tick_words(value: float, digits: int) -> str:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return the number of units per second and the unit's name (µs, ms or s), chosen to suit the longest time."""
+    """Return a unit that suits the longest time, as the number of units per second and the name (µs, ms or s)."""
     if longest < 0.002:
         return 1e6, "µs"
     return (1e3, "ms") if longest < 2 else (1.0, "s")

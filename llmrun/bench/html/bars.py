@@ -1,4 +1,4 @@
-"""Bar charts: the speed of each configuration, and its share of the machine's limits."""
+"""Computes bar charts of each configuration's speed and its share of the machine's limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BarChart:
 
 
 def color_of(document: Document, index: int) -> int:
-    """Return the color number of a configuration, 1 to MOST_COLORS. It is the same in all charts."""
+    """Return the number of a configuration's color, 1 to MOST_COLORS, which is the same in all charts."""
     return index + 1 if len(document.results) <= MOST_COLORS else 1
 
 

@@ -1,4 +1,4 @@
-"""Line charts: the distribution of latencies, and the number of tokens over time."""
+"""Computes line charts of the distribution of latencies and of the number of tokens over time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Curve:
     """One curve of a chart.
 
     points  x,y pairs for an SVG polyline, in percent from the upper left corner
-    mark    the point that is marked with a dot
+    mark    the position of a dot on the curve
     """
 
     name: str
@@ -37,8 +37,8 @@ class Curve:
 class CurveChart:
     """A line chart.
 
-    All curves share one panel. If there are too many for distinct colors, each gets its own panel, with the others in
-    the background.
+    All curves share one panel. If there are more curves than distinct colors, each curve gets its own panel, with the
+    others in the background.
     """
 
     key: str  # the HTML id
@@ -149,7 +149,7 @@ def _drawn(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
 
 
 def _drawn_from_zero(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
-    """Return a curve that starts at zero and stays flat until the first token."""
+    """Return a curve that starts at zero and stays there until the first token."""
     first, tokens = line.points[0]
     waited = _Line(line.name, line.color, [(0.0, 0.0), (first, 0.0), *line.points], line.note)
     curve = _drawn(waited, factor, axis, upwards)

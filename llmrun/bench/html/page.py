@@ -1,9 +1,9 @@
-"""Renders a benchmark as one self-contained HTML page: no scripts, fonts, images or network access.
+"""Renders a benchmark as one self-contained HTML page, without scripts, fonts, images or network access.
 
 The modules in this folder compute the charts as plain values, and the Jinja templates next to them draw the charts.
 The text in a document may come from a model file, an endpoint or another machine, so it is untrusted. The templates
-escape all text, and unprintable characters are made visible. In addition, a Content-Security-Policy
-prevents the browser from loading anything.
+escape all text and make unprintable characters visible. In addition, a Content-Security-Policy prevents the browser
+from loading anything.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def page(document: Document) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Make control characters and marks that change the writing direction visible in a string."""
-    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Markup comes from our own templates.
+    """Make control characters and bidirectional formatting characters visible in a string."""
+    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Markup comes only from our own templates.
 
 
 def _title(document: Document) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the HTML page: all figures, the settings of each configuration, and the machine."""
+"""Computes the tables of the HTML page: all metrics, the settings of each configuration, and the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrun.bench.html.bars import color_of
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """One metric of one configuration. A cell is empty if there were too few values for its statistic."""
+    """The statistics of one metric of a configuration. A cell is empty if there were too few values for it."""
 
     metric: str
     unit: str
@@ -29,7 +29,7 @@ COLUMNS = ("median", "mean", "stddev", "p95", "p99")
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow:
-    """One configuration with its settings and figures, or its failure."""
+    """One configuration with its settings and metrics, or its failure."""
 
     name: str
     color: int
@@ -101,7 +101,7 @@ def explained_metrics(document: Document) -> list[tuple[str, str]]:
 
 
 def subject_facts(document: Document) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return each distinct subject of the benchmark with its facts as (name, value) pairs."""
+    """Return each distinct subject of the benchmark with its metadata as (name, value) pairs."""
     found: dict[str, list[tuple[str, str]]] = {}
     for result in document.results:
         subject = result.subject
@@ -112,7 +112,7 @@ def subject_facts(document: Document) -> list[tuple[str, list[tuple[str, str]]]]
 
 
 def fact_words(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Format facts as (name, value) pairs for the reader. Facts with unknown names are included."""
+    """Format metadata as (name, value) pairs for display. Entries with unknown names are included."""
     return [(str(name).replace("_", " "), _value_words(str(name), value)) for name, value in facts.items()]
 
 
@@ -131,8 +131,8 @@ def _value_words(name: str, value: Any) -> str:
 
 
 def _number_fact(name: str, value: float) -> str:
-    """Format a number in the unit that its name implies: "bytes" for sizes, "_s" or "seconds" for times."""
-    if isinstance(value, int) and abs(value) >= 2**63:  # not a size or a time, and maybe too large for a float
+    """Format a number in the unit that its name implies, such as "bytes" for sizes, "_s" or "seconds" for times."""
+    if isinstance(value, int) and abs(value) >= 2**63:  # This is neither a size nor a time, and may not fit in a float.
         return f"{value:,}"
     if name.endswith("bytes") or name == "memory_free":
         return format_mebibytes(value)
@@ -142,7 +142,7 @@ def _number_fact(name: str, value: float) -> str:
 
 
 def machine_line(system: Mapping[str, Any]) -> str:
-    """Return a one-line summary of the machine. The table of the machine has all its facts."""
+    """Return a one-line summary of the machine. The page also has a table with all details."""
     words = [str(system["cpu"])] if system.get("cpu") else []
     cores = system.get("cores_physical")
     if isinstance(cores, int) and cores:

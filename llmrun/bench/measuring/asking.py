@@ -31,15 +31,15 @@ class LocalAsker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tokens = _ordinary_tokens(engine.tokenizer)
-        # Greedy sampling that never picks an end token, so that every answer has the requested length.
+        # Sample greedily and never pick an end token, so that every answer has the requested length.
         ends = dict.fromkeys(engine.tokenizer.end_of_generation, -math.inf)
         self._to_the_limit = SamplingParams(temperature=0, logit_bias=ends)
 
     def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
         """Run a workload once.
 
-        The KV cache is emptied first, so that only intended prefixes are reused. Raises Cancelled if the run takes
-        longer than `seconds`.
+        Empties the KV cache first, so that only intended prefixes are reused. Raises Cancelled if the run takes longer
+        than `seconds`.
         """
         self._engine.forget()
         until = time.perf_counter() + seconds
@@ -54,7 +54,7 @@ class LocalAsker:
         ]
 
     def _synthetic(self, workload: Workload, seed: int, until: float) -> list[Session]:
-        """Return sessions of random tokens. Tokens that must already be in the cache are run here, untimed."""
+        """Return sessions of random tokens. Tokens that belong in the cache are prefilled here, without timing."""
         facts = workload.facts
         random = np.random.default_rng(seed)
         before = [self._random(random, facts.depth) for _ in range(facts.concurrency)]
@@ -74,8 +74,7 @@ class LocalAsker:
 class RemoteAsker:
     """Runs workloads on an endpoint.
 
-    The tokenizer of an endpoint is unknown, so synthetic prompts consist of random words, and the server counts the
-    tokens.
+    An endpoint's tokenizer is unknown, so synthetic prompts consist of random words, and the server counts the tokens.
     """
 
     def __init__(self, engine: Answering) -> None:
@@ -108,11 +107,11 @@ class RemoteAsker:
 def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, until: float = math.inf) -> Sample:
     """Run up to `concurrency` sessions at a time. Within a session, each request waits for the previous answer.
 
-    until  the deadline, as a value of `time.perf_counter`; the requests that run then are cancelled after the engine's
-           current step, which is at most a chunk of a prompt
+    until  the deadline, as a value of `time.perf_counter`; requests still running at the deadline are cancelled after
+           the engine's current step, which processes at most one prompt chunk
 
-    If a request fails, raises its error, because the remaining figures would describe a different workload. Raises
-    Cancelled when the time is over.
+    Raises the error of a failed request, because the remaining timings would describe a different workload. Raises
+    Cancelled at the deadline.
     """
     waiting = deque(iter(session) for session in sessions)
     running: dict[int, Iterator[Request]] = {}
@@ -147,7 +146,7 @@ def _cancel_all(engine: Answering) -> None:
 
 
 def _ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of tokens that stand for text. A control token could end the prompt or derail the model."""
+    """Return the IDs of text tokens. Control tokens are left out, because one could end the prompt."""
     ends = tokenizer.end_of_generation
     return [token for token in range(tokenizer.vocabulary_size) if token not in ends and tokenizer.token_bytes(token)]
 
@@ -163,7 +162,7 @@ def _words_request(text: str, max_tokens: int) -> Request:
 
 
 def _random_words(random: np.random.Generator, count: int) -> str:
-    """Return `count` random common words. Nearly all of them are a single token in most vocabularies."""
+    """Return `count` random common words. In most vocabularies, nearly every one of these words is a single token."""
     return "".join(f" {word}" for word in random.choice(_WORDS, count)) if count else ""
 
 

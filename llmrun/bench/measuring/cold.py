@@ -1,4 +1,4 @@
-"""Measures cold starts as a user sees them: from launching `llmrun generate` to its first output."""
+"""Measures cold starts, which is the time from launching `llmrun generate` to its first output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmrun.gguf.problems import shown
 
 _PROMPT = "Why is the sky blue?"
 _LAST_WORDS = 400
-# The error class for each exit code of the command. The error has the command's own message.
+# The error classes to choose from. The exit code of `llmrun generate` determines the class of the error to raise.
 _ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
 _KINDS = {kind.exit_code: kind for kind in _ALL}
 
 
 def cold_start(target: BenchTarget) -> Sample:
-    """Run the command once and return its timing. Raises the error of the command if it fails."""
+    """Run `llmrun generate` once and return its timing. Raises the command's error if it fails."""
     arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
     if target.threads is not None:

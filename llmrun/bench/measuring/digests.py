@@ -1,6 +1,6 @@
-"""A cache for the sha256 of model files. Hashing a file again would take seconds and fill the page cache.
+"""Caches the sha256 of model files, because hashing takes seconds and evicts other data from the page cache.
 
-The hub's records have the sha256 of models that llmrun downloaded or verified. This cache is for all other files.
+For models that llmrun downloaded or verified, the hub's records contain the sha256. This cache is for all other files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from llmrun.folders import cache_folder
 if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
 
-_MOST = 256  # The maximum number of files in the cache. The most recently hashed ones stay.
+_MOST = 256  # The maximum number of files in the cache. The files hashed longest ago are removed first.
 
 
 def file_sha256(path: Path, reporter: Reporter) -> str:
     """Return the sha256 of a file in hexadecimal.
 
-    It is computed again if the size, modification time or inode of the file has changed. Raises OSError.
+    The file is hashed again if its size, modification time or inode has changed. Raises OSError.
     """
     from llmrun.hub.local.model_records import known_digest
     from llmrun.hub.local.safe_writes import digest
@@ -37,7 +37,7 @@ def file_sha256(path: Path, reporter: Reporter) -> str:
         return known[-1]
     sha256 = digest(path, reporter, f"hashing {path.name}")
     if _fingerprint(path) == fingerprint:
-        # Read the cache again, because another process may have written to it in the meantime.
+        # Read the cache again, because another process may have changed it in the meantime.
         others = [(name, entry) for name, entry in _remembered().items() if name != key]
         _remember(dict(others[1 - _MOST :]) | {key: [*fingerprint, sha256]})
     return sha256
@@ -53,7 +53,7 @@ def _file() -> Path:
 
 
 def _remembered() -> dict[str, list[str]]:
-    """Return the cache: [size, modification time, inode, sha256] by path. Malformed entries are ignored."""
+    """Return the cache, which maps paths to [size, modification time, inode, sha256]. Skips malformed entries."""
     try:
         table = json.loads(_file().read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -74,10 +74,10 @@ def _is_entry(entry: object) -> bool:
 def _remember(table: dict[str, list[str]]) -> None:
     """Replace the cache file atomically.
 
-    If two processes write at the same time, the later one wins, and the other's file is hashed again next time.
+    If two processes write at the same time, the last one wins, and the other process's file is hashed again later.
     """
     partial = _file().with_name(f".sha256.{os.getpid()}")
-    with contextlib.suppress(OSError):  # If the folder is not writable, the file is just hashed again each time.
+    with contextlib.suppress(OSError):  # If the folder is not writable, files are hashed again each time.
         partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             partial.write_text(json.dumps(table), "ascii")

@@ -1,4 +1,4 @@
-"""The open engines of a benchmark: as many of those that take turns as fit into memory together."""
+"""Keeps a benchmark's engines open between their turns, as many at a time as fit into memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from llmrun.machine.free_memory import free_memory
 
 Start = Callable[[BenchTarget, BenchReporter], WorkerProcess]
 
-_FILE_FACTOR = 1.2  # The estimated memory of an open model relative to its file, including packed weights.
-_OVERHEAD_BYTES = 300 << 20  # Bytes on top of that for the interpreter, libraries and a short KV cache.
+_FILE_FACTOR = 1.2  # The estimated memory of an open model, including packed weights, relative to its file size.
+_OVERHEAD_BYTES = 300 << 20  # Additional memory per engine for the interpreter, libraries and a short KV cache.
 
 
 @dataclass(slots=True)
 class OpenedFacts:
-    """The facts about a target from opening it.
+    """Metadata about a target, collected when its engine was opened.
 
-    facts        see target.open_target
+    facts        the metadata from target.open_target
     loads        the load times in seconds
     peak_memory  bytes; 0 if unknown
     """
@@ -45,7 +45,7 @@ class Pool:
         self.opened: dict[BenchTarget, OpenedFacts] = {}
 
     def worker(self, target: BenchTarget) -> tuple[WorkerProcess, bool]:
-        """Return the engine of a target, and whether this call opened it. Raises the errors of opening it."""
+        """Return a target's worker, and whether this call opened it. Raises the errors of `WorkerProcess.open`."""
         if target in self._open:
             self._open[target] = self._open.pop(target)
             return self._open[target], False
@@ -56,12 +56,12 @@ class Pool:
         except DoesNotFit:
             if not self._open:
                 raise
-        while self._open:  # It may fit once it has all the memory.
+        while self._open:  # The engine may fit once all others are closed.
             self._close_oldest()
         return self._start(target), True
 
     def drop(self, target: BenchTarget) -> None:
-        """Kill the engine of a target, if it is open. For engines that failed."""
+        """Kill a target's engine after a failure, if the engine is open."""
         if target in self._open:
             self._open.pop(target).kill()
 
@@ -77,7 +77,7 @@ class Pool:
 
     def _start(self, target: BenchTarget) -> WorkerProcess:
         worker, facts = self._started(target)
-        if facts.get("compiled"):  # The load time includes compiling kernels, which happens only once. Load it again.
+        if facts.get("compiled"):  # Load again, because this load time includes the one-time kernel compilation.
             worker.close()
             worker, facts = self._started(target)
         if target not in self.opened:
@@ -123,7 +123,7 @@ class Pool:
 
 
 def rooms(configurations: Sequence[Configuration]) -> dict[BenchTarget, Room]:
-    """Return the context size and number of sequences that each target's engine needs for all its workloads."""
+    """Return the context size and the number of sequences that each target's workloads require."""
     found: dict[BenchTarget, Room] = {}
     for configuration in configurations:
         workload = configuration.workload

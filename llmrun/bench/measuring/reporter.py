@@ -9,9 +9,9 @@ from typing import Protocol
 class BenchReporter(Protocol):
     """Shows the progress and notes of a benchmark.
 
-    note      show a message that stays
-    progress  replace the current progress; `share` is the share of the work that is done, 0 to 1
-    watch     call `tell` repeatedly for progress that changes with time, until the next `progress` or `watch`
+    note      show a message that stays visible
+    progress  replace the current progress; `share` is the completed share of the work, 0 to 1
+    watch     call `tell` repeatedly and show the progress that it returns, until the next `progress` or `watch`
     """
 
     def progress(self, words: str, share: float | None = None) -> None: ...

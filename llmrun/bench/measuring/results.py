@@ -1,4 +1,4 @@
-"""Builds the document from the measurements: figures, comparisons with the machine's limits, and verdicts."""
+"""Converts measurements to a result document with metrics, comparisons with the machine's limits, and verdicts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _OWN_FACTS = (
     "kv_type",
     "load_s",
     "compiled",
-)  # A Subject has its own fields for these.
-JUDGED = ("prefill", "decode")  # The metrics of most verdicts. See `judged_metrics`.
+)  # Subject.facts omits these entries. Most of them have separate fields in Subject.
+JUDGED = ("prefill", "decode")  # The metrics that most verdicts compare. See `judged_metrics`.
 
 
 def document(
     outcome: Outcome, *, command: str, system: Mapping[str, Any], digests: Mapping[str, str], price_kwh: float | None
 ) -> Document:
-    """Return the document of a run. `digests` holds the sha256 of each model file by path."""
+    """Return the document of a run. `digests` maps the path of each model file to its sha256."""
     created = datetime.now(UTC)
     return Document(
         identity=f"{created:%Y%m%d-%H%M%S}-{token_hex(2)}",
@@ -78,7 +78,7 @@ def samples_of(trial: Trial, metric: str) -> list[float]:
 
 
 def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
-    """Compare each configuration with the first one of the same workload that has figures."""
+    """Compare each configuration with the first measured configuration of the same workload."""
     number_of = {id(trial): number for number, trial in enumerate(trials)}
     pairs = [
         (metric, number_of[id(trial)], number_of[id(first)])
@@ -92,15 +92,15 @@ def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
 
 
 def groups(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Group the trials with figures by workload. The first of a group is the baseline for the others."""
+    """Group the measured trials by workload. The first trial of a group is the baseline for the others."""
     measured = [trial for trial in trials if trial.samples]
     return [list(group) for _, group in groupby(measured, key=lambda trial: trial.configuration.workload.facts)]
 
 
 def is_precise(trials: Sequence[Trial]) -> bool:
-    """Return whether the intervals of all verdicts are narrow.
+    """Return whether the confidence intervals of all verdicts are narrow.
 
-    For a configuration that is not compared with another, the interval of its own figure counts.
+    For a configuration that is not compared with another, the intervals of its own metrics count.
     """
     for group in groups(trials):
         metrics = [metric for metric in judged_metrics(group[0]) if all(samples_of(one, metric) for one in group)]
@@ -195,7 +195,7 @@ def _gap_percentiles(samples: Sequence[Sample]) -> tuple[float, ...]:
 def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofline | None:
     """Return the roofline of a trial, or None if it did not run on this machine's CPU or was not measured.
 
-    Concurrent requests share the weights that are read, so shares are reported only for a concurrency of 1.
+    Concurrent requests share each read of the weights, so shares are reported only for a concurrency of 1.
     """
     if not outcome.bandwidths or "weight_bytes" not in facts or facts.get("gpu_layers"):
         return None
@@ -205,7 +205,7 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
         return None
     bandwidth, multiply_rate = statistics.median(outcome.bandwidths), max(outcome.multiply_rates)
     reached = {name: statistics.median(found) for name in JUDGED if (found := samples_of(trial, name))}
-    # Decode reads the KV cache up to the current position, which is on average in the middle of the answer.
+    # Decode reads the KV cache up to the current position. On average, this is the middle of the answer.
     held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
     windows = facts.get("kv_bytes_per_token_of_window", {})
     kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))

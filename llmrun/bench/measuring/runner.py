@@ -1,8 +1,8 @@
 """Runs the configurations of a benchmark.
 
 Each configuration warms up until its times are stable. Then all configurations take turns in rounds, until the
-intervals of their figures are narrow or the time is over. The order alternates (A B, B A, A B, ...), so that changes of
-the machine's speed affect all configurations equally.
+confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so that changes
+in the machine's speed affect all configurations equally.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from llmrun.machine.cpu_count import default_threads
 from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.machine.free_memory import free_memory
 
-# The minimum length of a turn. A shorter workload is repeated, because its time would be mostly noise from the clock
-# and from waking up. Longer turns would not help: configurations measured close together see the same conditions.
+# The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
+# dominate their times. Longer turns would not help, because configurations should be measured close together in time,
+# under the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
-_MOST_LIMITS_BYTES = 1 << 30  # The memory to read, which is larger than any CPU cache.
+_MOST_LIMITS_BYTES = 1 << 30  # The maximum size of the bandwidth test, which is larger than any CPU cache.
 _LEAST_LIMITS_BYTES = 1 << 28
-_WARM_UP_SHARE = 0.2  # The maximum share of a configuration's time for warm-up. The rest narrows the intervals.
+_WARM_UP_SHARE = 0.2  # Warm-up may take at most this share of a configuration's time. The rest is for measuring.
 _WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note explains why.
 
 
 @dataclass(slots=True)
 class Trial:
-    """The progress of one configuration, with a sample for each round that it took part in."""
+    """The state of one configuration, with a sample for each completed round."""
 
     configuration: Configuration
     samples: list[Sample] = field(default_factory=list)
@@ -49,8 +50,8 @@ class Trial:
 class Outcome:
     """All measurements of a run.
 
-    bandwidths      bytes per second that the machine reads, measured every few seconds
-    multiply_rates  int8 multiply-adds per second of the machine, measured at the same times
+    bandwidths      the machine's memory bandwidth in bytes per second, measured every few seconds
+    multiply_rates  the machine's int8 multiply-adds per second, measured at the same times
     """
 
     trials: list[Trial]
@@ -63,13 +64,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure.
+    """The limits on how long to measure.
 
-    seconds      the time per configuration, including warm-up but not loading; a round does not start if, judging by
-                 the previous one, it would end too late, but the first round always runs to its end, because a figure
-                 needs a whole answer
+    A round does not start if it would end too late, judging by the previous round. The first round always runs to its
+    end, because a result requires complete answers.
+
+    seconds      the time per configuration, including warm-up but not loading
     repetitions  the number of rounds; None to continue until `enough` returns True
-    enough       returns whether the intervals of all trials are narrow; looks only at their widths, never at the values
+    enough       returns whether the intervals of all trials are narrow; depends on the widths, never on the values
     """
 
     seconds: float
@@ -78,7 +80,7 @@ class Effort:
 
 
 class Runner:
-    """Measures configurations. `outcome` holds all results so far at any time."""
+    """Measures configurations. `outcome` always contains all results so far."""
 
     def __init__(
         self,
@@ -94,14 +96,14 @@ class Runner:
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
-        self._round_s = 0.0  # the time of the last round, without measuring the machine's limits
+        self._round_s = 0.0  # the time of the last round, excluding the measurement of the machine's limits
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
         """Run the whole benchmark and return its outcome.
 
-        Ctrl-C ends it early: `interrupted` is set, and the results so far are kept. An error ends only the
-        configuration in which it occurred.
+        Ctrl-C ends the run early, sets `interrupted` and keeps the results so far. An error ends only the configuration
+        in which it occurred.
         """
         try:
             self._warm_up()
@@ -165,7 +167,7 @@ class Runner:
             )
 
     def _has_limits(self, trial: Trial) -> bool:
-        """Return whether the trial's engine runs on this machine, so that its figures can be compared with limits."""
+        """Return whether the trial's engine runs on this machine, so that its speed can be compared with limits."""
         opened = self._pool.opened.get(trial.configuration.target)
         return opened is not None and "weight_bytes" in opened.facts
 
@@ -177,7 +179,7 @@ class Runner:
     def _turn(self, trial: Trial, seed: int) -> Sample:
         """Run one turn and measure its energy.
 
-        Meters measure the whole machine, but the other configurations are idle during the turn.
+        The energy meter covers the whole machine, but the other configurations are idle during the turn.
         """
         configuration = trial.configuration
         if configuration.workload.facts.kind == "cold":
@@ -197,7 +199,7 @@ class Runner:
         return self._seed
 
     def _tell_round(self, number: int, until: float, trial: Trial) -> None:
-        """Report the progress, by rounds if their number is fixed, otherwise by time (it may end sooner)."""
+        """Report the progress by rounds if their number is fixed, otherwise by time. The run may end sooner."""
         if self._effort.repetitions is not None:
             done, of_all = (number - 1) / self._effort.repetitions, self._effort.repetitions
             self._reporter.progress(f"round {number} of {of_all}  {_words(trial)}", done)
@@ -216,7 +218,7 @@ class Runner:
 
 
 class _MachineLimits:
-    """Measures the machine's limits between the turns of the engines, because they change from second to second."""
+    """Measures the machine's limits between the engines' turns, because the limits change from second to second."""
 
     def __init__(self, reporter: BenchReporter) -> None:
         self._reporter = reporter
@@ -227,7 +229,7 @@ class _MachineLimits:
         self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
 
     def measure_now_and_then(self, outcome: Outcome) -> None:
-        """Measure the limits unless that happened recently. After a failure, they are not measured again."""
+        """Measure the limits unless they were measured recently. After a failure, they are not measured again."""
         if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
             return
         try:

@@ -17,7 +17,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """A model on a backend with its settings, or an endpoint. Equal targets share an engine.
+    """A model with its backend and settings, or an endpoint. Equal targets share an engine.
 
     model      the model's name as the user gave it
     path       the model file; empty for an endpoint
@@ -31,14 +31,14 @@ class BenchTarget:
     threads: int | None = None
     kv_type: str = "f16"
     gpu_layers: int | str = "auto"
-    offline: bool = False  # refuse an endpoint on another machine
+    offline: bool = False  # True to refuse endpoints on other machines
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The size of the engine that the configurations of a target need."""
+    """The size of the engine that a target's configurations require."""
 
-    context_size: int | None  # None for the largest that fits
+    context_size: int | None  # None for the largest context that fits in memory
     max_sequences: int
     to_the_limit: bool  # True if answers must continue to the requested length, past any end token
 
@@ -47,7 +47,7 @@ class Room:
 class Configuration:
     """A target and the workload to run on it.
 
-    `name` distinguishes the target from the others of the sweep in a few words. It is empty if there is only one.
+    `name` is a short label that distinguishes the target from others in the sweep; empty if there is only one target.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Configuration:
 
 
 def configurations(targets: Sequence[BenchTarget], workloads: Sequence[Workload]) -> list[Configuration]:
-    """Combine each target with each workload, grouped by workload. Raises UsageError if there are too many."""
+    """Combine each target with each workload, grouped by workload. Raises UsageError for too many combinations."""
     count = len(targets) * len(workloads)
     if count > MOST_CONFIGURATIONS:
         raise UsageError(f"too many configurations: {count:,}, limit {MOST_CONFIGURATIONS:,}")
@@ -75,7 +75,7 @@ def local_targets(
     kv_types: Sequence[str],
     gpu_layers: Sequence[int | str],
 ) -> list[BenchTarget]:
-    """Return a target for every combination, in the order of the command line. `models` holds (name, path) pairs."""
+    """Return a target for every combination, in command-line order. `models` contains (name, path) pairs."""
     return [
         BenchTarget(model, path, "", backend, n_threads, kv_type, layers)
         for (model, path), backend, n_threads, kv_type, layers in product(
@@ -85,13 +85,13 @@ def local_targets(
 
 
 def remote_target(url: str, *, offline: bool = False) -> BenchTarget:
-    """Return the target for `URL#MODEL`. The model may be omitted if the server has only one. Raises UsageError."""
+    """Return the target for `URL#MODEL`. `#MODEL` is optional if the server has one model. Raises UsageError."""
     endpoint = parse_endpoint(url)
     return BenchTarget(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
 
 
 def _names(targets: Sequence[BenchTarget]) -> list[str]:
-    """Return a name for each target, made of the settings in which the targets differ."""
+    """Return a name for each target, composed of the settings that differ between the targets."""
     axes: list[Callable[[BenchTarget], str]] = [
         lambda target: target.model,
         lambda target: parse_endpoint(target.endpoint).host if target.endpoint else target.backend,
@@ -142,7 +142,7 @@ def _between(match: re.Match[str], flag: str, text: str) -> list[int]:
 
 
 def words(text: str, flag: str, known: Sequence[str], hidden: Sequence[str] = ()) -> list[str]:
-    """Parse a list like `"cpu,llama"` and remove duplicates. Raises UsageError for a word that is not known."""
+    """Parse a list like `"cpu,llama"` and remove duplicates. Raises UsageError for unknown words."""
     found = dict.fromkeys(word.strip() for word in text.split(","))
     for word in found:
         if word not in (*known, *hidden):

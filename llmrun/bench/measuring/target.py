@@ -1,4 +1,4 @@
-"""Opens the engine of a target, and collects the facts about it that a benchmark reports."""
+"""Opens a target's engine and collects the metadata that a benchmark reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenTarget:
-    """An open engine. `facts` holds only plain values, because it is sent to another process."""
+    """An open engine. `facts` contains only plain values, because it is sent to another process."""
 
     asker: LocalAsker | RemoteAsker
     facts: dict[str, Any]
@@ -70,7 +70,7 @@ def _options(target: BenchTarget, room: Room, progress: Progress) -> OpenOptions
 
 
 def _needs(backend: Backend, path: Path) -> dict[str, Any]:
-    """Return the reads and multiplications that a token needs, from the plan if there is one, else from the file."""
+    """Return the bytes read and the multiply-adds per token, from the plan if there is one, else from the file."""
     if is_stand_in(backend.info.backend):
         return {}
     from llmrun.backends.cpu.backend import CpuBackend

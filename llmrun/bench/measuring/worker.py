@@ -1,10 +1,10 @@
-"""The worker process, which holds one open engine and runs workloads on it.
+"""The worker process, which opens one engine and runs workloads on it.
 
 A separate process per engine makes it possible to measure each engine's peak memory, to let engines take turns, and to
-keep the other engines' figures if one crashes.
+keep the results of the other engines if one crashes.
 
-Each line on stdin is a question in JSON. For each question, the worker writes one line with the answer to stdout, after
-any lines with notes and progress. worker_process.py, the only caller, describes the protocol.
+Each line on stdin is a JSON request, called a question. For each one, the worker writes a line with the answer to
+stdout, after any lines with notes and progress. worker_process.py, the only caller, describes the protocol.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 class Worker:
-    """Answers questions about one engine and one machine."""
+    """Handles requests for one engine, and measures this machine."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._opened: Any = None  # an OpenTarget; importing its module would import an engine
+        self._opened: Any = None  # This is an OpenTarget. Importing its module here would import an engine.
         self._machine: Any = None
 
     def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to one question. Raises LlmrunError if it fails."""
+        """Handle one request and return the answer. Raises LlmrunError if it fails."""
         match question["do"]:
             case "open":
                 return self._open(question)
@@ -76,7 +76,7 @@ class Worker:
         return {"facts": self._opened.facts}
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:
-        """Measure the limits of this machine. The memory for it stays allocated after the first measurement."""
+        """Measure the limits of this machine. The buffer stays allocated after the first measurement."""
         from llmrun.backends.cpu.speeds.limits import MachineLimits
 
         if self._machine is None:
@@ -85,7 +85,7 @@ class Worker:
 
 
 def main() -> None:
-    """Answer the questions on stdin until it is closed."""
+    """Handle the requests on stdin until it is closed."""
     with _private_stdout() as stdout:
 
         def say(body: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ def main() -> None:
 
 @contextmanager
 def _private_stdout() -> Iterator[TextIO]:
-    """Yield a private stdout for the answers. Whatever libraries print to stdout goes to stderr."""
+    """Yield a private stdout for the answers. Output that libraries print to stdout goes to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
         os.dup2(2, 1)
         yield stdout

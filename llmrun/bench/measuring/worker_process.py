@@ -1,4 +1,4 @@
-"""The parent's side of a worker process: starts it, sends it questions, and reports how it died.
+"""The parent's side of a worker process. It starts the worker, sends requests and reports how the worker died.
 
     {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
     {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
@@ -6,7 +6,7 @@
     {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
     {"do": "peak"}                                  -> {"peak": 240000000}
 
-Lines with {"progress": words} or {"note": words} may precede an answer. An answer may be {"error": class name, ...}.
+Lines with {"progress": text} or {"note": text} may precede an answer. An answer may be {"error": class name, ...}.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """The process ID."""
         return self._process.pid
 
     def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
-        """Open a target and return its facts. Raises the errors of opening it."""
+        """Open a target and return its metadata. Raises the error that the worker reports."""
         answer = self._ask("opening the model", do="open", target=asdict(target), room=asdict(room))
         facts: dict[str, Any] = answer["facts"]
         return facts
@@ -68,7 +68,7 @@ class WorkerProcess:
     def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
         """Run a workload once and return its time in seconds, or None if it was cancelled after `seconds`.
 
-        A chunk of a prompt is finished before the run is cancelled. Raises the errors of `run`.
+        The current prompt chunk is finished before the run is cancelled. Raises the errors of `run`.
         """
         question = {"workload": workload.to_json(), "seed": seed, "seconds": seconds}
         taken: float | None = self._ask("warming up", do="warm", **question)["seconds"]

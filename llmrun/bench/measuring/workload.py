@@ -1,4 +1,4 @@
-"""Workloads, which are the requests that a benchmark repeats: random tokens, conversations or prompts from a file."""
+"""Defines the workloads that a benchmark repeats: random tokens, conversations or prompts from a file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmrun.errors import UsageError
 
 Message = Mapping[str, str]
 
-CHAT_CONTEXT = 4096  # The longest of the built-in conversations takes about 2,500 tokens.
-_ANSWER_TOKENS = 128  # The default length of an answer to a given prompt.
+CHAT_CONTEXT = 4096  # The longest built-in conversation uses about 2,500 tokens.
+_ANSWER_TOKENS = 128  # The default length of an answer to a prompt from a file.
 _MOST_FILE_BYTES = 64 << 20
 _ROLES = ("system", "user", "assistant")
 
@@ -32,7 +32,7 @@ class Turn:
 class Workload:
     """The requests of one repetition.
 
-    `facts.concurrency` sessions run at a time. If `sessions` is empty, that many synthetic sessions run.
+    `facts.concurrency` sessions run at a time. If `sessions` is empty, that number of synthetic sessions is generated.
     """
 
     facts: WorkloadFacts
@@ -40,13 +40,13 @@ class Workload:
 
     @property
     def context_size(self) -> int | None:
-        """The number of tokens that a sequence must hold, or None if that depends on the tokenizer."""
+        """The required context size in tokens, or None if it depends on the tokenizer."""
         if self.facts.kind == "synthetic":
             return self.facts.depth + max(1, self.facts.prompt) + self.facts.generate + 1
         return CHAT_CONTEXT if self.facts.kind == "chat" else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the workload as JSON, for sending it between processes."""
+        """Return the workload as a JSON object that can be sent to another process."""
         return asdict(self)
 
     @classmethod
@@ -59,7 +59,7 @@ class Workload:
 
 
 def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:
-    """Return a workload of random tokens, which differ in every repetition. Raises UsageError if it is empty."""
+    """Return a workload of random tokens, which differ between repetitions. Raises UsageError if it is empty."""
     if prompt == 0 and generate == 0:
         raise UsageError("nothing to measure: -p and -n are both 0")
     label = ", ".join(
@@ -82,7 +82,7 @@ def chats(concurrency: int) -> list[Workload]:
 
 
 def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency: int) -> Workload:
-    """Return the workload of one conversation, with a request for each message of the user.
+    """Return the workload of one conversation, with a request for each user message.
 
     The assistant's earlier messages are fixed, so that all models read the same text.
     """
@@ -93,14 +93,14 @@ def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency:
 
 
 def cold_starts() -> Workload:
-    """Return the workload that starts a new process for each request."""
+    """Return a workload that starts a new process for each request."""
     return Workload(WorkloadFacts("cold", "cold starts"))
 
 
 def from_file(path: Path, concurrency: int) -> Workload:
-    """Read a workload from a file of JSON lines, each with "prompt" or "messages" and optionally "max_tokens".
+    """Read a workload from a JSON Lines file, each line with "prompt" or "messages" and optionally "max_tokens".
 
-    Raises UsageError, which names the line.
+    Raises UsageError, which names the invalid line.
     """
     try:
         size = path.stat().st_size

@@ -1,7 +1,7 @@
 """Profiles a step of the CPU engine op by op, and compares each op with the limits of the machine.
 
-The threads themselves record the time after every op and every barrier (timed_team.py). The same steps also run without
-these timestamps, which shows what the timing costs.
+Each thread records the time after every op and every barrier (timed_team.py). The same steps also run without these
+timestamps, which shows the overhead of timing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.timed_team import StepTimes
     from llmrun.plan.plan import Plan
 
-_QUANTIZE = "quantize"  # the kind of the ops that quantize the input of a product to int8
+_QUANTIZE = "quantize"  # the kind of ops that quantize the input of a matmul to int8
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_IN_A_ROW = 8  # the maximum number of steps before the other kind of team has its turn
+_IN_A_ROW = 8  # the maximum number of consecutive steps before switching between the timed and the normal team
 _LEAST_TURNS = 3
 _FAR_OVER = 2.0  # Stop before _LEAST_TURNS once the time exceeds this multiple of the requested seconds.
 _SETTLED = 0.98  # A step counts as faster only if it takes less than this share of the best time so far.
@@ -53,15 +53,15 @@ class SpeedLimits:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The time of one or more ops and the work done in that time.
+    """The time that one or more ops took, and the work that they did.
 
     seconds   the mean over the middle half of the steps and over the threads
-    waiting   the part of `seconds` spent at the barrier, waiting for threads that had more work or were not running
-    needs     the bytes read and the multiplications done (needs.py)
+    waiting   the part of `seconds` spent waiting at the barrier for threads that had more work or were not scheduled
+    needs     the number of bytes read and of multiplications done (needs.py)
 
-    A share of 1.0 is the machine's limit. The share of bandwidth may exceed 1.0 if weights or keys are still in a CPU
-    cache from the previous step, because the limit is that of main memory. A share is 0 if the op does no such work.
-    Floating-point work has no limit here, so attention over many rows is far from both limits and bound by neither.
+    A share of 1.0 is the machine's limit. The bandwidth share may exceed 1.0 if weights or keys are still in a CPU
+    cache from the previous step, because the limit is that of main memory. A share is 0 if the ops do no work of that
+    kind. Floating-point work is not compared with a limit, so attention over many rows stays far below both limits.
     """
 
     seconds: float
@@ -112,7 +112,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """One op of the plan, or the quantization of its input.
+    """The profile of one op in the plan, or of the quantization of its input.
 
     layer        the index of the layer; None before the first layer and after the last
     name         the name of the weight tensor, such as "blk.3.ffn_down.weight"; for quantization, the first tensor
@@ -129,7 +129,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class KindProfile:
-    """All ops with the same kind and weight type. `count` is their number in the plan."""
+    """The profile of all ops with the same kind and weight type. `count` is the number of these ops in the plan."""
 
     kind: str
     weight_type: str
@@ -141,14 +141,14 @@ class KindProfile:
 class StepProfile:
     """The profile of a decode step or of a prefill.
 
-    A prompt that the engine splits into several steps counts as one. Times are means over the middle half of the
+    A prompt that the engine splits into several steps counts as one step. Times are means over the middle half of the
     repetitions.
 
     rows                the number of tokens in the step; 1 for decode
     depth               the number of tokens already in the KV cache
-    repetitions         the number of timed repetitions; the same number ran without timing the ops
-    step_seconds        seconds per step with the normal team, as a user sees it
-    timed_step_seconds  seconds per step with the team that times the ops
+    repetitions         the number of repetitions with timing; the same number ran without timing
+    step_seconds        seconds per step without timing, as in normal use
+    timed_step_seconds  seconds per step with timing
     ops                 the ops in the order of the plan
     kinds               the ops grouped by kind, longest time first
     total               the sum of all ops
@@ -170,7 +170,7 @@ class StepProfile:
 
     @property
     def outside_seconds(self) -> float:
-        """Seconds of a timed step spent outside all ops: in Python, and waking the team and its caller."""
+        """Seconds of a timed step spent outside all ops, in Python and in waking the team and its caller."""
         return self.timed_step_seconds - self.total.seconds
 
 
@@ -199,9 +199,9 @@ def profile(
 ) -> Profile:
     """Profile a decode step of one token and a prefill of `prompt` tokens, both after `depth` tokens of context.
 
-    Each is measured for about `seconds`. The tokens are random, because no kernel's time depends on them. Measuring the
-    machine's limits takes 1 GiB of memory in addition to the model. Raises ModelFileError, UnsupportedModel and
-    DoesNotFit.
+    Each step is measured for about `seconds`. The tokens are random, because no kernel's time depends on them.
+    Measuring the machine's limits requires 1 GiB of memory in addition to the model. Raises ModelFileError,
+    UnsupportedModel and DoesNotFit.
     """
     with open_gguf(path) as file:
         context = depth + max(prompt, 1)
@@ -220,7 +220,7 @@ def profile(
 
 
 def _limits(machine: MachineLimits) -> NDArray[np.float64]:
-    """Return float64[rounds, 2]: the read bandwidth and the multiply rate of each round."""
+    """Return float64[rounds, 2], with the read bandwidth and the multiply rate of each round."""
     return np.array([[machine.read_bandwidth(), machine.multiply_rate()] for _ in range(_LIMIT_ROUNDS)])
 
 
@@ -239,7 +239,7 @@ class _Measured:
 def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Measured:
     """Measure the step with and without timing the ops.
 
-    The two variants alternate every few steps, so that changes of the machine's speed affect both.
+    The two variants alternate every few steps, so that changes in the machine's speed affect both.
     """
     random = np.random.default_rng(0)
     backend.kv.free(0)
@@ -256,7 +256,7 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 
     step = _warm(run, seconds / 4)
     in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / step)))
-    # After each switch of teams, run one uncounted step while the threads wake up. Long steps do not need this.
+    # After each switch between teams, run one uncounted step while the threads wake up. Long steps do not need this.
     settles = step < seconds / 4 / _LEAST_TURNS
     begun = time.perf_counter()
     turns = 0
@@ -278,14 +278,14 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 def _goes_on(turns: int, taken: float, seconds: float) -> bool:
     """Return whether to take another turn.
 
-    There is always at least one turn. Turns continue for the requested time, and until there were _LEAST_TURNS unless
-    that takes far longer than requested.
+    At least one turn always runs. Turns continue until the requested time is over and _LEAST_TURNS have run, but stop
+    earlier if that would take far longer than requested.
     """
     return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
 
 
 def _warm(run: Callable[[], float], seconds: float) -> float:
-    """Run until three runs in a row were no faster, or `seconds` are over, and return the best time."""
+    """Call `run` until three consecutive runs were not faster or `seconds` have passed, and return the best time."""
     begun = time.perf_counter()
     best, since = run(), 0
     while since < 3 and time.perf_counter() - begun < seconds:
@@ -307,7 +307,7 @@ def _batch(random: np.random.Generator, backend: CpuBackend, rows: int, start: i
 
 @dataclass(frozen=True, slots=True)
 class _OpPart:
-    """A unit of the profile: all records of one op, or of the quantization of its input."""
+    """A unit of the profile, which is an op or the quantization of its input."""
 
     origin: int  # index in the plan
     quantizes: bool
@@ -340,9 +340,9 @@ def _step_profile(backend: CpuBackend, measured: _Measured, limits: SpeedLimits)
 
 
 def _by_part(times: list[list[StepTimes]], numbers: list[int]) -> NDArray[np.float64]:
-    """Return float64[2, repetitions, parts]: the time of each part and its waiting time, as means over the threads.
+    """Return float64[2, repetitions, parts], the time and the waiting time of each part, as means over the threads.
 
-    `numbers` holds the index of the part that each record belongs to.
+    `numbers` maps each record to the index of its part.
     """
     sums = np.zeros((2, len(times), max(numbers) + 1))
     for repetition, steps in enumerate(times):
@@ -355,8 +355,8 @@ def _by_part(times: list[list[StepTimes]], numbers: list[int]) -> NDArray[np.flo
 def _typical(seconds: list[float]) -> NDArray[np.int64]:
     """Return the indices of the repetitions whose total time is in the middle half.
 
-    Medians per op would miss disturbances that hit a different op each time. Over 416 decode steps of SmolLM2, the
-    median of all ops together was 3.45 ms, the sum of the medians per op 3.24 ms, and this method gave 3.46 ms.
+    Per-op medians would miss disturbances that hit a different op each time. Over 416 decode steps of SmolLM2, the
+    median of the total time was 3.45 ms, the sum of the per-op medians was 3.24 ms, and this method gave 3.46 ms.
     """
     quarter = len(seconds) // 4
     return np.argsort(seconds)[quarter : len(seconds) - quarter]
@@ -391,7 +391,7 @@ def _op_profile(plan: Plan, part: _OpPart, spent: Spent) -> OpProfile:
 
 
 def _layer(plan: Plan, index: int) -> int | None:
-    """Return the layer of an op, from the name of the next matrix. An op without a matrix prepares its input."""
+    """Return the layer of an op, from the name of the next matrix. Ops without a matrix prepare that matrix's input."""
     names = (matrix.name for op in plan.ops[index:] if (matrix := op.matrix))
     found = _LAYER.match(next(names, ""))
     return int(found[1]) if found else None

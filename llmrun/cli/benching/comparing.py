@@ -37,7 +37,7 @@ _CAVEAT = (
 
 
 def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
-    """Print the ratios and return the exit code: 1 if a test lost more than `fail_above`. Raises UsageError."""
+    """Print the ratios and return the exit code, 1 if a test slowed down beyond `fail_above`. Raises UsageError."""
     limit = None if fail_above is None else parse_limit(fail_above)
     found = compare(_series(before), _series(after), unpaired_ratio)
     if not found.comparisons:
@@ -110,7 +110,7 @@ def _interval(one: Comparison) -> str:
 
 
 def _body(one: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON. The ends of an infinite interval are null, because JSON has no infinity."""
+    """Return a comparison as a JSON object. Infinite intervals have null ends, because JSON has no infinity."""
     is_known = one.low is not None and one.low > 0
     return {
         "test": one.b.test,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.bench.measuring.workload import Workload
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
-LISTS = ("table", "json", "jsonl")  # the formats for lists of runs
+LISTS = ("table", "json", "jsonl")  # the output formats for lists of runs
 DEFAULT_SECONDS = 30.0
 _LIST = "(a number, 1,2,8 or 1-8)."
 _BACKENDS = ", ".join(CHOICES)
@@ -30,7 +30,7 @@ _BACKENDS = ", ".join(CHOICES)
 
 @dataclass(frozen=True, slots=True)
 class BenchFlags:
-    """The flags in the order of --help. A flag that was not given is None or False."""
+    """The flags in the order of --help. Flags without a default are None or False if they were not given."""
 
     model: Annotated[
         list[str] | None,
@@ -127,7 +127,7 @@ class BenchFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """Load the settings, which hold the defaults of some flags, and configure the output. Raises UsageError."""
+        """Load the settings, which provide defaults for some flags, and configure the output. Raises UsageError."""
         settings = load_settings({"offline": self.offline or None, "quiet": self.quiet or None})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
@@ -154,7 +154,7 @@ class BenchFlags:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """The parsed lists of a sweep."""
+    """The parsed values of the flags that accept lists."""
 
     backends: Sequence[str]
     threads: Sequence[int | None]
@@ -163,7 +163,7 @@ class Knobs:
 
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
-    """Parse the lists of a sweep, with defaults from the settings. Raises UsageError."""
+    """Parse the flags that accept lists, with defaults from the settings. Raises UsageError."""
     from llmrun.bench.measuring.sweep import numbers, words
 
     threads: list[int | None] = [settings.threads]

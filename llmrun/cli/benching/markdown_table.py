@@ -10,7 +10,7 @@ from llmrun.bench.documents.words import result_names, verdict_sentence
 from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.console.terminal import visible_line
 
-# These characters would end a cell, or start markup or HTML.
+# Unescaped, these characters would end a cell or start markup or HTML.
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>[]"})
 
 

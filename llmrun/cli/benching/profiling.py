@@ -36,7 +36,7 @@ _HEADS = [
 
 
 def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
-    """Raise UsageError if the flags ask for something that cannot be profiled."""
+    """Raise UsageError if the flags include something that --profile does not support."""
     if kind not in LISTS:
         raise UsageError(f"--profile: -o {kind} is not supported: use one of {', '.join(LISTS)}")
     if any(name != AUTO and not _is_cpu_engine(name) for name in backends):

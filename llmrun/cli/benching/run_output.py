@@ -13,7 +13,7 @@ from llmrun.errors import LlmrunError
 
 
 def show(document: Document, kind: str, *, api_price: float | None = None) -> None:
-    """Print a document in the format `kind` (one of flags.FORMATS) to stdout, and failures and notes to stderr."""
+    """Print a document to stdout in the format `kind` (see flags.FORMATS), and failures and notes to stderr."""
     if kind == "table":
         from llmrun.cli.benching.table import show_tables
 

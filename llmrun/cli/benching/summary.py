@@ -1,4 +1,4 @@
-"""Selects and formats the figures of a summary, for both the terminal and Markdown."""
+"""Selects and formats the metrics of a summary, for both the terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "through
 
 
 def shown_metrics(document: Document) -> list[str]:
-    """Return the metrics that at least one configuration has. Throughput is shown only for concurrent requests."""
+    """Return the metrics that were measured for at least one configuration. Throughput requires concurrent requests."""
     together = any(result.workload.concurrency > 1 for result in document.results)
     left_out = () if together else ("throughput", "requests")
     return [
@@ -19,7 +19,7 @@ def shown_metrics(document: Document) -> list[str]:
 
 
 def head_words(name: str) -> str:
-    """Return the column head of a metric, with the unit below it if the values are formatted without one."""
+    """Return the column heading of a metric, with the unit below it if the values are formatted without a unit."""
     return (
         f"{metric_of(name).words}\n{metric_unit(name)}"
         if name in ("prefill", "decode", "throughput")

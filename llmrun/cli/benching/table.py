@@ -1,4 +1,4 @@
-"""Shows a benchmark on the terminal: the figures, the shares of the machine's limits, and the verdicts."""
+"""Prints a benchmark to the terminal: the metrics, the shares of the machine's limits, and the verdicts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, visible_line
 
 _BAR = 10  # the width of a bar in columns
-_BARS_FROM = 96  # Bars are shown only on terminals with at least this many columns. Figures come first.
+_BARS_FROM = 96  # Bars are shown only on terminals with at least this many columns.
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def show_tables(document: Document, api_price: float | None) -> None:
-    """Print the tables of a document to stdout. With --verbose, include all figures."""
+    """Print the tables of a document to stdout. With --verbose, include the statistics of all metrics."""
     out.picture(_heading(document))
     out.picture(_speeds(document))
     for part in (_limits(document), _all_figures(document) if out.verbose else None):
@@ -42,8 +42,8 @@ def show_tables(document: Document, api_price: float | None) -> None:
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int = 1) -> Table:
     """Build a table without borders.
 
-    Columns from `numbers_from` on are right-aligned, except bars, which have no head. The caller must have passed
-    untrusted text through `visible_line`.
+    Columns from `numbers_from` on are right-aligned, except bars, which have no heading. The caller must pass untrusted
+    text through `visible_line` first.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
@@ -55,7 +55,7 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numb
 
 
 def _unjudged(document: Document) -> list[str]:
-    """Explain why there is no verdict, if the user would expect one."""
+    """Return an explanation if a verdict that the user would expect is missing."""
     labels = [result.workload.label for result in document.results if result.samples]
     if document.verdicts or len(labels) == len(set(labels)):
         return []

@@ -50,7 +50,7 @@ command = typer.Typer(
 @command.callback(invoke_without_command=True)
 @takes_flags(BenchFlags)
 def measure(context: typer.Context, *, flags: BenchFlags) -> int:
-    """Run the benchmark that the flags describe, unless a subcommand was given. Returns the exit code."""
+    """Run the benchmark that the flags describe, unless a subcommand was given. Return the exit code."""
     if context.invoked_subcommand is not None:
         return 0
     settings = flags.settings()
@@ -97,7 +97,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    """Split `A,B` into two names, unless a file has exactly that name."""
+    """Split each `A,B` into two names, unless a file has exactly that name."""
     from llmrun.remote.url import is_endpoint
 
     names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
@@ -176,7 +176,7 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
         show(found, kind, api_price=flags.compare_price)
         if flags.html is not None:
             write_page(found, flags.html)
-    finally:  # even if the pipe is closed or the page cannot be written
+    finally:  # Save the run even if the pipe is closed or the page cannot be written.
         if flags.save:
             save(found)
     if flags.save:
