@@ -154,7 +154,7 @@ class Settings:
     think: bool | None = _setting(None, bool)  # None selects the model's default
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
-    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # when a chat's context is full
+    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # when the context is full
     stream: bool = _setting(True, bool)  # show an answer while it is being generated
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)

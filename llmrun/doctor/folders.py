@@ -52,7 +52,7 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
 
 
 def look_at_settings(machine: Machine) -> Iterator[Finding]:
-    """Check config.toml and the environment. An invalid setting is a problem because it stops commands that run a model."""
+    """Check config.toml and the environment. Invalid settings are problems because no model can run with them."""
     del machine
     path = config_file()
     facts = {"file": str(path), "exists": path.is_file(), "error": None}

@@ -112,8 +112,8 @@ class Cursor:
     def strings(self, n: int, what: str) -> array[int]:
         """Skip n strings without decoding them, and return their positions.
 
-        Returns int64[n + 1], the positions of the strings' length fields followed by the end of the last string. This loop
-        takes 80 ns per string, which is most of the time needed to read a header.
+        Returns int64[n + 1], the positions of the strings' length fields followed by the end of the last string. The
+        loop takes 80 ns per string, which is most of the time needed to read a header.
         """
         length_at, position = _U64.unpack_from, self.position
         begins = array("q", [position])
