@@ -293,7 +293,7 @@ def _gguf_file(keys: _Keys) -> str:
 
 
 def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
-    """Return the files with their sizes and digests, if given. Each key is one value or a list of one value per shard."""
+    """Return the files with their sizes and digests, if given. Both are one value, or a list with one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)

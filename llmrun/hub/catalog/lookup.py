@@ -1,9 +1,9 @@
 """Looks up models in the catalogue by name.
 
-A name refers to a family (`qwen3`, short for its usual model), a model (`qwen3:4b`, short for its default quantization)
-or a quantization (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships with llmrun and
-from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our model of the same
-name, but a family in it overrides only the keys that it lists.
+A name refers to a family (`qwen3`, short for its usual model), a model (`qwen3:4b`, short for its default
+quantization) or a quantization (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships
+with llmrun and from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our
+model of the same name, but a family in it overrides only the keys that it lists.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Catalog:
         return (*self._aliases, *self.shortnames)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Return the model with exactly this name. Raises KeyError if there is none, and UsageError if its entry is invalid."""
+        """Return the model with exactly this name. Raises KeyError, or UsageError for an invalid entry."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
@@ -78,7 +78,7 @@ class Catalog:
         return tuple(name for name in self._models if name.partition(":")[0] == family)
 
     def find(self, name: str) -> Wanted:
-        """Resolve a name. Raises ModelNotFound with a hint that suggests similar names or the available quantizations."""
+        """Resolve a name. Raises ModelNotFound with a hint that suggests similar names or other quantizations."""
         entry, named = self._chosen(name)
         chosen = entry.quants[named or entry.default]
         return Wanted(entry.name_with(chosen.name), chosen.sources, chosen.files, entry, is_exact=named is not None)
@@ -191,7 +191,7 @@ def own_catalog() -> Path:
 
 
 def shipped_catalog() -> Path:
-    """Return the path of our models.toml, which is inside the package in a wheel and above the package in a source tree."""
+    """Return the path of our models.toml, which is inside the package in a wheel, but above it in a source tree."""
     package = Path(llmrun.__file__).resolve().parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"

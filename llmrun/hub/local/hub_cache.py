@@ -38,7 +38,7 @@ class Repository:
     snapshots: Mapping[str, Mapping[str, Path]]
 
     def revision_of(self, commits: Sequence[str]) -> str:
-        """Return "main" if it refers to one of these commits, or else another branch or tag, or else the first commit."""
+        """Return "main" if it refers to one of these commits, else another branch or tag, else the first commit."""
         named = [revision for revision, commit in self.refs.items() if commit in commits]
         return "main" if "main" in named else next(iter(named), commits[0])
 
@@ -52,7 +52,7 @@ def repositories() -> Iterator[Repository]:
 
 
 def repository_name(folder: str) -> str:
-    """Convert a folder name to a repository name: "models--owner--name" -> "owner/name". Returns "" for other folders."""
+    """Convert a folder name such as "models--owner--name" to "owner/name". Returns "" for other folders."""
     name = folder.removeprefix(_REPOSITORY).replace("--", "/", 1)
     try:
         return name if paths.repository_folder(name).name == folder else ""

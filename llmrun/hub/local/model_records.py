@@ -80,7 +80,7 @@ def read_record(model: Path) -> ModelRecord | None:
 
 
 def write_record(record: ModelRecord) -> None:
-    """Write a record atomically. Errors are ignored because a missing record only means that the model is verified again."""
+    """Write a record atomically. Errors are ignored, because without a record the model is just verified again."""
     path = record_path(Path(record.files[0].path))
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ _MOST_MANIFESTS = 10_000
 
 
 def models() -> dict[str, Path]:
-    """Return the GGUF file of every model, keyed by name, such as "qwen3:4b". If two folders share a name, the first wins."""
+    """Return the GGUF file of every model, keyed by names such as "qwen3:4b". Earlier folders take precedence."""
     found: dict[str, Path] = {}
     for folder in _folders():
         for count, (name, manifest) in enumerate(_manifests(folder / "manifests")):

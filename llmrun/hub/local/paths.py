@@ -32,12 +32,12 @@ def own_model(file: str) -> Path:
 
 
 def web_file(url: str, file: str) -> Path:
-    """Return the path of a file from a web server. Each URL has its own folder because different URLs may have the same file name."""
+    """Return the path of a file from a web server. Each URL has its own folder, because file names may collide."""
     return models_folder() / "web" / _hashed(url)[:32] / _name(file)
 
 
 def work_folder(key: str) -> Path:
-    """Return a folder for partial downloads. The next download with the same key cleans it up. `key` can be any text."""
+    """Return a folder for partial downloads, identified by any text. The next download with this key cleans it up."""
     return models_folder() / ".partial" / _hashed(key)
 
 
@@ -52,7 +52,7 @@ def record_file(model: Path) -> Path:
 
 
 def hub_cache() -> Path:
-    """Return the cache folder that all Hugging Face tools share. Follows huggingface_hub's rules without importing it."""
+    """Return the cache that all Hugging Face tools share. Follows huggingface_hub's rules without importing it."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return expanded(named)

@@ -51,7 +51,7 @@ def find(wanted: Wanted, reporter: Reporter) -> Path | None:
 
 
 def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
-    """Return the first candidate whose files have the expected sha256, or None. Damaged files are reported and skipped."""
+    """Return the first candidate with the expected sha256, or None. Damaged files are reported and skipped."""
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
             return candidate

@@ -67,7 +67,7 @@ def first_shard(file: str) -> str:
 def is_companion(file: str) -> bool:
     """Return whether a file is a vision projector (mmproj) or an importance matrix (imatrix) instead of a model."""
     stem = file.rsplit("/", 1)[-1].lower()
-    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # a file such as "x-imatrix-Q4_K_M" is a model
+    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
 
 
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:

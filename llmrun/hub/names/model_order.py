@@ -71,5 +71,5 @@ def fewest_bits_first(quantizations: Iterable[str]) -> list[str]:
 
 
 def nearest_in_bits(wanted: str, quantizations: Iterable[str]) -> list[str]:
-    """Sort quantizations by how close their bits per weight are to those of the quantization `wanted`, the closest first."""
+    """Sort quantizations by how close their bits per weight are to those of `wanted`, the closest first."""
     return sorted(fewest_bits_first(quantizations), key=lambda name: abs(bits_of(name) - bits_of(wanted)))
