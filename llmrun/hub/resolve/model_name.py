@@ -40,8 +40,9 @@ def understand(text: str) -> Wanted | LocalPath:
 
     Explicit forms are `hf:owner/name`, `hf:owner/name:Q5_K_M` and `hf:owner/name/folder/file.gguf` (each with an
     optional `@revision`), URLs, `ollama:name:tag` and `lmstudio:path`. Any other text is a path if it ends in .gguf or
-    contains a path separator, and otherwise a catalogue name or short name. Raises ModelNotFound with a suggestion for unknown names and
-    UsageError for malformed ones.
+    contains a path separator. Everything else is a catalogue name or a short name.
+
+    Raises ModelNotFound with a suggestion for unknown names, and UsageError for malformed ones.
     """
     return _understood(text, _MOST_SHORTNAMES)
 

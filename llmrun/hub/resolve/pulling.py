@@ -36,7 +36,10 @@ class Pull:
     sources: Sources | None = None
 
     def fetch(self, reporter: Reporter) -> Path:
-        """Download the model if necessary and return the path of its first file. Raises the same errors as `download`."""
+        """Download the model if necessary and return the path of its first file.
+
+        Raises the same errors as `download` and `Sources.offer`.
+        """
         if self.here is not None:
             return self.here
         if self.sources is not None:
@@ -167,7 +170,7 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
 
 def require_room(pulls: Sequence[Pull]) -> None:
     """Raise DoesNotFit unless each disk has enough free space for all models that will be downloaded to it."""
-    needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (a folder on that disk, bytes needed, names of the models)
+    needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (a folder on it, bytes, models)
     for pull in pulls:
         if pull.pinned is not None and pull.here is None:
             folder = _nearest_existing(_folder_of(pull.pinned))
