@@ -80,8 +80,8 @@ def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
 def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
     """Open the other shards of a model and return the whole model, with the tensors of all shards.
 
-    Returns `first` itself if the model is not split. Closing the result closes all shards, and so does a failure.
-    Raises the same errors as `open_gguf`.
+    Returns `first` itself if the model is not split. Closing the result closes all shards. On failure, they are closed
+    too. Raises the same errors as `open_gguf`.
     """
     joined = JoinedSource()
     joined.append(first._source)

@@ -126,7 +126,7 @@ def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | No
 def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value | None) -> None:
     """Skip n merges.
 
-    The file does not record their size in bytes, so a search with growing steps and then bisection finds their end.
+    The file does not record their size in bytes. A search with growing steps, followed by bisection, finds their end:
     `inside` is a position within the merges, and `outside` is a position after them.
     """
     if n * _ROOMY_MERGE_BYTES <= _NEAR:

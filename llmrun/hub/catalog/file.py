@@ -1,4 +1,4 @@
-"""Parses models.toml key by key, so that every error can name the file, the entry and the key.
+"""Parses models.toml key by key. Every error can therefore name the file, the entry and the key.
 
 The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries, but a run
 needs only one of them, so entries are parsed on demand. A test parses all of them. The user's own file is always parsed

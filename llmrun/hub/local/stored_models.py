@@ -1,4 +1,4 @@
-"""Finds models on this machine, in the Hugging Face cache, our own folder or another program's folder.
+"""Finds models on this machine, in the Hugging Face cache, our own folder and other programs' folders.
 
 A file is trusted after its sha256 has been verified. The expected sha256 comes from the catalogue or from the blob's
 name, because the Hugging Face cache and Ollama name blobs after their sha256. The result is recorded by

@@ -18,7 +18,7 @@ WORTH_S = 3.0  # do not measure again if the download will finish sooner than th
 
 
 class Patience:
-    """A counter of consecutive failures. It is reset when the download gets farther than ever before."""
+    """A counter of consecutive failures. Receiving enough new bytes resets it."""
 
     def __init__(self, file: str, size: int, received: int) -> None:
         self._file, self._size = file, size

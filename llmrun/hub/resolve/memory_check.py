@@ -1,4 +1,4 @@
-"""Checks that a model fits into this machine's memory before gigabytes are downloaded in vain."""
+"""Checks whether a model fits into this machine's memory before it is downloaded."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
 PART = 16 << 20  # bytes per request if there are several connections
 _HOLD_BACK_S = 60.0  # no connections are added for this long after one of several has failed
-_END_S = 2.0  # how long to wait for threads; one blocked in name resolution is abandoned and cannot write
+_END_S = 2.0  # how long to wait for threads to end; a thread blocked in name resolution is abandoned
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class Connections:
 
     @property
     def refused(self) -> bool:
-        """Whether adding connections is currently not allowed."""
+        """Whether connections may currently not be added."""
         return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
 
     def wait(self, seconds: float) -> None:

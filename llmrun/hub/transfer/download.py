@@ -42,7 +42,7 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     return _from_hub(artifact, source, reporter)
 
 
-_REMOVAL_RETRIES = 2  # attempts to repeat if another process removes finished files meanwhile
+_REMOVAL_RETRIES = 2  # how often to retry if another process removes finished files meanwhile
 
 
 @dataclass(frozen=True)

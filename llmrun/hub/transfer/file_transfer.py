@@ -31,7 +31,7 @@ class _NotGGUF(IntegrityError):
 def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
-    After a checksum mismatch, all bytes are discarded and the download restarts once. If a response belongs to another
+    If the content does not match, all bytes are discarded and the download restarts once. If a response belongs to another
     file, the received bytes are kept and the request is repeated once. It may be repeated again after some progress.
 
     Raises IntegrityError if either happens again, BadGGUF if a Hub file lacks the GGUF magic twice, NetworkError,
@@ -160,7 +160,7 @@ class _FileHasher:
 
 
 class _Progress:
-    """A filter for progress reports. Repeated values are dropped, but not in a stall, when the shown speed must fall."""
+    """A filter that drops repeated progress values. It lets some through during a stall, so the shown speed falls."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter

@@ -99,7 +99,7 @@ class PartialFile:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, start: int) -> ByteRun:
-        """Open a run that begins or continues at `start`. Continues an idle run that ends there, or creates a new one."""
+        """Open a run for the bytes from `start` on. Continues an idle run that ends there, or creates a new one."""
         with self._lock, writing(self.path):
             run = next((run for run in self._runs if run.file is None and run.written == start), None)
             if run is None:

@@ -1,4 +1,4 @@
-"""An inter-process lock that calls a function when it has to wait."""
+"""A lock between processes, with a callback that is called before waiting."""
 
 from __future__ import annotations
 

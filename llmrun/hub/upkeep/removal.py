@@ -27,7 +27,7 @@ from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The files to remove.
+    """The files to remove with a model or a download.
 
     name        the model or download to which the files belong
     repository  the files' repository in the Hugging Face cache; None for files elsewhere

@@ -64,7 +64,7 @@ class VerificationResult:
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify a model completely and record the digests, including wrong ones, so the next start need not hash again.
+    """Verify a model completely and record the digests, including wrong ones. The next start then does not hash again.
 
     Digests of files that the user gave as paths (USERS) are not recorded.
 
