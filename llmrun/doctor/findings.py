@@ -10,7 +10,7 @@ from llmrun.errors import LlmrunError
 
 OK = "ok"
 NOTE = "note"  # llmrun works, but the user should know this
-PROBLEM = "problem"  # llmrun does not work at all, or does not work with the current settings
+PROBLEM = "problem"  # llmrun does not work, at least with the current settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Builds the command that installs llama-cpp-python with GPU support, or rebuilds one that crashes."""
+"""Builds the commands that install llama-cpp-python with GPU support or rebuild a broken installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in the syntax of the user's shell: PowerShell on Windows, POSIX sh elsewhere."""
+"""Formats commands for the user's shell, which is PowerShell on Windows and POSIX sh elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the first part of a file: magic, version, counts and metadata.
+"""Reads the first part of a file, which contains the magic, the version, the counts and the metadata.
 
     bytes   field
     4       magic, "GGUF"

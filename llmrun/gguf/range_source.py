@@ -24,7 +24,7 @@ class RangeSource:
     path: Path
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See Source.read. Also raises the errors of `fetch`."""
+        """See Source.read. Also raises the same errors as `fetch`."""
         data = self.fetch(offset, offset + len(into))
         if len(data) != len(into):
             asked = f"bytes {offset} to {offset + len(into)} were requested, but only {len(data)} bytes arrived"

@@ -130,7 +130,7 @@ def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Sourc
 
 
 def no_other(name: str) -> Source:
-    """Refuse to open a shard. This is the OpenShard of models that have only one file."""
+    """Raise ModelNotFound. Used as the OpenShard function of models that have only one file."""
     raise ModelNotFound(f"no such model file: {shown(name, 300)}: only the first file was given")
 
 

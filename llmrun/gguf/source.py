@@ -65,7 +65,7 @@ class MemorySource:
 
 
 class OnesSource:
-    """A placeholder for a file that is not read. Its bytes are 32-bit floats of 1.0."""
+    """A placeholder for a file that is not read. It consists of 32-bit floats with the value 1.0."""
 
     def __init__(self, size: int) -> None:
         self.size = size

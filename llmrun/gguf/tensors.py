@@ -104,7 +104,7 @@ def _type(cursor: Cursor, where: str) -> WeightType:
 
 
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
-    """Check that a tensor's weight type supports the operations that use the tensor.
+    """Check that a tensor's weight type suits the operations that use the tensor.
 
     llama.cpp looks up the function for a matmul in a table by type. For an unsupported type, it aborts or calls a null
     pointer.

@@ -269,7 +269,7 @@ def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
                 hint=f"lock the catalogue's file: {again}",
             )
     elif not any(_is_place_of(source, held) for source in wanted.sources):
-        raise IntegrityError(f"{wanted.name}: the name no longer means {held.source}, as in the lock file", hint=again)
+        raise IntegrityError(f"{wanted.name}: the name no longer refers to the locked {held.source}", hint=again)
 
 
 def _is_place_of(source: Source, held: Artifact) -> bool:

@@ -31,8 +31,9 @@ class _NotGGUF(IntegrityError):
 def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
-    If the content does not match, all bytes are discarded and the download restarts once. If a response belongs to another
-    file, the received bytes are kept and the request is repeated once. It may be repeated again after some progress.
+    If the content does not match, all bytes are discarded and the download restarts once. If a response belongs to
+    another file, the received bytes are kept and the request is repeated once. It may be repeated again after some
+    progress.
 
     Raises IntegrityError if either happens again, BadGGUF if a Hub file lacks the GGUF magic twice, NetworkError,
     ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the download can
