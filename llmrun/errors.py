@@ -7,7 +7,7 @@
     │   └── UnsupportedModel       the file is valid, but this build cannot run it
     ├── BackendCrashed          3  the backend crashed while running this file
     ├── ModelNotFound           4  no file, no catalogue entry, no repository
-    ├── NetworkError            5  the server is unreachable, refused the connection or denied access
+    ├── NetworkError            5  the server is unreachable, refuses the connection or denies access
     ├── IntegrityError          6  the data does not match its checksum or size
     ├── DoesNotFit              7  not enough RAM, VRAM or disk space
     │   └── KVFull                 the KV cache has no free block (the engine catches this error)
@@ -17,7 +17,7 @@
 
 KernelWarning is the only warning, issued through Python's `warnings`.
 
-A message has the form ``what happened: file or key: actual value, limit``, and `hint` tells the user what to do next.
+Messages have the form ``what happened: file or key: actual value, limit``. The `hint` tells the user what to do next.
 `cli/messages.py` formats both for the terminal.
 """
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 
 class LlmrunError(Exception):
-    """The base class of llmrun's errors. `hint` tells the user what to do next, or is empty."""
+    """The base class of llmrun's errors. `hint` tells the user what to do next. It may be empty."""
 
     exit_code = 1
 
@@ -69,7 +69,7 @@ class IntegrityError(LlmrunError):
 class DoesNotFit(LlmrunError):
     """Something does not fit into memory or on the disk.
 
-    If the weights are too large, `most_weights` is the size in bytes of the largest weights that would fit.
+    `most_weights` is the size in bytes of the largest weights that would fit, or None if the weights are not the cause.
     """
 
     exit_code = 7
@@ -80,7 +80,7 @@ class DoesNotFit(LlmrunError):
 
 
 class KVFull(DoesNotFit):
-    """The KV cache has no room for a batch. Raised before anything is changed."""
+    """The KV cache has no room for a batch. The cache has not been changed."""
 
 
 class ContextExceeded(LlmrunError):
@@ -92,14 +92,13 @@ class TemplateRefused(LlmrunError):
 
 
 class Cancelled(LlmrunError):
-    """`Backend.cancel()` stopped a forward pass. The rows of that batch are not in the KV cache."""
+    """`Backend.cancel()` stopped a forward pass. The rows of its batch are not in the KV cache."""
 
     exit_code = 130
 
 
 class KernelWarning(UserWarning):
-    """A warning that compiled kernels were damaged or could not be cached, or that an instruction level does not work
-    here.
+    """Compiled kernels were damaged or could not be cached, or this machine failed the test of an instruction level.
 
-    Kernels are then compiled again or run slower, but results do not change.
+    llmrun compiles the kernels again or uses slower ones. Results do not change.
     """

@@ -1,4 +1,4 @@
-"""The directories that llmrun uses."""
+"""The directories and the configuration file that llmrun uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """Return the directory for files that can be recreated (`kernels/`).
+    """Return the directory for files that llmrun can recreate, such as compiled kernels.
 
     LLMRUN_CACHE_DIR overrides it. The directory is not created.
     """
@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """Return the directory for files worth keeping (`models/`).
+    """Return the directory for files that cannot be recreated, such as models.
 
     LLMRUN_DATA_DIR overrides it. The directory is not created.
     """
@@ -31,7 +31,7 @@ def data_folder() -> Path:
 def config_file() -> Path:
     """Return the path of `config.toml`, which need not exist.
 
-    LLMRUN_CONFIG overrides it; that file must exist.
+    LLMRUN_CONFIG overrides it. A file set that way must exist.
     """
     return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
 

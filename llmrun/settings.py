@@ -1,8 +1,8 @@
-"""The user's settings, from flags, the environment, config.toml and the defaults.
+"""Loads the user's settings from flags, the environment, config.toml and the defaults.
 
 A flag takes precedence over the environment (`LLMRUN_THREADS`), which takes precedence over `config.toml`
-(`threads = 4`) and the default. An unknown name or an invalid value is an error, because a typing error must not
-silently select the default. Commands that do not run a model only warn about it.
+(`threads = 4`) and the default. Unknown names and invalid values are errors, because a typo must not silently select
+the default. Commands that do not run a model only warn about them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from llmrun.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
 
-Refuse = Callable[[UsageError], None]  # called with the error in a setting; may raise it
+Refuse = Callable[[UsageError], None]  # called with the error about an invalid setting; may raise the error
 
-# Variables that are not settings: folders, an API key, and switches for a single run that do not belong in a file.
+# Variables that are not settings, namely folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
     {
         "LLMRUN_API_KEY",
@@ -37,7 +37,7 @@ NOT_SETTINGS = frozenset(
     }
 )
 
-# Names for our settings in flags and in other programs: Ollama, llama.cpp, vLLM, Transformers.
+# Other names for our settings, used by our flags, Ollama, llama.cpp, vLLM or Transformers.
 _NAMES_ELSEWHERE = {
     **dict.fromkeys(("c", "ctx", "context", "context_size", "context_length", "n_ctx", "num_ctx"), "ctx_size"),
     **dict.fromkeys(("max_model_len", "max_context"), "ctx_size"),
@@ -59,7 +59,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def _number(bound: float) -> str:
-    """Format a bound. Integers are written in full, because the largest seed is 2**64 - 1."""
+    """Format a bound. Integers are written in full because the largest seed, 2**64 - 1, would lose digits otherwise."""
     return f"{bound}" if isinstance(bound, int) else f"{bound:g}"
 
 
@@ -70,11 +70,11 @@ class Rule:
     kind        int, float, bool or str
     minimum     the smallest valid number
     maximum     the largest valid number
-    choices     the valid texts; () if any text is valid
-    or_integer  whether an integer within the bounds is valid as well as the choices
-    hidden      more valid choices, which help and messages do not mention
-    unlimited   an integer outside the bounds that means no limit; None if there is none
-    hint        what to try instead of an invalid value
+    choices     the valid strings; () if any string is valid
+    or_integer  whether an integer within the bounds is valid too, in addition to the choices
+    hidden      valid choices that help texts and messages do not mention
+    unlimited   a value below the minimum that means "no limit"; None if the setting has no such value
+    hint        advice for a user who entered an invalid value
     """
 
     kind: type
@@ -109,7 +109,7 @@ class Rule:
         return self.kind(text)
 
     def check(self, value: object) -> object:
-        """Return the value converted to the exact type. Raises ValueError if it is not valid."""
+        """Check a value and return it, converted to the exact type. Raises ValueError if it is invalid."""
         if self.or_integer and isinstance(value, str) and value.isdecimal():
             value = int(value)
         if self.or_integer and type(value) is int and self.minimum <= value <= self.maximum:
@@ -121,7 +121,7 @@ class Rule:
         if self.unlimited is not None and value == self.unlimited:
             return value
         if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
-            raise ValueError(value)  # this includes NaN, which is outside any bounds
+            raise ValueError(value)  # NaN is also rejected here, because it is outside any bounds
         if self.choices and value not in self.choices + self.hidden:
             raise ValueError(value)
         if value == "":
@@ -129,7 +129,7 @@ class Rule:
         return value
 
 
-_UNLIMITED = -1  # as in llama.cpp and Ollama
+_UNLIMITED = -1  # the same value as in llama.cpp and Ollama
 _NO_LIMIT = f"{_UNLIMITED} lets the model write until it stops, which is the default"
 
 
@@ -151,11 +151,11 @@ class Settings:
     system: str | None = _setting(None, str)  # the system prompt
     sampling: Mapping[str, Any] = field(default_factory=dict)  # keyed by the names in SAMPLING
     seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
-    think: bool | None = _setting(None, bool)  # None: the model's default
+    think: bool | None = _setting(None, bool)  # None selects the model's default
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
-    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # what a chat does when its context is full
-    stream: bool = _setting(True, bool)  # show an answer while it is written
+    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # when the context is full
+    stream: bool = _setting(True, bool)  # show an answer while it is being generated
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
@@ -163,7 +163,7 @@ class Settings:
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens of an answer; None: until the model stops."""
+        """The maximum length of an answer in tokens. None means until the model stops."""
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
 
 
@@ -180,18 +180,18 @@ RULES: Mapping[str, Rule] = dict(_rules())
 
 
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return settings with some values replaced. The values are already validated, and keyed by the names in RULES."""
+    """Return a copy of the settings with some values replaced. `values` maps names in RULES to validated values."""
     sampling = {name: value for name, value in values.items() if name in SAMPLING}
     others = {name: value for name, value in values.items() if name not in SAMPLING}
     return replace(settings, **others, sampling={**settings.sampling, **sampling})
 
 
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
-    """Return the settings of this run: flags, then environment, then config.toml, then defaults.
+    """Return the settings of this run, from flags, the environment, config.toml and defaults, in this order.
 
-    Raises UsageError with the file or variable, the key, the invalid value and the valid ones.
+    Raises UsageError, which names the file or variable, the key, the invalid value and the valid values.
 
-    flags  the values of flags by setting; None for a flag that was not given
+    flags  setting -> value of its flag; None for a flag that was not given
     """
     return _loaded(flags, _raise)
 
@@ -199,7 +199,7 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
 def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Settings, list[UsageError]]:
     """Return the valid settings, and an error for each invalid one in the environment or config.toml.
 
-    This is for commands that can work without the invalid settings. Raises UsageError for an invalid flag.
+    Commands that do not run a model use this. Raises UsageError for an invalid flag.
     """
     wrong: list[UsageError] = []
     return _loaded(flags, wrong.append), wrong
@@ -218,7 +218,7 @@ def _raise(error: UsageError) -> None:
 
 
 def is_set(name: str) -> bool:
-    """Tell whether the environment or config.toml sets a value. Raises UsageError like `load_settings`."""
+    """Return whether the environment or config.toml sets a value. Raises the same errors as `load_settings`."""
     return name in dict(_from_config(config_file(), _raise)) | dict(_from_environment(os.environ, _raise))
 
 
@@ -250,7 +250,7 @@ def _table_in(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise UsageError(f"config: {path}: cannot be read: {error.strerror}") from error
-    import tomllib  # 5 ms that most runs do not need
+    import tomllib  # importing this takes 5 ms, and most runs do not need it
 
     try:
         return tomllib.loads(text.decode("utf-8"))
@@ -273,7 +273,7 @@ def _from_environment(environment: Mapping[str, str], refuse: Refuse) -> Iterato
 
 
 def _parsed(rule: Rule, text: str) -> object:
-    """Parse the text of a variable, or return it unchanged if it is invalid, so that `_checked` reports it."""
+    """Parse the text of a variable. Invalid text is returned unchanged, and `_checked` reports it."""
     try:
         return rule.parse(text)
     except ValueError:
@@ -300,7 +300,7 @@ def _unknown(where: str, name: str, value: object = None) -> UsageError:
 
 
 def _meant(name: str) -> str:
-    """Return the setting meant by a misspelled name, a flag's name or another program's name; "" if none is close."""
+    """Return the setting that a misspelled name, a flag or another program's name refers to, or "" if none is close."""
     import difflib
 
     flags = {flag.lstrip("-").replace("-", "_"): key for key, known in SAMPLING.items() for flag in known.flags}

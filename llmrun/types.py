@@ -1,4 +1,4 @@
-"""The types that rooms share. They are frozen and have no behaviour."""
+"""Frozen data types that several rooms share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Batch:
     """One ragged step of n rows. Each row is a token at a position in a sequence.
 
-    The rows of a sequence are ordered by position and continue where its KV cache ends.
+    The rows of each sequence are ordered by position and start where the sequence's KV cache ends.
 
     tokens  int32[n]  token ids
     seq     int32[n]  sequence slot, 0 <= seq < max_sequences
@@ -32,39 +32,39 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about an open model for the engine and the user. Facts that a server does not report are 0 or ""."""
+    """Information about an open model. Fields that a remote server does not report are 0 or ""."""
 
-    path: str  # for remote models, the endpoint: "http://127.0.0.1:8080/v1"
-    name: str  # general.name, or the file's stem
-    architecture: str  # general.architecture, exact
-    file_type: str  # the weight type that takes the most bytes, such as "Q4_1"
+    path: str  # a file, or a remote model's endpoint, such as "http://127.0.0.1:8080/v1"
+    name: str  # from `general.name`, or else the file name without its suffix
+    architecture: str  # the exact value of `general.architecture`
+    file_type: str  # the weight type that accounts for the most bytes, such as "Q4_1"
     parameters: int
     file_bytes: int
     vocabulary_size: int
     train_context: int  # tokens the model was trained for
-    context_size: int  # tokens one sequence may hold in this session
+    context_size: int  # the most tokens that one sequence can have in this session
     max_sequences: int
-    backend: str  # its name in the registry (backends/registry.py), or "remote"
+    backend: str  # the backend's name in backends/registry.py, or "remote"
     device: str  # "2 threads, avx512vnni"; for remote models, the host
     threads: int  # 0 if unknown (remote)
-    gpu_layers: str = ""  # layers that run on the GPU, such as "20/33"; empty for none
+    gpu_layers: str = ""  # number of layers on the GPU, such as "20/33"; empty if there are none
     kv_type: str = "f16"  # precision of the KV cache: "f16" or "q8_0"
-    kv_bytes: int = 0  # size of the full KV cache for all sequences; 0 if there is none
-    suppressed_tokens: tuple[int, ...] = ()  # tokens that must never be generated, according to the model file
+    kv_bytes: int = 0  # size of the KV cache for all sequences; 0 if there is no cache
+    suppressed_tokens: tuple[int, ...] = ()  # token IDs that the model file forbids
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FinishReason(StrEnum):
     """The reason why generation ended, in OpenAI's terms. CANCELLED is specific to llmrun."""
 
-    STOP = "stop"  # end-of-generation token or a stop string
-    LENGTH = "length"  # max_tokens reached, or the context is full
-    CANCELLED = "cancelled"  # Ctrl-C
+    STOP = "stop"  # an end-of-generation token or a stop string was generated
+    LENGTH = "length"  # max_tokens was reached, or the context is full
+    CANCELLED = "cancelled"  # the user pressed Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its natural-log probability under the model, before sampling changes the distribution."""
+    """A token and its log probability (natural logarithm) under the model, before sampling changes the distribution."""
 
     token_id: int
     text: bytes
@@ -75,7 +75,8 @@ class TokenLogprob:
 class Timings:
     """The timings (in seconds) and token counts of one request.
 
-    The definitions are vLLM's: times start when the request is received, with the model already loaded.
+    The definitions are the same as in vLLM. Times are measured from the receipt of the request, so they exclude the
+    loading of the model.
     """
 
     load_s: float
@@ -84,9 +85,9 @@ class Timings:
     generated_tokens: int
     prefill_s: float
     ttft_s: float
-    decode_s: float  # from the first token to the last token
+    decode_s: float  # from the first token to the last
     total_s: float  # from the request to the last token
-    gaps_s: tuple[float, ...] = ()  # latencies between tokens, or between the chunks that a server sends
+    gaps_s: tuple[float, ...] = ()  # times between tokens, or between chunks if a remote server sent the answer
 
     @property
     def prompt_per_second(self) -> float:

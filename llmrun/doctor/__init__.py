@@ -1,1 +1,3 @@
-"""Diagnosis of this machine: everything that llmrun needs. Start at `examine.examine`; nothing here prints."""
+"""Checks whether this machine has everything llmrun needs. The entry point is
+`examine.examine`. Nothing in this package prints.
+"""

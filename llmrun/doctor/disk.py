@@ -1,4 +1,4 @@
-"""Disk usage of a folder, and whether it is writable. The folder need not exist, and no file is left behind."""
+"""Measures the disk usage of a folder and checks whether it is writable. The folder need not exist."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_FILES = 200_000  # network file systems list about 10,000 files per second
+_MOST_FILES = 200_000  # counting stops here, because network file systems list only about 10,000 files per second
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
     """Disk usage of a folder.
 
-    files    the number of files below it
+    files    the number of files in the folder and its subfolders
     n_bytes  their total size
-    free     free bytes on its disk; None if unknown
+    free     free bytes on the folder's disk; None if unknown
     whole    whether all files were counted
     """
 
@@ -34,8 +34,8 @@ def use_of(folder: Path) -> Use:
         for name in names:
             if files >= _MOST_FILES:
                 return Use(files, n_bytes, _free(folder), False)
-            with contextlib.suppress(OSError):  # deleted in the meantime
-                n_bytes += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - ten times as fast
+            with contextlib.suppress(OSError):  # the file was deleted after it was listed
+                n_bytes += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - ten times as fast as pathlib
                 files += 1
     return Use(files, n_bytes, _free(folder), True)
 
@@ -43,7 +43,7 @@ def use_of(folder: Path) -> Use:
 def can_write(folder: Path) -> bool:
     """Return whether a file can be created in a folder, or in the nearest existing folder above it.
 
-    This creates a temporary file, because permissions do not show that a disk is full or read-only.
+    The check creates and deletes a temporary file, because permissions do not show that a disk is full or read-only.
     """
     try:
         with tempfile.TemporaryFile(dir=_nearest(folder), prefix=".llmrun-doctor-"):
@@ -53,8 +53,8 @@ def can_write(folder: Path) -> bool:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as text, with `~` for the home folder."""
-    with contextlib.suppress(RuntimeError, ValueError):  # no home folder; not below it
+    """Return a path as text, with the home folder shortened to `~`."""
+    with contextlib.suppress(RuntimeError, ValueError):  # there is no home folder, or the path is outside it
         return str(Path("~") / path.relative_to(Path.home()))
     return str(path)
 

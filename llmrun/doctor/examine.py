@@ -1,4 +1,4 @@
-"""The doctor's checks, in order. A check that fails adds a line to the report and does not stop the others."""
+"""Runs the doctor's checks in order. A failed check adds a line to the report and does not stop the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from llmrun.errors import LlmrunError
 
 Check = Callable[[Machine], Iterable[Finding]]
 
-# (section, subject, module in this folder, function). Each module is imported just before its check, because the import
-# itself may fail.
+# (section, subject, module in this folder, function). Each module is imported just before its check runs, because the
+# import itself may fail.
 _CHECKS = (
     ("Python", "Python", "interpreter", "look_at_python"),
     ("Processor", "the processor", "processor", "look_at_processor"),
@@ -34,7 +34,7 @@ _CHECKS = (
 
 @dataclass(slots=True)
 class Report:
-    """The findings in the order of the report, and the tracebacks of checks that raised unexpected errors."""
+    """All findings in order, and the tracebacks of checks that raised unexpected errors."""
 
     findings: list[Finding] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Report:
 
     @property
     def works(self) -> bool:
-        """Whether everything that llmrun needs works."""
+        """Whether no check found a problem."""
         return not self.count(PROBLEM)
 
 

@@ -1,4 +1,4 @@
-"""The result of a check: one line of text with its status, advice and facts."""
+"""The result of one of the doctor's checks: a line of text with its status, advice and data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from llmrun.errors import LlmrunError
 
 OK = "ok"
-NOTE = "note"  # worth knowing, but llmrun works
-PROBLEM = "problem"  # llmrun does not work, or not with the current settings
+NOTE = "note"  # llmrun works, but the user should know this
+PROBLEM = "problem"  # llmrun does not work, at least with the current settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Finding:
     """One line of the report.
 
     section  the heading, such as "Python"
-    name     a stable, unique name for programs; GPUs are numbered
+    name     a stable, unique name that programs can rely on; names of GPUs end in a number
     status   OK, NOTE or PROBLEM
     words    the text of the line
     advice   what to do, in a few words; "" if nothing needs to be done
     command  the exact command that follows the advice; "" if there is none
-    facts    the data behind the line: text, numbers, lists of them, or None
+    facts    the data behind the line; each value is text, a number, a list of those, or None
     """
 
     section: str

@@ -1,4 +1,4 @@
-"""The doctor's checks of the folders with models, and of the settings."""
+"""The doctor's checks of the model folders and the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrun.settings import load_settings
 
 SECTION = "Files"
 SETTINGS = "Settings"
-_LITTLE = 2_000_000_000  # bytes; enough for a few small models
+_LITTLE = 2_000_000_000  # bytes; less than this is too little for more than a few small models
 
 
 def look_at_folders(machine: Machine) -> Iterator[Finding]:
@@ -52,7 +52,7 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
 
 
 def look_at_settings(machine: Machine) -> Iterator[Finding]:
-    """Check config.toml and the environment. Errors there are problems because they stop commands that run a model."""
+    """Check config.toml and the environment. Invalid settings are problems because no model can run with them."""
     del machine
     path = config_file()
     facts = {"file": str(path), "exists": path.is_file(), "error": None}

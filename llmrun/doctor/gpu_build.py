@@ -1,4 +1,4 @@
-"""The command that installs llama-cpp-python with support for this machine's GPU, or fixes a build that crashes."""
+"""Builds the commands that install llama-cpp-python with GPU support or rebuild a broken installation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _PACKAGE = "llama-cpp-python"
 _ROCM = Path("/opt/rocm")
 _CUDA = Path("/usr/local/cuda/bin/nvcc")
 _NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-# Code for AMX that GCC 12 compiles loses the tile configuration and crashes in the first matrix product.
+# GCC 12 miscompiles AMX code: the tile configuration is lost, and the first matmul crashes.
 WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_TILES}' -DCMAKE_CXX_FLAGS='{_NO_TILES}'"
 
 
 def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
-    """Return the CMake flags for the best supported GPU, and what the build still needs. Both are "" without a GPU."""
+    """Return the CMake flags for the best supported GPU, and the SDK that must be installed first.
+
+    Both are "" if there is no supported GPU. The SDK is "" if it is already installed or none is required.
+    """
     makers = [gpu.maker for gpu in gpus if gpu.driver]
     if "NVIDIA" in makers:
         has_compiler = shutil.which("nvcc") is not None or _CUDA.exists()
@@ -46,7 +49,7 @@ def build_command(flags: str) -> str:
 def rebuild_command(flags: str) -> str:
     """Return the shell command that rebuilds an installed llama-cpp-python.
 
-    `--no-deps` leaves its dependencies alone: a NumPy that is too new for Numba would break our own engine.
+    `--no-deps` leaves its dependencies unchanged, because a NumPy version too new for Numba would break our own engine.
     """
     return _pip(flags, ["--force-reinstall", "--no-deps", "--no-cache-dir"])
 

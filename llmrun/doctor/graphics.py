@@ -1,4 +1,4 @@
-"""The doctor's checks of GPUs, and of llama.cpp, the only backend that uses them."""
+"""The doctor's checks of the GPUs and of llama.cpp, which is the only backend that uses GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_llama(machine: Machine) -> Iterator[Finding]:
-    """Check llama-cpp-python. It is optional, so all of its failures are only notes."""
+    """Check llama-cpp-python. All failures are only notes because the package is optional."""
     trial = try_llama()
     flags, needed = build_flags(machine.gpus)
     if trial is None:
@@ -87,7 +87,7 @@ def _for_the_gpu(needed: str) -> str:
 
 
 def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
-    """Return (advice, CMake flags). For a crash on a processor with AMX, the likeliest cause is a compiler bug."""
+    """Return (advice, CMake flags). If the processor has AMX, the likeliest cause of a crash is a compiler bug."""
     if trial.crashed and _has_amx():
         return "Rebuild it without AMX:", f"{flags} {WITHOUT_AMX}".strip()
     if trial.crashed:

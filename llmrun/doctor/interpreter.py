@@ -1,4 +1,4 @@
-"""The doctor's checks of the Python interpreter and the libraries that llmrun requires."""
+"""The doctor's checks of the Python interpreter and of the packages that llmrun requires."""
 
 from __future__ import annotations
 

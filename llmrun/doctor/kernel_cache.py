@@ -1,4 +1,4 @@
-"""The doctor's check of the cache of compiled kernels: its contents, damaged entries, and whether it is writable."""
+"""The doctor's check of the kernel cache: its size, its damaged entries, and whether it is writable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about the machine that several checks need, looked up on first use."""
+"""Information about the machine that several checks share. It is looked up on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Machine:
-    """The machine to examine. If `offline` is set, no check uses the network."""
+    """The machine to examine. If `offline` is true, no check uses the network."""
 
     offline: bool = False
 

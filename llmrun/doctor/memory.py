@@ -1,4 +1,4 @@
-"""The doctor's checks of memory: its size, its bandwidth, and along with it the integer throughput of the processor."""
+"""The doctor's checks of memory size, memory bandwidth and the processor's int8 throughput."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.kernel_warnings import kernel_warnings_told
 
 SECTION = "Memory"
 _GIB = 1 << 30
-_LEAST_READ = 1 << 26  # smaller buffers would be read from the processor's cache
+_LEAST_READ = 1 << 26  # bytes; a smaller buffer would be read from the processor's cache
 _LITTLE = 2 * _GIB
 _TIMES = 3
 _MOST_SECONDS = 0.5
@@ -38,7 +38,7 @@ def look_at_memory(machine: Machine) -> Iterator[Finding]:
 def measure_speed(machine: Machine) -> Iterator[Finding]:
     """Measure memory bandwidth and int8 throughput. This takes half a second, mostly to fill the buffer.
 
-    The best run counts, because other processes can only make a measurement slower.
+    The fastest run counts, because other processes can only slow a run down.
     """
     threads, free = machine.system["threads"], machine.system["memory_free"]
     n_bytes = _GIB if free is None else min(_GIB, free // 4)
@@ -66,7 +66,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
 
 
 def _best(measure: Callable[[], float]) -> float:
-    """Return the best of three measurements, or of as many as fit into half a second."""
+    """Return the best of up to three measurements. No new measurement starts after half a second."""
     started, seen = time.monotonic(), [measure()]
     while len(seen) < _TIMES and time.monotonic() - started < _MOST_SECONDS:
         seen.append(measure())

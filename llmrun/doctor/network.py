@@ -1,4 +1,4 @@
-"""The doctor's check of the network. Only downloads need it; local models run without it."""
+"""The doctor's check of the network. An unreachable network is only a note because local models run without it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
-    """Check the chosen instruction level, which llmrun tests before use. A level that fails its test is a note."""
+    """Check the instruction level in use. llmrun tests each level before use and notes failed tests."""
     del machine
     from llmrun.compiled.levels import PORTABLE, host_levels, host_target
 

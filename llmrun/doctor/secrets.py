@@ -1,4 +1,4 @@
-"""Redaction of tokens and passwords, because people paste the doctor's report into public issues."""
+"""Redacts tokens and passwords, because people paste the doctor's report into public issues."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _REDACTED = "[hidden]"
 
 
 class Secrets:
-    """The secrets in the environment, collected on creation."""
+    """The secrets found in the environment when the object was created."""
 
     def __init__(self) -> None:
         found = [value for name, value in os.environ.items() if _NAMES.search(name.upper())]
         found.append(hub_token() or "")
-        # Replace the longest first, because one secret may be the beginning of another.
+        # Longer secrets are replaced first, because a short one may be the beginning of a longer one.
         self._values = sorted({value for value in found if len(value) >= _SHORTEST}, key=len, reverse=True)
 
     def hidden(self, text: str) -> str:
-        """Redact the secrets in a text, and the user names and passwords in its URLs."""
+        """Redact all secrets in a text, including user names and passwords in URLs."""
         for value in self._values:
             text = text.replace(value, _REDACTED)
         return _USER.sub(f"{_REDACTED}@", text)

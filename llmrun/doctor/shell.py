@@ -1,4 +1,4 @@
-"""Commands in the syntax of the user's shell: PowerShell on Windows, POSIX sh elsewhere."""
+"""Formats commands for the user's shell, which is PowerShell on Windows and POSIX sh elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def words(command: Sequence[str]) -> str:
 def with_variable(name: str, value: str, command: Sequence[str]) -> str:
     """Return a command that runs with an environment variable set.
 
-    The value must come from llmrun itself: double quotes do not escape special characters in it.
+    The value must come from llmrun itself, because special characters in it are not escaped.
     """
     if sys.platform != "win32":
         return f'{name}="{value}" {words(command)}'
@@ -25,13 +25,13 @@ def with_variable(name: str, value: str, command: Sequence[str]) -> str:
 
 
 def another_folder(variable: str) -> str:
-    """Return a command that points a variable to a new private folder for this session.
+    """Return a command that sets an environment variable to a private folder for this shell session.
 
-    The folder must not be writable by other users, because it may hold machine code.
+    The folder must not be writable by other users, because llmrun may load machine code from it.
     """
     if sys.platform != "win32":
         return f'export {variable}="$(mktemp -d)"'
-    return f'$env:{variable}="$env:TEMP\\llmrun"'  # TEMP is private to the user
+    return f'$env:{variable}="$env:TEMP\\llmrun"'  # on Windows, each user has a private TEMP
 
 
 def unset(variable: str) -> str:

@@ -1,1 +1,1 @@
-"""The strict GGUF reader that every backend uses. Its entry point is `reader.open_gguf`."""
+"""A strict GGUF reader, which every backend uses. The entry point is `reader.open_gguf`."""

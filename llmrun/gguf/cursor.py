@@ -1,4 +1,4 @@
-"""A bounds-checked cursor over the bytes of a header. Does not import NumPy."""
+"""A bounds-checked cursor over the bytes of a header. This module does not import NumPy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmrun.gguf.format import ScalarType
 from llmrun.gguf.problems import HeaderTooLong, bad_gguf
 from llmrun.gguf.source import Source
 
-# The limit for everything before the tensor data. Gemma 4's 262,144 tokens with scores, types and 514,906 merges take
-# 16 MB. In the worst case, a header of this size with only empty strings, parsing takes 2.3 s and 0.4 GB.
+# The size limit for everything before the tensor data. Gemma 4's header takes 16 MB: 262,144 tokens with their scores
+# and types, and 514,906 merges. The worst case is a header of only empty strings, which takes 2.3 s and 0.4 GB.
 MAX_HEADER_BYTES = 128 * 2**20
 
-# The length of a header is unknown until it has been parsed, so it is read in steps of this many bytes.
+# A header's length is unknown until it has been parsed, so the cursor reads this many bytes at a time.
 _WINDOW_STEP = 2**20
 
 _U32 = struct.Struct("<I")
@@ -28,16 +28,16 @@ _I64 = struct.Struct("<q")
 class Cursor:
     """A position in a header.
 
-    Methods that read take a name for the value (`what`) and raise BadGGUF if bytes are missing. The cursor owns the
-    memory that the header is read into, and all views of it are read-only.
+    Reading methods accept a name for the value (`what`), which error messages mention. They raise BadGGUF if bytes are
+    missing. The cursor owns the header's memory, and all views of that memory are read-only.
 
-    header  all bytes up to the limit; 0 where the file has not been read yet
+    header  all bytes up to the limit; bytes that have not been read yet are 0
     """
 
     def __init__(self, source: Source, path: Path, *, window: int = _WINDOW_STEP, limit: int | None = None) -> None:
         """Start at the first byte of `source`.
 
-        window  size of the first read in bytes; it doubles with each further read, up to _WINDOW_STEP
+        window  size of the first read in bytes; each further read is twice as large, up to _WINDOW_STEP
         limit   maximum number of bytes to read [default: MAX_HEADER_BYTES]; a longer header raises HeaderTooLong
         """
         self.path = path
@@ -110,10 +110,10 @@ class Cursor:
         return self._data[start : self.position]
 
     def strings(self, n: int, what: str) -> array[int]:
-        """Move past n strings without decoding them.
+        """Skip n strings without decoding them, and return their positions.
 
-        Returns int64[n + 1]: the positions of the strings' length fields, then the end of the last string. Most of the
-        time spent on a header is spent in this loop, which takes 80 ns per string.
+        Returns int64[n + 1], the positions of the strings' length fields followed by the end of the last string. The
+        loop takes 80 ns per string, which is most of the time needed to read a header.
         """
         length_at, position = _U64.unpack_from, self.position
         begins = array("q", [position])
@@ -125,7 +125,7 @@ class Cursor:
                     position += 8 + length_at(data, position)[0]
                     add(position)
             except (struct.error, OverflowError):
-                # The next length field has not been read yet, or is past the end.
+                # The next length field has not been read yet, or is past the end of the file.
                 if position + 8 > self._end:
                     raise self._string_too_long(begins, what) from None
                 self._fill(position + 8)
@@ -136,7 +136,7 @@ class Cursor:
         return begins
 
     def skip_strings(self, n: int, what: str) -> None:
-        """Move past n strings without recording their positions, which takes 60 ns per string."""
+        """Skip n strings without recording their positions. This takes 60 ns per string."""
         length_at, position = _U64.unpack_from, self.position
         while n:
             data = self._data
@@ -153,7 +153,7 @@ class Cursor:
         self.position = position
 
     def jump(self, position: int, n: int) -> memoryview:
-        """Move to `position` and return the next n bytes, or fewer at the end.
+        """Move to `position` and return the next n bytes, or fewer at the end of the file.
 
         The bytes between the last read and `position` are skipped and cannot be read later.
         """
@@ -169,7 +169,10 @@ class Cursor:
         self.position = -(-self.position // alignment) * alignment
 
     def _string_too_long(self, begins: array[int], what: str) -> BadGGUF:
-        """Return the error for the last string in `begins`, which does not fit. Ignores a start past the end."""
+        """Return the error for the last string in `begins`, which extends past the end of the file.
+
+        A position in `begins` that is itself past the end is ignored.
+        """
         index = len(begins) - (2 if begins[-1] > self._end else 1)
         self.position = begins[index]
         needed = 8 if self.remaining < 8 else self.u64(what)
@@ -184,7 +187,7 @@ class Cursor:
         return start
 
     def _fill(self, end: int) -> None:
-        """Read at least up to byte `end`, and at least one step if anything is missing."""
+        """Make sure that the bytes up to `end` have been read. Reads at least one whole step if any are missing."""
         filled = len(self._data)
         if end <= filled:
             return
@@ -201,6 +204,6 @@ class Cursor:
 
 
 def _reserved(n: int) -> memoryview:
-    """Return n zero bytes that take up no memory until they are written to."""
+    """Return n zero bytes. They take up no memory until something is written to them."""
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
     return memoryview(mmap.mmap(-1, max(n, 1), **private))[:n]

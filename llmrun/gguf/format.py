@@ -1,4 +1,4 @@
-"""The constants of the GGUF format: magic, limits and value types. Does not import NumPy."""
+"""The constants of the GGUF format: magic, limits and value types. This module does not import NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
-# Real files have some 40 keys and up to a few thousand tensors.
+# Real files have about 40 keys and at most a few thousand tensors.
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
 MAX_KEY_BYTES = 65_535  # the limit in the GGUF specification
@@ -24,7 +24,7 @@ ARRAY_ID = 9
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A value type of fixed size, with its name for messages and its binary layout."""
+    """A fixed-size value type, with its binary layout and its name in error messages."""
 
     name: str
     layout: struct.Struct
@@ -60,7 +60,7 @@ _OTHER_FILES = (
 
 
 def magic_problem(start: bytes) -> str:
-    """Return what is wrong with a file that begins with `start` (its first 32 bytes), or "" if it is GGUF."""
+    """Describe why a file whose first 32 bytes are `start` is not GGUF. Returns "" if it is."""
     if not start:
         return "the file is empty"
     if start[:4] == MAGIC:
@@ -74,7 +74,7 @@ def magic_problem(start: bytes) -> str:
 
 
 def version_problem(version: int) -> str:
-    """Return what is wrong with a version number, or "" if it is supported."""
+    """Describe why a version number is not supported. Returns "" if it is."""
     if version in VERSIONS:
         return ""
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

@@ -1,7 +1,7 @@
-"""Reads a few facts from a header, fast enough to list fifty models. Does not import NumPy or read tensors.
+"""Reads a few fields of a header, quickly enough to list fifty models. Does not import NumPy or read tensors.
 
-The keys that describe a model come before its vocabulary, in the first few kilobytes. Reading stops there unless a key
-is still missing. Everything that is read is checked by the rules in header.py.
+The keys that describe a model come before its vocabulary, in the first few kilobytes. Reading stops before the
+vocabulary unless a key is still missing. All fields that are read are checked by the rules in header.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from llmrun.gguf.header import read_array_start, read_counts, read_key, read_sin
 from llmrun.gguf.problems import HeaderTooLong, shown
 from llmrun.gguf.source import FileSource
 
-# One and a half times the header of Gemma 4 (16 MB with 262,144 tokens). The limit in cursor.py is higher.
+# 1.5 times the size of Gemma 4's header (16 MB, with 262,144 tokens). The strict limit in cursor.py is higher.
 MOST_BYTES = 24 * 2**20
 _STEP = 2**12
-_LONG_ARRAY = 1024  # elements; a longer array is taken for the vocabulary
+_LONG_ARRAY = 1024  # elements; any longer array is assumed to be the vocabulary
 _MOST_TEXT = 300  # characters; longer names are truncated
 
 # The values of `general.file_type`, from llama.cpp's `enum llama_ftype`.
@@ -32,8 +32,8 @@ FILE_TYPES: dict[int, str] = {
 }
 
 
-class Glance(NamedTuple):  # defining a dataclass would take a third of a millisecond longer
-    """A few facts from a header; "" or 0 for missing ones."""
+class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
+    """A few fields of a header. Missing fields are "" or 0."""
 
     architecture: str = ""
     file_type: str = ""  # "Q4_K_M"
@@ -41,12 +41,12 @@ class Glance(NamedTuple):  # defining a dataclass would take a third of a millis
 
 
 def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
-    """Read the facts that come before the vocabulary, and continue after it if some are missing.
+    """Read the fields before the vocabulary, and continue after it if any are missing.
 
-    needs_file_type  False if the file name already gives the type. Quantization tools write this key last, after
+    needs_file_type  False if the file name already states the type. Quantization tools write this key last, after
                      megabytes of tokens.
 
-    Raises ModelNotFound, ModelFileError and BadGGUF. Only the part of the header that is read is checked.
+    Raises ModelNotFound, ModelFileError and BadGGUF. Only the part of the header that was read is checked.
     """
     missing = {"general.architecture", ".context_length"}
     if needs_file_type:
@@ -54,7 +54,7 @@ def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
     source = FileSource(path)
     seen: dict[str, object] = {}
     try:
-        with contextlib.suppress(HeaderTooLong):  # reading further would make listing too slow
+        with contextlib.suppress(HeaderTooLong):  # reading a longer header would make listing too slow
             _read_facts(Cursor(source, path, window=_STEP, limit=MOST_BYTES), seen, missing)
     finally:
         source.close()
@@ -69,7 +69,7 @@ def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
 
 
 def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> None:
-    """Add the header's keys to `seen` until nothing is missing."""
+    """Add the header's keys and values to `seen` until no key in `missing` is left."""
     counts = read_counts(cursor)
     for index in range(counts.keys):
         if not missing:
@@ -79,7 +79,7 @@ def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> N
         type_id = cursor.u32(where)
         if type_id == ARRAY_ID:
             element_id, n = read_array_start(cursor, where)
-            # A context length that is not before the vocabulary is not after it either.
+            # If the context length is not before the vocabulary, it is not after it either.
             if n > _LONG_ARRAY and missing <= {".context_length"}:
                 return
             if element_id in SCALAR_TYPES:

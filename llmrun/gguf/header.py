@@ -1,4 +1,4 @@
-"""Reads the first part of a file: magic, version, counts, and the metadata as keys and values.
+"""Reads the first part of a file, which contains the magic, the version, the counts and the metadata.
 
     bytes   field
     4       magic, "GGUF"
@@ -8,8 +8,8 @@
     ...     for each key: its name (string), the type of its value (u32), the value
 
 A string is its length (u64), then its bytes. An array is its element type (u32), its length (u64), then its elements.
-Everything is little-endian. The format is described in ggml's docs/gguf.md. The rules are those of llama.cpp's gguf.cpp
-with some additions. NumPy is imported when the first array is read.
+Everything is little-endian. The format is described in ggml's docs/gguf.md. This module enforces
+the rules of llama.cpp's gguf.cpp and some more. NumPy is imported when the first array is read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.gguf.values import Value
 
-_LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # name of one byte, type, one byte of value
-_LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, type, offset
+_LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # a one-byte name, a type and a one-byte value
+_LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # a one-byte name, one dimension, a type and an offset
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_key(cursor: Cursor, index: int, count: int, before: Container[str]) -> 
 
 
 def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
-    """Read a value and return it with the name of its type."""
+    """Read a value. Returns the value and the name of its type."""
     where = shown(key)
     type_id = cursor.u32(where)
     if type_id != ARRAY_ID:
@@ -103,7 +103,7 @@ def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
 
 
 def read_single(cursor: Cursor, type_id: int, where: str) -> tuple[bool | int | float | str, str]:
-    """Read a string or a number of the given type, and return it with the name of its type."""
+    """Read a string or a number of the given type. Returns the value and the name of its type."""
     if type_id == STRING_ID:
         return cursor.text(where).decode(errors="replace"), "str"
     if type_id not in SCALAR_TYPES:
@@ -112,7 +112,7 @@ def read_single(cursor: Cursor, type_id: int, where: str) -> tuple[bool | int | 
 
 
 def read_array_start(cursor: Cursor, where: str) -> tuple[int, int]:
-    """Read the start of an array: the element type (STRING_ID or one of SCALAR_TYPES) and the number of elements."""
+    """Read the start of an array. Returns (element type ID, number of elements)."""
     type_id = cursor.u32(where)
     if type_id == ARRAY_ID:
         raise cursor.bad(where, "arrays of arrays are not supported")
@@ -152,7 +152,7 @@ def _key(cursor: Cursor, index: int) -> str:
 def checked_name(cursor: Cursor, raw: bytes, where: str) -> str:
     """Decode a key or a tensor name. Raises BadGGUF if it is not UTF-8 or contains a NUL byte.
 
-    llama.cpp ends a name at the first NUL, so two names could become the same.
+    llama.cpp truncates names at the first NUL byte, so two different names could become equal.
     """
     if b"\0" in raw:
         raise cursor.bad(where, f"'{shown(raw)}' contains a NUL byte")

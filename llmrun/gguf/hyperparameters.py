@@ -1,7 +1,7 @@
-"""The rules for the keys of an architecture, such as `llama.block_count`.
+"""Checks the keys that belong to an architecture, such as `llama.block_count`.
 
-Each rule is an assertion in llama.cpp's loader or kernels, so a file that breaks one makes llama.cpp abort. The limits
-are llama.cpp's too (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS).
+Each rule is an assertion in llama.cpp's loader or kernels, so a file that breaks a rule makes llama.cpp abort. The
+limits also come from llama.cpp (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAX_EXPERTS = 1024
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 _EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.group_norm_epsilon")
-_NO_LANGUAGE_MODEL = "clip"  # the vision encoder of a model, which has none of these keys
+_NO_LANGUAGE_MODEL = "clip"  # the architecture of vision encoders, whose files have none of these keys
 
 
 def check_hyperparameters(file: Metadata) -> None:
-    """Check the keys that are present. Raises BadGGUF naming the key."""
+    """Check the architecture's keys that are present. Raises BadGGUF with the name of the key."""
     architecture = file.string("general.architecture", "")
     if architecture == _NO_LANGUAGE_MODEL or not architecture:
         return
@@ -45,7 +45,7 @@ def _check_layers(file: Metadata, architecture: str) -> None:
 def _check_experts(file: Metadata, architecture: str) -> None:
     experts = file.integer(f"{architecture}.expert_count", 0, minimum=0, maximum=MAX_EXPERTS)
     if architecture.startswith("hunyuan") and experts == 1:
-        return  # llama.cpp treats one expert as none and ignores expert_used_count
+        return  # llama.cpp treats a model with one expert as dense and ignores expert_used_count
     key = f"{architecture}.expert_used_count"
     used = _most(file, key)
     if not (used == 0 if experts == 0 else 0 < used <= experts):
@@ -60,7 +60,7 @@ def _check_experts(file: Metadata, architecture: str) -> None:
 
 
 def _most(file: Metadata, key: str) -> int:
-    """Return the value, the largest one if the key has a value per layer, or 0 if the key is missing."""
+    """Return the value of a key, or the maximum if it has one value per layer. Returns 0 if the key is missing."""
     if isinstance(file.metadata.get(key), np.ndarray):
         return int(file.integers(key).max(initial=0))
     return file.integer(key, 0, minimum=0)

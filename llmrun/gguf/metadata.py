@@ -1,7 +1,7 @@
 """Typed access to metadata, with a getter for each type of value.
 
-If a key is missing, its getter returns the default, or raises BadGGUF if there is no default. A value of another type
-or outside the limits raises BadGGUF in either case. The error names the file, the key and the value found.
+If a key is missing, the getter returns the default, or raises BadGGUF if there is no default. If the value has the
+wrong type or is outside the limits, the getter always raises BadGGUF. Errors name the file, the key and the value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Default = TypeVar("Default")
 
 
 class Metadata:
-    """The keys and values of one file.
+    """The metadata of one file, as keys and values.
 
-    path      the file, for messages
+    path      the path of the file, for error messages
     metadata  key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
     types     key -> its type in the file: "u32", "str", "arr[f32]", ...
     """
@@ -38,7 +38,7 @@ class Metadata:
         return key in self.metadata
 
     def bad(self, key: str, seen: str) -> BadGGUF:
-        """Return the error for a value that breaks a rule. `seen` describes the value found and the limit."""
+        """Return the error for an invalid value. `seen` describes the value found and the limit."""
         return bad_gguf(self.path, shown(key), seen)
 
     @overload
@@ -70,7 +70,7 @@ class Metadata:
     @overload
     def number(self, key: str, default: Default) -> float | Default: ...
     def number(self, key: str, default: Default | EllipsisType = ...) -> float | Default:
-        """Return a finite float. Integers are converted."""
+        """Return a finite float. Integers are converted to floats."""
         if self._missing(key, default):
             return cast(Default, default)
         value = self.metadata[key]
@@ -94,7 +94,7 @@ class Metadata:
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> int | Default:
-        """Return an integer of any width. Both limits are inclusive, and neither applies to the default."""
+        """Return an integer of any width. Both limits are inclusive. They do not apply to the default."""
         if self._missing(key, default):
             return cast(Default, default)
         value = self.metadata[key]
@@ -107,11 +107,11 @@ class Metadata:
         return value
 
     def integers(self, key: str) -> NumberArray:
-        """Return an integer array of any width, [n], as a view of the header."""
+        """Return an array [n] of integers of any width, as a view of the header."""
         return self._array(key, "iu", "an array of integers")
 
     def numbers(self, key: str) -> NumberArray:
-        """Return a float or integer array of any width, [n], as a view of the header."""
+        """Return an array [n] of floats or integers of any width, as a view of the header."""
         return self._array(key, "fiu", "an array of numbers")
 
     def strings(self, key: str) -> StringArray:

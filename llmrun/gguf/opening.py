@@ -1,4 +1,4 @@
-"""Opens model files and turns operating system errors into llmrun's own. Does not import NumPy."""
+"""Opens model files and converts operating system errors to llmrun's own. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 
-# The errors that a mistyped path can cause.
+# Mistyped paths cause these errors.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
-    """Turn an OSError about this file into ModelNotFound or ModelFileError."""
+    """Convert any OSError about this file to ModelNotFound or ModelFileError."""
     try:
         yield
     except OSError as error:
@@ -39,7 +39,7 @@ def opening(path: Path) -> Iterator[None]:
 
 
 def opened(path: Path) -> FileIO:
-    """Open a regular file for reading. Raises ModelNotFound and ModelFileError, and OSError from the system."""
+    """Open a regular file for reading. Raises ModelNotFound, ModelFileError and OSError."""
     try:
         kind = kind_of(path)
     except ValueError:
@@ -53,9 +53,9 @@ def opened(path: Path) -> FileIO:
 
 
 def kind_of(path: Path) -> str:
-    """Name what stands at a path that is no regular file: "a folder", "a device"; "" for a regular file.
+    """Describe the kind of file at a path, such as "a folder" or "a device". Returns "" for a regular file.
 
-    Raises OSError where nothing is, and ValueError for a name that no system can look up.
+    Raises OSError if the path does not exist, and ValueError if it contains a NUL byte.
     """
     try:
         mode = path.stat().st_mode

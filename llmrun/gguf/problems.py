@@ -1,4 +1,4 @@
-"""Builds the error messages for invalid files, which name the file, the key and the value found."""
+"""Builds the errors for invalid files. Their messages name the file, the key and the value found."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _HINT = (
 
 
 class HeaderTooLong(BadGGUF):
-    """The header is longer than the limit on how much of it is read. The file itself may be complete."""
+    """The header is longer than the limit for reading it. The file itself may be complete."""
 
 
 def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -> BadGGUF:
-    """Return the error for a broken rule.
+    """Return the error for a file that breaks a rule of the format.
 
     where  the key, tensor or part of the header
     seen   the value found, and the limit
@@ -26,7 +26,7 @@ def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -
 
 
 def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
-    """Return the error for a file of `seen` bytes whose tensors end at byte `needed`."""
+    """Return the error for a file that has only `seen` bytes although its tensors end at byte `needed`."""
     sizes = f"{format_bytes(seen)} of {format_bytes(needed)}"
     if format_bytes(seen) == format_bytes(needed):
         sizes = f"{seen:,} of {needed:,} bytes"
@@ -37,7 +37,7 @@ def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
 
 
 def shown(text: str | bytes, limit: int = 80) -> str:
-    r"""Return text from a file in a form that is safe to print on one terminal line.
+    r"""Escape text from a file so that it is safe to print on one terminal line.
 
     Non-printable characters (control characters, bidirectional marks, lone surrogates) become escapes such as \x1b or
     \u202e, and bytes that are not UTF-8 become escapes such as \xff. The middle of long text is replaced with "…".

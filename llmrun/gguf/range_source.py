@@ -1,4 +1,4 @@
-"""A source for remote files, which calls a function to fetch ranges of bytes, over HTTP or otherwise."""
+"""A source for remote files. It calls a function to fetch byte ranges, for example over HTTP."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from llmrun.errors import ModelFileError
 from llmrun.gguf.problems import shown
 
-Fetch = Callable[[int, int], bytes]  # (start, end), with the end excluded; may raise NetworkError
+Fetch = Callable[[int, int], bytes]  # (start, end); the end is exclusive; may raise NetworkError
 
 
 @dataclass(slots=True)
 class RangeSource:
-    """A Source of `size` bytes that come from `fetch`.
+    """A Source of `size` bytes, which it gets from `fetch`.
 
-    Each read is one fetch. Reading a header from start to end fetches every byte once.
+    Each read calls `fetch` once, and nothing is cached. Reading a header from start to end fetches each byte once.
     """
 
     fetch: Fetch
@@ -24,7 +24,7 @@ class RangeSource:
     path: Path
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See Source.read. Also raises the errors of `fetch`."""
+        """See Source.read. Also raises the same errors as `fetch`."""
         data = self.fetch(offset, offset + len(into))
         if len(data) != len(into):
             asked = f"bytes {offset} to {offset + len(into)} were requested, but only {len(data)} bytes arrived"

@@ -1,7 +1,7 @@
-"""Opens GGUF files. The whole header is checked, and tensors are read instead of memory-mapped.
+"""Opens GGUF files. The whole header is checked. Tensors are read on demand, not memory-mapped.
 
-Everything that backends rely on is checked here or in the module of the architecture, so a file that opens cannot crash
-a backend. llama.cpp accepts more files, and aborts on some of them.
+Everything that backends rely on is checked here or in the architecture's module, so a file that opens cannot crash a
+backend. llama.cpp is less strict and aborts on some of the files that it accepts.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from llmrun.gguf.source import FileSource, JoinedSource, MemorySource, OnesSourc
 from llmrun.gguf.tensors import TensorInfo, read_tensors
 from llmrun.gguf.vocabulary import check_vocabulary
 
-OpenShard = Callable[[str], Source]  # opens a file by name in the folder of the first; raises ModelNotFound
+OpenShard = Callable[[str], Source]  # opens a file by its name, in the first shard's folder; raises ModelNotFound
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a model by its file, or by its first shard (shards.py), and read and check its headers.
+    """Open a model from its file, or from its first shard (see shards.py), and check its headers.
 
     Tensors are read on demand.
 
-    Raises ModelNotFound (the file or a shard does not exist), BadGGUF (the file breaks a rule of the format) and
-    ModelFileError (the file cannot be read, is being written to, or is not the first shard).
+    Raises ModelNotFound if the file or a shard does not exist, BadGGUF if the file breaks a rule of the format, and
+    ModelFileError if the file cannot be read, is being written to, or is not the first shard.
     """
     path = Path(path)
     return read_source(FileSource(path), path, lambda name: FileSource(path.with_name(name)))
 
 
 def read_gguf(data: bytes, path: Path) -> GGUFFile:
-    """Open a model that is one file in memory. `path` is for messages. Raises the same errors as `open_gguf`."""
+    """Open a single-file model from memory. `path` appears in error messages. Raises the same errors as `open_gguf`."""
     return read_source(MemorySource(data), path, no_other)
 
 
 def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
     """Open a model from any source and check it. Raises the same errors as `open_gguf`.
 
-    source      the first file; closed with the GGUFFile, or on failure
-    path        the path of the first file, for messages and to derive the names of the other shards
+    source      the first file; it is closed with the GGUFFile, or on failure
+    path        the path of the first file, used in error messages and to find the other shards
     open_shard  opens another shard
     """
     with ExitStack() as on_failure:
@@ -60,7 +60,7 @@ def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
         try:
             first = read_whole_header(Cursor(source, path), source)
         except BadGGUF:
-            source.check_unchanged()  # otherwise, a file that is still being copied would be reported as invalid
+            source.check_unchanged()  # a file that is still being copied is reported as changed, not as invalid
             raise
         file = with_shards(first, open_shard)
         on_failure.pop_all()
@@ -78,10 +78,10 @@ def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
 
 
 def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
-    """Return the model whose first file is `first`, with the tensors of all its shards.
+    """Open the other shards of a model and return the whole model, with the tensors of all shards.
 
-    Returns `first` itself if the model is not split. Closing the result closes all shards. On failure, all are closed.
-    Raises the same errors as `open_gguf`.
+    Returns `first` itself if the model is not split. Closing the result closes all shards. On failure, they are closed
+    too. Raises the same errors as `open_gguf`.
     """
     joined = JoinedSource()
     joined.append(first._source)
@@ -112,7 +112,7 @@ def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
 
 
 def _behind(shard: GGUFFile, begin: int, before: Container[str]) -> dict[str, TensorInfo]:
-    """Return the tensors of a shard with offsets for the joined source, where the shard starts at `begin`."""
+    """Return a shard's tensors with offsets into the joined source, in which the shard starts at `begin`."""
     for name in shard.tensors:
         if name in before:
             raise shard.bad(name, "an earlier file of the model already has a tensor of this name")
@@ -130,19 +130,19 @@ def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Sourc
 
 
 def no_other(name: str) -> Source:
-    """Refuse to open a shard. The OpenShard for a model that has only one file."""
+    """Raise ModelNotFound. Used as the OpenShard function of models that have only one file."""
     raise ModelNotFound(f"no such model file: {shown(name, 300)}: only the first file was given")
 
 
 class GGUFFile(Metadata):
-    """An open model, in one file or several shards. It is a context manager. Its arrays stay valid after `close`.
+    """An open model, stored in one file or in several shards. Arrays read from it stay valid after `close`.
 
-    It has the typed getters of `Metadata`, as in `file.integer("llama.block_count", minimum=1)`.
+    The class is a context manager and inherits typed getters, as in `file.integer("llama.block_count", minimum=1)`.
 
-    path        the path of its file, or of its first shard
+    path        the path of the file or the first shard
     version     2 or 3
     alignment   each tensor is padded to a multiple of this many bytes
-    file_bytes  the total size of its files
+    file_bytes  the total size of all files of the model
     metadata    key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
     types       key -> its type in the file: "u32", "str", "arr[f32]", ...
     tensors     name -> TensorInfo, in file order
@@ -182,32 +182,32 @@ class GGUFFile(Metadata):
         return data
 
     def read_into(self, tensor: TensorInfo, start: int, into: NDArray[np.uint8]) -> None:
-        """Fill the contiguous array `into`, uint8[n], with the bytes of a tensor from byte `start` on. Thread-safe.
+        """Fill the contiguous array `into`, uint8[n], with a tensor's bytes starting at byte `start`. Thread-safe.
 
-        Raises ModelFileError as `read` does, and ValueError if the range is outside the tensor or the file is closed.
+        Raises the same errors as `read`, and ValueError if the range is outside the tensor or the file is closed.
         """
         if start < 0 or start + len(into) > tensor.nbytes:
             raise ValueError(f"bytes {start} to {start + len(into)} of a tensor of {tensor.nbytes}")
         self._source.read(tensor.offset + start, into.data)
 
     def with_placeholder_weights(self) -> GGUFFile:
-        """Return the same model with placeholder weights, for computing sizes and plans without reading tensors.
+        """Return the same model with placeholder weights, which are all 1.0.
 
-        All floats are 1.0.
+        Sizes and plans can then be computed without reading tensors.
         """
         header = Header(self.version, self.alignment, len(self.tensors), dict(self.metadata), dict(self.types))
         return GGUFFile(self.path, OnesSource(self.file_bytes), header, self.tensors)
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError if a file was written to since it was opened.
+        """Raise ModelFileError if any of the files was modified after it was opened.
 
-        Call this after the last read, because a model loaded from two versions of a file would produce nonsense.
+        Call this after the last read, because a mixture of two versions of a file would produce nonsense.
         """
         self._source.check_unchanged()
 
     def check_in_place(self) -> None:
-        """Raise ModelFileError if a path now leads to another file, or a file was written to.
+        """Raise ModelFileError if any of the files was replaced or modified after it was opened.
 
-        Call this after another library has opened the same path, to be sure that it opened the model checked here.
+        Call this after another library has opened the same path, to make sure that it opened the file checked here.
         """
         self._source.check_in_place()

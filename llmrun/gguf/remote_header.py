@@ -1,15 +1,16 @@
-"""Reads the header of a remote file while fetching as little of it as possible.
+"""Reads the header of a remote file with as little traffic as possible.
 
-Llama 3's vocabulary of 128,256 tokens makes the header 7.8 MB long, 1 % of a 1B model's file. Most of that is the
-tokenizer's merges, which say nothing about the model's size or speed. The reader therefore skips the numeric arrays of
-the vocabulary, finds the end of the merges by probing, and reads the keys and tensor descriptions that follow.
+Llama 3's vocabulary of 128,256 tokens makes the header 7.8 MB long, 1 % of a 1B model's file. Most of the
+header is the tokenizer's merges, which do not affect the model's size or speed. The reader therefore skips the
+vocabulary's numeric arrays, finds the end of the merges by probing, and reads the keys and tensor descriptions after
+them.
 
 All quantizations of a model have the same header except for a few keys. Once the position of the tensor descriptions
-is known for one file, they are found close to the same position in its siblings with two reads.
+in one file is known, two reads are enough to find them near the same position in the file's siblings.
 
-The skipped parts are not checked. The rest is trusted only if it is consistent to the byte: the numbers of keys and
-tensors must match, each tensor must start where the previous one ends, and the last one must end with the file.
-Otherwise, the strict reader reads the whole header.
+The skipped parts are not checked. The rest is trusted only if it is consistent to the byte: the key and tensor
+counts must match, each tensor must start where the previous one ends, and the last tensor must end at the end of the
+file. Otherwise, the strict reader reads the whole header.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from llmrun.gguf.tensors import read_tensors
 from llmrun.gguf.values import StringArray, Value
 from llmrun.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
 
-STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # keys missing from a partially read header
+STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # these keys are missing from a partially read header
 FIRST_WINDOW = 256 << 10  # bytes; enough for a header with a small vocabulary
 
 _PROBE = 4 << 10
-_NEAR = 64 << 10  # the search stops when this many bytes or fewer remain, and one read fetches them
+_NEAR = 64 << 10  # bytes; the search stops when the range is this small, and one read fetches the range
 _MOST_PROBES = 64
 _IN_A_ROW = 12  # this many consecutive merges are unlikely to be a coincidence
-_LONGEST_MERGE = 1024  # bytes; the longest in real files is 260
+_LONGEST_MERGE = 1024  # bytes; the longest merge in real files has 260
 _ROOMY_MERGE_BYTES = 40
 
 _HEAD = 16 << 10  # bytes; enough for the keys before a sibling's vocabulary
-_SLACK = 32 << 10  # bytes; siblings differ in a few keys, such as the author and the importance matrix
+_SLACK = 32 << 10  # bytes; headers of siblings differ in a few keys, such as the author and the importance matrix
 _VARYING = ("general.", "quantize.")  # prefixes of keys that may differ between siblings
 
 
@@ -51,12 +52,12 @@ class _NotInParts(Exception):
 
 
 def read_remote_header(source: RangeSource, open_shard: OpenShard = no_other) -> GGUFFile:
-    """Read the header, or only the parts of it that matter.
+    """Read the header of a remote file, skipping the vocabulary if possible.
 
     A partially read header lacks the keys in STEPPED_OVER. The headers of split models are always read in full because
     they are small compared with the model.
 
-    Raises the same errors as `read_source`, and those of the fetch function.
+    Raises the same errors as `read_source` and the source's fetch function.
     """
     try:
         return _read_in_parts(source)
@@ -65,9 +66,9 @@ def read_remote_header(source: RangeSource, open_shard: OpenShard = no_other) ->
 
 
 def read_sibling_header(source: RangeSource, known: GGUFFile, open_shard: OpenShard = no_other) -> GGUFFile:
-    """Read the header of another quantization of the same model as `known`.
+    """Read the header of another quantization of the model `known`.
 
-    The result has the tensors of this file and its keys before the vocabulary. All other metadata come from `known`.
+    The tensors and the keys before the vocabulary come from this file, and all other metadata come from `known`.
     Falls back to `read_remote_header` if the file does not look like a sibling, and raises the same errors.
     """
     try:
@@ -79,7 +80,7 @@ def read_sibling_header(source: RangeSource, known: GGUFFile, open_shard: OpenSh
 def _opened(source: RangeSource, cursor: Cursor, header: Header) -> GGUFFile:
     """Read the tensor descriptions at the cursor and return the file.
 
-    Raises _NotInParts unless the tensors, with the padding of the last one, fill the rest of the file.
+    Raises _NotInParts unless the tensors, including padding, fill the rest of the file exactly.
     """
     file = GGUFFile(source.path, source, header, read_tensors(cursor, header))
     end = max((tensor.offset + tensor.nbytes for tensor in file.tensors.values()), default=cursor.position)
@@ -109,7 +110,7 @@ def _read_in_parts(source: RangeSource) -> GGUFFile:
 
 
 def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | None) -> str:
-    """Move to the end of an array without fetching more of it, and return the name of its type."""
+    """Skip an array without fetching the rest of it, and return the name of its type."""
     if cursor.u32(key) != ARRAY_ID:
         raise _NotInParts
     type_id, n = read_array_start(cursor, key)
@@ -123,10 +124,10 @@ def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | No
 
 
 def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value | None) -> None:
-    """Move to the end of n merges.
+    """Skip n merges.
 
-    No field says how many bytes they take. A binary search narrows the end down: `inside` is a position within the
-    merges, and `outside` is one after them.
+    The file does not record their size in bytes. A search with growing steps, followed by bisection, finds their end:
+    `inside` is a position within the merges, and `outside` is a position after them.
     """
     if n * _ROOMY_MERGE_BYTES <= _NEAR:
         for _ in range(n):
@@ -150,13 +151,13 @@ def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value
             probe = (inside + outside) // 2
         else:
             inside = probe + found
-            probe = inside + step  # the steps grow until a probe is past the end
+            probe = inside + step  # the step size grows until a probe is past the end of the merges
             step *= 2
     _read_to_the_end_of_merges(cursor, inside, n)
 
 
 def _merges_in(data: bytes) -> int | None:
-    """Return the index in `data` where a run of merges begins, or None if there is none."""
+    """Return the index in `data` where a run of merges begins, or None if `data` contains no run."""
     starts = (at for at in range(min(len(data), 8 + _LONGEST_MERGE)) if data[at + 2 : at + 8] == bytes(6))
     return next((at for at in starts if _are_merges(data, at)), None)
 
@@ -171,9 +172,9 @@ def _are_merges(data: bytes, at: int) -> bool:
 
 
 def _is_merge(text: bytes) -> bool:
-    """Return whether `text` is two strings separated by a space. The left one may itself begin with a space.
+    """Return whether `text` is two strings separated by a space.
 
-    No key or tensor name has this form.
+    The left string may begin with a space. Keys and tensor names never have this form.
     """
     return 0 < text.find(b" ", 1) < len(text) - 1
 
@@ -215,7 +216,7 @@ def _keys_before_the_vocabulary(cursor: Cursor, counts: Counts) -> tuple[dict[st
         if key == TOKENS or key in STEPPED_OVER:
             return metadata, types
         metadata[key], types[key] = read_value(cursor, key)
-    raise _NotInParts  # there is no vocabulary to skip, so this method saves nothing
+    raise _NotInParts  # without a vocabulary, there is nothing to skip
 
 
 def _check_equal(metadata: Mapping[str, Value], known: GGUFFile) -> None:
@@ -232,9 +233,9 @@ def _check_equal(metadata: Mapping[str, Value], known: GGUFFile) -> None:
 
 
 def _go_to_the_first_tensor(cursor: Cursor, known: GGUFFile) -> None:
-    """Move to the first tensor description, searching close to its position in the known file.
+    """Move to the first tensor description, which is near its position in the known file.
 
-    The order of the tensors may differ between the files.
+    The two files may order their tensors differently.
     """
     if not known.tensors:
         raise _NotInParts

@@ -1,13 +1,13 @@
 """Models split into several files (shards), as written by llama.cpp's gguf-split and by gguf-py.
 
-The shards are named `NAME-00001-of-00003.gguf` and so on. The first one has the metadata. Each has some of the tensors
-and these keys:
+The shards are named `NAME-00001-of-00003.gguf` and so on. The first shard contains the metadata. Each shard
+contains some of the tensors and these keys:
 
-    split.no             u16, from 0 (the names count from 1)
-    split.count          u16, how many files there are
-    split.tensors.count  i32, how many tensors they have together
+    split.no             u16, the shard's index, which starts at 0 (in file names, it starts at 1)
+    split.count          u16, the number of shards
+    split.tensors.count  i32, the number of tensors in all shards
 
-The rules are those of llama.cpp's loader with some additions. A model is opened by its first shard.
+This module enforces the rules of llama.cpp's loader and some more. A split model is opened from its first shard.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 @dataclass(frozen=True)
 class Split:
-    """The facts about a split model from its first shard.
+    """The shard metadata of a split model, read from its first shard.
 
-    prefix   the common start of the shards' names
-    count    how many shards there are
-    tensors  how many tensors they have together
+    prefix   the common prefix of the shards' file names
+    count    the number of shards
+    tensors  the number of tensors in all shards
     """
 
     prefix: str
@@ -39,19 +39,19 @@ class Split:
 
     @property
     def other_names(self) -> list[str]:
-        """The names of the other shards, in order."""
+        """The file names of all shards but the first, in order."""
         return [_name(self.prefix, number, self.count) for number in range(1, self.count)]
 
 
 def read_split(first: Metadata) -> Split | None:
-    """Read the facts about the shards, or return None if the model is not split, whatever its file is called.
+    """Read the shard metadata. Returns None if the model is not split, regardless of the file name.
 
-    Raises BadGGUF. Raises ModelFileError with the name of the first shard if this is another one.
+    Raises BadGGUF, and ModelFileError with the name of the first shard if this is a different shard.
     """
     if not first.has(COUNT):
         return None
     count = _number(first, COUNT, "u16")
-    if count <= 1:  # 0 if several shards were merged into this file
+    if count <= 1:  # the count is 0 in a file that was merged from several shards
         return None
     number = _number(first, NUMBER, "u16", maximum=count - 1)
     tensors = _number(first, TENSORS, "i32")
@@ -65,7 +65,7 @@ def read_split(first: Metadata) -> Split | None:
 
 
 def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> None:
-    """Check that a file is shard `number` (from 0) of the model whose first shard is `first`. Raises BadGGUF."""
+    """Check that `shard` has index `number` in the model whose first shard is `first`. Raises BadGGUF."""
     for key, type_, expected in ((NUMBER, "u16", number), (COUNT, "u16", split.count), (TENSORS, "i32", split.tensors)):
         seen = _number(shard, key, type_)
         if seen != expected:
@@ -77,9 +77,9 @@ def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> 
 
 
 def _checked_prefix(file: Metadata, number: int, count: int) -> str:
-    """Return the prefix of the shards' names.
+    """Return the common prefix of the shards' file names.
 
-    The other shards are found by name, so the name of the file must match its keys.
+    The other shards are found by name, so the name of this file must match its keys. Raises BadGGUF if it does not.
     """
     named = _NAME.fullmatch(file.path.name)
     if named is None:

@@ -1,8 +1,8 @@
-"""Sources of header and tensor bytes. Files are read on demand and never memory-mapped.
+"""Sources from which headers and tensors are read. Files are never memory-mapped.
 
-If a mapped file is truncated, the process that accesses it dies of SIGBUS. A plain read fails with an ordinary error
-instead. Reading is also faster: SmolLM2's 98 MB are read and packed in 42 ms, compared with 81 ms for a mapping and its
-page faults. Does not import NumPy.
+If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS, whereas a read fails with an
+ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms, compared with 81 ms for a
+mapping and its page faults. This module does not import NumPy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ONE = struct.pack("<f", 1.0)
 
 
 class Source(Protocol):
-    """Bytes that any thread can read at any offset."""
+    """A sequence of bytes that any thread can read at any offset."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill the contiguous buffer `into` with the bytes starting at `offset`. All of them must lie within `size`.
+        """Fill the contiguous buffer `into` with the bytes starting at `offset`. The range must lie within `size`.
 
         Raises ModelFileError if the bytes no longer exist or cannot be read.
         """
@@ -38,14 +38,14 @@ class Source(Protocol):
         """Raise ModelFileError if the bytes may have changed since the source was opened."""
 
     def check_in_place(self) -> None:
-        """Raise ModelFileError if opening the path again may give different bytes."""
+        """Raise ModelFileError if the path may now refer to different bytes."""
 
     def close(self) -> None:
         """Close the source. Bytes that were already read stay valid. Idempotent."""
 
 
 class MemorySource:
-    """Bytes that are already in memory."""
+    """A source of bytes that are already in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = data
@@ -65,7 +65,7 @@ class MemorySource:
 
 
 class OnesSource:
-    """A placeholder for unread bytes, filled with 32-bit floats of 1.0."""
+    """A placeholder for a file that is not read. It consists of 32-bit floats with the value 1.0."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -84,7 +84,7 @@ class OnesSource:
 
 
 class JoinedSource:
-    """The files of one model, concatenated. A read must stay within one file, as every tensor does."""
+    """The concatenated files of one model. Each read must stay within one file, which is always true for tensors."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -92,7 +92,7 @@ class JoinedSource:
         self._begins: list[int] = []
 
     def append(self, part: Source) -> int:
-        """Append an open source and return the offset where its bytes begin. `close` closes it with the others."""
+        """Append an open source and return the offset where its bytes begin. `close` also closes it."""
         begin = self.size
         self._parts.append(part)
         self._begins.append(begin)
@@ -119,9 +119,8 @@ class JoinedSource:
 class FileSource:
     """An open file, closed by `close` or when it is garbage-collected.
 
-    If another file replaces it under the same name, reads still return the original bytes. If the file is written to,
-    `check_unchanged` notices from its size and modification time. If it is truncated, `read` also notices the missing
-    bytes.
+    If another file replaces it under the same name, reads still return the original bytes. If the file is modified,
+    `check_unchanged` detects the new size or modification time. If the file is truncated, `read` fails too.
     """
 
     def __init__(self, path: Path) -> None:

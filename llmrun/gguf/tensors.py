@@ -1,8 +1,8 @@
-"""The tensor descriptions, which follow the metadata. Tensors must fill the rest of the file without gaps.
+"""Reads the tensor descriptions, which follow the metadata. Tensors must fill the rest of the file without gaps.
 
-A description has the tensor's name (string), its number of dimensions (u32), its dimensions (u64 each, row length
-first), its weight type (u32) and its offset (u64) from the start of the data. The data start at the next multiple of
-`general.alignment`, and each tensor is padded to that alignment.
+A description consists of the tensor's name (string), its number of dimensions (u32), its dimensions (u64 each, row
+length first), its weight type (u32) and its offset (u64) from the start of the tensor data. The data starts at the next
+multiple of `general.alignment`, and each tensor is padded to that alignment.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME (64) includes the terminating NUL
 MAX_WEIGHTS = 2**63 - 1
 
-# llama.cpp memory-maps tensors and aborts when the first tensor of a buffer is not aligned to this many bytes (ggml's
-# TENSOR_ALIGNMENT), even if `general.alignment` is smaller.
+# In bytes. llama.cpp memory-maps tensors and aborts if a buffer's first tensor is not aligned to ggml's
+# TENSOR_ALIGNMENT, even if `general.alignment` is smaller.
 LEAST_ALIGNMENT = 32
 
 _ELEMENTWISE = ("norm.weight", ".bias")
 _ELEMENTWISE_TYPES = ("F32", "F16", "BF16")
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # Q8_1 and Q8_K are activation formats
-_TABLES = ("ffn_gate_tid2eid.weight",)  # maps token ids to expert ids
+_TABLES = ("ffn_gate_tid2eid.weight",)  # a table from token IDs to expert IDs
 
 _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 
@@ -37,8 +37,8 @@ _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 class TensorInfo:
     """A tensor in a file.
 
-    `shape` is in GGUF's order, with the row length first. `offset` is in bytes from the start of the file. If the model
-    is split into shards, it is from the start of the first shard, as if the shards were concatenated.
+    `shape` is in GGUF's order, with the row length first. `offset` is in bytes from the start of the file or, if the
+    model is split, from the start of the concatenated shards.
     """
 
     name: str
@@ -104,10 +104,10 @@ def _type(cursor: Cursor, where: str) -> WeightType:
 
 
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
-    """Check that tensors used in products have a weight type that supports them.
+    """Check that a tensor's weight type suits the operations that use the tensor.
 
-    llama.cpp looks up the function for a product in a table by type. For an unsupported type it aborts or jumps to
-    address 0.
+    llama.cpp looks up the function for a matmul in a table by type. For an unsupported type, it aborts or calls a null
+    pointer.
     """
     if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
         raise cursor.bad(shown(name), f"must have type {' or '.join(_ELEMENTWISE_TYPES)}, not {type_.name}")
@@ -118,7 +118,7 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
-    """Return the tensors with offsets from the start of the file. Checks that they are contiguous."""
+    """Return the tensors with offsets from the start of the file. Raises BadGGUF unless they are contiguous."""
     start = cursor.position
     expected = end = 0
     placed: dict[str, TensorInfo] = {}

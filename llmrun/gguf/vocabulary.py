@@ -1,7 +1,8 @@
-"""The rules for `tokenizer.ggml.*` that llama.cpp's vocabulary loader and tokenizers rely on.
+"""Checks the rules for `tokenizer.ggml.*` that llama.cpp's vocabulary loader and tokenizers rely on.
 
-Several of them are assertions in llama.cpp, or exceptions that a C caller cannot catch, so a file that breaks them
-kills the process instead of failing to load. The tokenizers that llmrun itself supports are defined in tokenizers/.
+Some of these rules are assertions in llama.cpp, and some raise exceptions that a C caller cannot catch. A file that
+breaks one of them kills the process instead of failing to load. The tokenizers that llmrun itself supports are in
+tokenizers/.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ SUPPRESSED = PREFIX + "suppress_tokens"
 
 TYPE_LIMIT = 6  # 0 undefined, 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
 
-# GGUF spells "seperator" this way.
+# The misspelling "seperator" is part of the GGUF format.
 SPECIAL_IDS = (
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "mask", "cls"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
-    *("prefix", "suffix", "middle"),  # the older names of the first three fim ids
+    *("prefix", "suffix", "middle"),  # older names of the first three FIM (fill-in-the-middle) IDs
 )
-# Some published models have a padding id of -1 or one past the end. Only its type is checked because neither llmrun nor
-# llama.cpp uses it.
+# Some published models have a padding ID of -1, or one past the last token. Only its type is checked because neither
+# llmrun nor llama.cpp uses it.
 PADDING_ID = PREFIX + "padding_token_id"
 
 FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces")
 
 
 class _Defaults(NamedTuple):
-    """The values llama.cpp assumes for missing keys. It asserts that the id of every token it adds exists."""
+    """The values that llama.cpp assumes for missing keys. It asserts that every token it adds to a prompt exists."""
 
     bos: int
     eos: int
@@ -48,14 +49,14 @@ class _Defaults(NamedTuple):
 
 _DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
 _NEEDS_MERGES = ("gpt2", "gemma4")
-_NO_TOKENIZER = ("none", "no_vocab")  # with these, llama.cpp asserts that no token is ever requested
-_NO_BYTES = "bert"  # WordPiece; llama.cpp aborts when it prints a token of type byte
+_NO_TOKENIZER = ("none", "no_vocab")  # files with these have no tokens, and llama.cpp aborts if a token is requested
+_NO_BYTES = "bert"  # WordPiece, for which llama.cpp aborts when it decodes a token of type byte
 _BYTE = 6
 _RWKV_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 
 
 def check_vocabulary(file: Metadata) -> None:
-    """Check the vocabulary of a file that has `tokenizer.ggml.tokens`. Raises BadGGUF naming the key."""
+    """Check the vocabulary of a file that has `tokenizer.ggml.tokens`. Raises BadGGUF with the name of the key."""
     tokens = file.strings(TOKENS)
     model = file.string(MODEL)
     file.string(PREFIX + "pre", "")
@@ -77,7 +78,7 @@ def check_vocabulary(file: Metadata) -> None:
 def _check_unique(file: Metadata, tokens: StringArray) -> None:
     """Check that all tokens are different, as llama.cpp asserts.
 
-    llama.cpp reads a token only up to its first NUL byte, and names an empty token after its id.
+    llama.cpp truncates a token at its first NUL byte, and gives an empty token a name derived from its ID.
     """
     positions = tokens.positions()
     empty = int(np.count_nonzero(tokens.lengths == 0))
@@ -149,7 +150,7 @@ def _check_merges(file: Metadata, model: str) -> None:
     ends = merges.starts + merges.lengths
     first, end = int(merges.starts[0]), int(ends[-1])
     spaces = np.flatnonzero(merges.data[first:end] == ord(" ")) + first
-    # A length field may contain the byte of a space too. It is outside every string, so comparing with `ends` drops it.
+    # A length field may also contain the byte of a space. Comparing with `ends` ignores bytes outside the strings.
     spaces = np.append(spaces, end)
     border = spaces[np.searchsorted(spaces[:-1], merges.starts + 1)]
     wrong = border >= ends - 1
@@ -191,8 +192,8 @@ def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: 
 def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
     """Check that the first byte of every token is a token itself.
 
-    llama.cpp advances by the longest token that the text begins with. If even the first byte is not a token, it loops
-    forever and keeps allocating memory.
+    llama.cpp consumes the longest token that the remaining text begins with. If not even the first byte is a token, it
+    loops forever and keeps allocating memory.
     """
     begun: dict[int, int] = {}
     alone: set[int] = set()
@@ -218,7 +219,8 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:
     """Check that there is a token for every byte.
 
-    A SentencePiece tokenizer falls back to bytes for text it has no piece for, and llama.cpp throws if one is missing.
+    A SentencePiece tokenizer encodes text that has no token as bytes. llama.cpp throws if the token for a byte is
+    missing.
     """
     positions = tokens.positions()
     for byte in range(256):

@@ -1,4 +1,4 @@
-"""The interface through which the hub reports progress. The command line implements it with progress bars."""
+"""The interface for reporting progress of downloads and checks. The command line implements it with progress bars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """A receiver of notes and progress from a long-running job."""
+    """A receiver of notes and progress reports from long-running jobs."""
 
     def note(self, line: str) -> None:
         """Show one line of information, for example that a source did not respond."""
@@ -14,7 +14,7 @@ class Reporter(Protocol):
     def progress(self, label: str, done: int, total: int) -> None:
         """Report that `done` of `total` bytes are complete.
 
-        A new label starts a new bar. The bar ends when `done == total` or when `note` is called.
+        A new label starts a new bar. The bar ends when `done == total` or at the next note.
         """
 
 

@@ -1,4 +1,4 @@
-"""Offline search of the model catalogue."""
+"""Searches the model catalogue offline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ YES, TIGHT, NO = "yes", "tight", "no"
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A catalogue model with the facts that help a user to choose. Sizes refer to its default quantization.
+    """A model in the catalogue, with details that help the user choose. Sizes refer to the default quantization.
 
-    size      bytes to download; None if the number of weights is unknown
-    is_exact  True if `size` is the exact file size; False if it is rounded or computed from the number of weights
-    needed    bytes of memory with 4,096 tokens of context, estimated on the high side; None if `size` is None
+    size      the download size in bytes; None if the number of weights is unknown
+    is_exact  whether `size` is the exact file size; if not, it is rounded or computed from the number of weights
+    needed    a high estimate of the memory in bytes with 4,096 tokens of context; None if `size` is None
     here      the quantizations that are on this machine
     """
 
@@ -41,7 +41,7 @@ class FoundModel:
     def fits(self, memory: int | None) -> str:
         """Return YES, NO, TIGHT (the weights fit, but the KV cache may not), or "" if unknown.
 
-        memory  free bytes; None if the system does not report them
+        memory  free memory in bytes; None if the system does not report it
         """
         if self.size is None or self.needed is None or memory is None:
             return ""
@@ -51,11 +51,11 @@ class FoundModel:
 
 
 def find_models(words: Sequence[str]) -> list[FoundModel]:
-    """Return the catalogue models that match all words, sorted by family and size. With no words, return all models.
+    """Return the catalogue models that match all words, sorted by family and size. Without words, returns all models.
 
     The search covers names, aliases, descriptions and licences, and ignores case. In names, it also ignores
-    punctuation, so "qwen3-4b" matches "qwen3:4b". A number matches only from its first digit, so "4b" does
-    not match "14b". Raises ModelNotFound with a suggestion if nothing matches.
+    punctuation, so "qwen3-4b" matches "qwen3:4b". A number matches only from its first digit on, so "4b"
+    does not match "14b". Raises ModelNotFound with a suggestion if nothing matches.
     """
     catalog = load_catalog()
     wanted = [word.lower() for word in words if word]
@@ -91,13 +91,13 @@ def _place(entry: CatalogEntry) -> tuple[str, float, str]:
 
 
 class _Page(NamedTuple):
-    """A model and its searchable text."""
+    """A model with its searchable text."""
 
     entry: CatalogEntry
     text: str
 
     def has(self, word: str) -> bool:
-        """Return whether a lower-case word matches."""
+        """Return whether a word, given in lower case, matches this model."""
         if word[:1].isdigit():  # "4b" must not match "14b"
             return re.search(rf"(?<![0-9.]){re.escape(word)}", self.text) is not None
         letters = _letters(word)

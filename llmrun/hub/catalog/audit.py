@@ -1,4 +1,4 @@
-"""Comparison of the catalogue with the Hub: missing or changed files, and exact sizes and sha256 to fill in."""
+"""Compares the catalogue with the Hub, and finds missing files, changed files, and sizes and digests to fill in."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ANSWER_SECONDS = 20.0
 class CatalogFinding:
     """The result of comparing one quantization of a model with the Hub.
 
-    wrong    what differs from the catalogue, in a few words; "" if nothing does
-    files    the files as the Hub lists them; () if it does not have them
-    lacking  whether the catalogue lacks a size or a sha256 that the Hub knows
+    wrong    a short description of the difference; "" if the Hub and the catalogue agree
+    files    the files as the Hub lists them; () if any of them is missing there
+    lacking  whether the catalogue lacks a size or a sha256 that the Hub reports
     """
 
     entry: str
@@ -33,9 +33,9 @@ class CatalogFinding:
 
 
 def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile] | str]) -> Iterator[CatalogFinding]:
-    """Yield a finding for each source on the Hub. Raises NetworkError if the Hub cannot be reached.
+    """Yield a finding for each Hub source of each quantization. Raises NetworkError if the Hub cannot be reached.
 
-    listings  a cache that this function fills: repository -> its files, or the reason why it has none
+    listings  a cache that this function fills; it maps repositories to their files, or to the reason for a failure
     """
     for quant in entry.quants.values():
         for source in quant.sources:
@@ -46,7 +46,7 @@ def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile
 
 
 def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
-    """Return the GGUF files of a repository by path.
+    """Return the GGUF files of a repository, keyed by path.
 
     Raises ModelNotFound if the repository does not exist or access is denied, and NetworkError if the Hub cannot be
     reached or sends an invalid answer.
@@ -54,7 +54,7 @@ def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
     try:
         from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
         from huggingface_hub.hf_api import HfApi
-    except ValueError as error:  # huggingface_hub parses HF_ENDPOINT on import
+    except ValueError as error:  # huggingface_hub parses HF_ENDPOINT during import
         raise NetworkError(f"network settings: {error}", hint="check HF_ENDPOINT") from error
     import httpx2
 
@@ -107,9 +107,10 @@ def _difference(expected: Expected, file: RemoteFile) -> str:
 
 
 def with_facts(text: str, finding: CatalogFinding) -> str:
-    """Return the text of a models.toml with the sizes and sha256 of a finding filled in.
+    """Return the text of a models.toml file after filling in the sizes and digests of a finding.
 
-    Raises LlmrunError unless the quantization is a single line `quants.NAME = { ... }` under its model's heading.
+    Raises LlmrunError unless the quantization is written as a single line, `quants.NAME = { ... }`, under its model's
+    heading.
     """
     name = re.escape(finding.entry)
     heading = re.search(rf'^\[models\.(?:"{name}"|{name})\]$', text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Data classes for the catalogue's entries, and for a name that was resolved without asking a server."""
+"""Data classes for catalogue entries, and for names that were resolved without contacting a server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes
 class Quant:
     """One quantization of a model, in one file or in shards.
 
-    files    the known facts about each file; an unknown size or sha256 is None
-    sources  where to look, in order of preference
-    about    the rounded size that its source gives: "2.3 GiB"; "" if there is none or the exact size is known
+    files    the known metadata of each file; an unknown size or sha256 is None
+    sources  where the files can be found, in order of preference
+    about    the rounded size that the source publishes, such as "2.3 GiB"; "" if unknown or if `size` is known
     """
 
     name: str  # "Q4_K_M"
@@ -28,13 +28,13 @@ class Quant:
 
     @property
     def size(self) -> int | None:
-        """The size of all files in bytes, or None unless every size is known exactly."""
+        """The total size of all files in bytes, or None if any size is unknown."""
         sizes = [file.size for file in self.files]
         return sum(size for size in sizes if size is not None) if None not in sizes else None
 
     @property
     def estimated_size(self) -> int | None:
-        """The size in bytes: exact if known, else the rounded size (within a few percent), else None."""
+        """The exact size in bytes, or else the rounded size (accurate to a few percent), or else None."""
         if self.size is not None or not self.about:
             return self.size
         match = QUOTED_SIZE.fullmatch(self.about)
@@ -46,15 +46,15 @@ class Quant:
 class CatalogEntry:
     """A model in the catalogue, with its quantizations.
 
-    name         "qwen3:4b": the family, and the model within it
+    name         the family and the model within it, such as "qwen3:4b"
     parameters   the number of weights; None if unknown
     context      the context length that the model was trained for, in tokens; None if unknown
-    quants       the quantizations by name, in the order of models.toml
+    quants       the quantizations, keyed by name, in the order of models.toml
     default      the quantization to use if the user names none
-    sampling     recommended values, keyed by the names in SamplingParams
-    end_of_turn  texts of the tokens that end an answer; () if only the GGUF file knows them
-    thinking     the tags around the model's thinking; () if it does not think; None if the catalogue does not say
-    seen         the source of the facts about its files, and the date
+    sampling     recommended sampling parameters, keyed by the names in SamplingParams
+    end_of_turn  text of the tokens that end an answer; () if only the GGUF file defines them
+    thinking     the tags around the model's thinking; () if the model does not think; None if unknown
+    seen         where and when the metadata of the files was looked up
     """
 
     name: str
@@ -75,7 +75,7 @@ class CatalogEntry:
         return self.name.partition(":")[0]
 
     def name_with(self, quant: str) -> str:
-        """Return the full name of a quantization: "qwen3:4b" for the default, "qwen3:4b-q8_0" for another."""
+        """Return the full name of a quantization: "qwen3:4b" for the default, or "qwen3:4b-q8_0"."""
         return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
 
 
@@ -83,11 +83,11 @@ class CatalogEntry:
 class Wanted:
     """A model that the user asked for.
 
-    name      the name to show in messages: "qwen3:4b", "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M", a URL
-    sources   where to look, in order of preference
-    expected  its files, one per shard, as the catalogue describes them; () if a server must be asked
+    name      the name to show in messages, such as "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M" or a URL
+    sources   where the model can be found, in order of preference
+    expected  the model's files, one per shard, according to the catalogue; () if only a server can list them
     entry     the model's entry in the catalogue, or None
-    is_exact  whether the user named the quantization; set only for models in the catalogue
+    is_exact  whether the name specifies a quantization; only set for models in the catalogue
     """
 
     name: str

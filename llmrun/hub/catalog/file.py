@@ -1,7 +1,8 @@
-"""Parsing of models.toml, key by key, so that every error can name the file, the entry and the key.
+"""Parses models.toml key by key. Every error can therefore name the file, the entry and the key.
 
-The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries and a run needs one
-of them, so entries are parsed on demand; a test parses them all. The user's own file is always parsed completely.
+The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries, but a run
+needs only one of them, so entries are parsed on demand. A test parses all of them. The user's own file is always parsed
+completely.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """The tables of one file, before their entries are parsed.
+    """The tables of one file, whose entries have not been parsed yet.
 
     aliases       alias -> model name
-    repositories  repository on the Hub -> names of the models with files there
+    repositories  repository on the Hub -> names of the models that have files in it
     """
 
     path: Path
@@ -73,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def read_shortnames(file: CatalogFile) -> dict[str, str]:
-    """Return the short names, in lower case, and the model that each stands for."""
+    """Return a map from lower-case short names to model names."""
     shortnames = {}
     for name, target in file.shortnames.items():
         if not isinstance(target, str) or not target or not target.isprintable():
@@ -83,7 +84,7 @@ def read_shortnames(file: CatalogFile) -> dict[str, str]:
 
 
 class _Keys:
-    """A reader for the keys of one table. Each method removes the key that it returns."""
+    """A reader for the keys of one table. Reading a key removes it, so `finish` can reject the remaining ones."""
 
     def __init__(self, path: Path, name: str, table: object) -> None:
         self.path, self.name = path, name
@@ -154,7 +155,7 @@ class _Keys:
 
 
 def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
-    """Return the facts that all models of a family share, keyed by the field names of CatalogEntry, and `usual`."""
+    """Return the values that all models of a family share, keyed by field names of CatalogEntry, plus `usual`."""
     keys = _Keys(path, f"families.{name}", table)
     if not _FAMILY.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ -")
@@ -195,7 +196,7 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
 
 
 def _shared_facts(keys: _Keys) -> dict[str, Any]:
-    """Return the facts that may be given for a family or for a single model."""
+    """Return the values of the keys that both families and models may have."""
     facts: dict[str, Any] = {}
     if "license" in keys.left:
         facts["license"] = keys.line("license")
@@ -292,7 +293,7 @@ def _gguf_file(keys: _Keys) -> str:
 
 
 def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
-    """Return the files with their sizes and sha256, where given: one value, or a list with one per shard."""
+    """Return the files with their sizes and digests, if given. Both are one value, or a list with one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)

@@ -1,9 +1,9 @@
-"""The models that llmrun knows by name.
+"""Looks up models in the catalogue by name.
 
-A name is a family (`qwen3`, which means its usual size), a model (`qwen3:4b`, which means its usual quantization) or a
-quantization of a model (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships with
-llmrun and from a `models.toml` next to the user's `config.toml`. In the user's file, a model replaces ours of the same
-name, and a family overrides only the facts that it lists.
+A name refers to a family (`qwen3`, short for its usual model), a model (`qwen3:4b`, short for its default
+quantization) or a quantization (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships
+with llmrun and from the user's `models.toml`, which is next to `config.toml`. A model in the user's file replaces our
+model of the same name, but a family in it overrides only the keys that it lists.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from llmrun.hub.names.file_names import quantization_named, shards_of
 from llmrun.hub.names.model_order import bits_of, nearest_in_bits
 from llmrun.hub.names.model_sources import HubSource
 
-_MOST_QUANTS = 4  # in a hint
-# Suffixes that Ollama's names have for models tuned to answer: "llama3.2:3b-instruct-q4_K_M".
+_MOST_QUANTS = 4  # the maximum number of quantizations in a hint
+# Suffixes that mark instruction-tuned models in Ollama's names, such as "llama3.2:3b-instruct-q4_K_M".
 _ANSWERING = ("-instruct", "-it", "-chat", "-text")
 
 
 class Catalog:
-    """The models by name. Entries are parsed on demand.
+    """A catalogue of models. Entries are parsed on demand.
 
-    shortnames  the user's short names, in lower case, and the model that each stands for
+    shortnames  the user's short names in lower case -> model names
     """
 
     def __init__(self, *files: CatalogFile) -> None:
-        """Merge the files. Later files take precedence."""
+        """Merge several files. Later files take precedence."""
         self._models: dict[str, CatalogFile] = {}
         self._families: dict[str, list[CatalogFile]] = {}
         self._aliases: dict[str, str] = {}
@@ -63,7 +63,7 @@ class Catalog:
         return (*self._aliases, *self.shortnames)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Return the model with exactly this name. Raises KeyError, and UsageError if its entry is invalid."""
+        """Return the model with exactly this name. Raises KeyError, or UsageError for an invalid entry."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
@@ -78,13 +78,13 @@ class Catalog:
         return tuple(name for name in self._models if name.partition(":")[0] == family)
 
     def find(self, name: str) -> Wanted:
-        """Resolve a name. Raises ModelNotFound and suggests the closest names, or the available quantizations."""
+        """Resolve a name. Raises ModelNotFound with a hint that suggests similar names or other quantizations."""
         entry, named = self._chosen(name)
         chosen = entry.quants[named or entry.default]
         return Wanted(entry.name_with(chosen.name), chosen.sources, chosen.files, entry, is_exact=named is not None)
 
     def name_of(self, repository: str, file: str) -> str | None:
-        """Return the catalogue's name for a file on the Hub (any shard of it), or None."""
+        """Return the catalogue's name for a file or shard on the Hub, or None."""
         for entry in self._with_repository(repository):
             for quant in entry.quants.values():
                 for source in _hub_sources(quant):
@@ -93,7 +93,7 @@ class Catalog:
         return None
 
     def entry_of(self, repository: str) -> CatalogEntry | None:
-        """Return the catalogue's model in a repository of the Hub, or None."""
+        """Return the catalogue entry for a repository on the Hub, or None."""
         return next(self._with_repository(repository), None)
 
     def repositories(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Catalog:
 
     def _with_repository(self, repository: str) -> Iterator[CatalogEntry]:
         for name in dict.fromkeys(self._repositories.get(repository, ())):
-            # The user's catalogue may list other repositories for this name, or use it as an alias.
+            # In the user's catalogue, this name may have other repositories or may be an alias.
             if name in self._models and repository in _repositories_of(self.entry(name)):
                 yield self.entry(name)
 
@@ -131,7 +131,7 @@ class Catalog:
         for ending in _ANSWERING:
             plain = wanted.removesuffix(ending)
             if plain != wanted and plain in self._models:
-                # If `qwen3:4b-instruct` is a separate model, `qwen3:8b-instruct` must not mean `qwen3:8b`.
+                # If `qwen3:4b-instruct` is a separate model, `qwen3:8b-instruct` must not refer to `qwen3:8b`.
                 return None if any(name.endswith(ending) for name in self.sizes(family)) else plain
         return None
 
@@ -191,16 +191,16 @@ def own_catalog() -> Path:
 
 
 def shipped_catalog() -> Path:
-    """Return the path of our models.toml: inside the package in a wheel, above it in a source tree."""
+    """Return the path of our models.toml, which is inside the package in a wheel, but above it in a source tree."""
     package = Path(llmrun.__file__).resolve().parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"
 
 
 def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
-    """Parse every entry of one file. Raises UsageError for an invalid entry, or an alias that two models share.
+    """Parse every entry of one file. Raises UsageError for invalid entries and for aliases that two models share.
 
-    A model that belongs to a family of our own catalogue inherits that family's facts.
+    Models that belong to a family in our own catalogue inherit the family's values.
     """
     ours = _shipped(shipped_catalog()) if file.path != shipped_catalog() else file
     families: dict[str, dict[str, Any]] = {}

@@ -1,8 +1,8 @@
-"""Lazy parsing of our own models.toml, one section at a time.
+"""Parses our own models.toml lazily, one section at a time.
 
-A run usually looks up one name among more than a hundred models. Parsing the whole file takes 23 ms; splitting it at
-its headings takes 5 ms. Splitting needs every heading on a line of its own, which is true of our file (a test compares
-the two methods). The user's file may be any valid TOML and is parsed as a whole.
+A run usually looks up one name among more than a hundred models. Parsing the whole file takes 23 ms, but splitting it
+at its headings takes only 5 ms. Splitting works only if every heading is on a line of its own. This is true of our
+file, and a test compares the two methods. The user's file may be any valid TOML, so it is parsed as a whole.
 """
 
 from __future__ import annotations

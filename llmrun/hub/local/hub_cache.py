@@ -1,8 +1,8 @@
-"""A reader for the cache that all Hugging Face tools share. It avoids huggingface_hub, whose import takes 0.4 s.
+"""Reads the cache that all Hugging Face tools share, without importing huggingface_hub, which takes 0.4 s.
 
 models--OWNER--NAME/refs/main                     the commit that a branch or a tag last pointed to
-models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file where links are not supported
-models--OWNER--NAME/blobs/SHA256                  the bytes
+models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file if links are not supported
+models--OWNER--NAME/blobs/SHA256                  the contents of a file
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmrun.hub.local.scandir import entries, is_file, read_small
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPOSITORY = "models--"
-_DEEPEST = 8  # folders below a snapshot, or below refs; paths.py allows no more
+_DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; paths.py creates none deeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Repository:
     """A repository in the cache.
 
     name       "owner/name"
-    folder     its folder in the cache
+    folder     the repository's folder in the cache
     refs       branch or tag -> commit
-    snapshots  commit -> its GGUF files; a file's path inside the repository, with "/" -> its path on disk
+    snapshots  commit -> GGUF files, which map paths in the repository (with "/") to paths on disk
     """
 
     name: str
@@ -38,13 +38,13 @@ class Repository:
     snapshots: Mapping[str, Mapping[str, Path]]
 
     def revision_of(self, commits: Sequence[str]) -> str:
-        """Return a revision that refers to one of these commits: "main", another branch or tag, or the first commit."""
+        """Return "main" if it refers to one of these commits, else another branch or tag, else the first commit."""
         named = [revision for revision, commit in self.refs.items() if commit in commits]
         return "main" if "main" in named else next(iter(named), commits[0])
 
 
 def repositories() -> Iterator[Repository]:
-    """Yield every model repository in the cache, even those without a GGUF file."""
+    """Yield every model repository in the cache, including those without GGUF files."""
     for entry in entries(paths.hub_cache()):
         name = repository_name(entry.name)
         if name:
@@ -52,7 +52,7 @@ def repositories() -> Iterator[Repository]:
 
 
 def repository_name(folder: str) -> str:
-    """Convert a folder's name to a repository's: "models--owner--name" -> "owner/name"; "" for any other folder."""
+    """Convert a folder name such as "models--owner--name" to "owner/name". Returns "" for other folders."""
     name = folder.removeprefix(_REPOSITORY).replace("--", "/", 1)
     try:
         return name if paths.repository_folder(name).name == folder else ""
@@ -61,7 +61,7 @@ def repository_name(folder: str) -> str:
 
 
 def read_repository(name: str) -> Repository:
-    """Read a repository, which is empty if it is not in the cache. Raises UsageError for an invalid name."""
+    """Read a repository. It is empty if it is not in the cache. Raises UsageError for invalid names."""
     folder = paths.repository_folder(name)
     snapshots = {
         entry.name: dict(_model_files(Path(entry.path)))
@@ -93,5 +93,5 @@ def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Return whether a file is inside a folder after links in both paths are resolved."""
+    """Return whether a file is inside a folder after resolving the links in both paths."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -1,7 +1,7 @@
-"""Discovery of the models that LM Studio stores on this machine. LM Studio's files are never changed or removed.
+"""Finds the models that LM Studio stores on this machine, and never modifies or removes them.
 
-The models are at `models/OWNER/MODEL/FILE.gguf`. If the user moved the `models` folder, LM Studio's settings have its
-new path.
+The models are stored as `models/OWNER/MODEL/FILE.gguf`. If the user moved the `models` folder, its new path is in LM
+Studio's settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def models() -> dict[str, Path]:
 
 
 def find(name: str) -> Path | None:
-    """Return the first file of a model named "OWNER/MODEL/FILE.gguf" in any case, or None."""
+    """Return the first file of the model "OWNER/MODEL/FILE.gguf" (ignoring case), or None."""
     return next((path for known, path in models().items() if known.lower() == name.lower()), None)
 
 
@@ -37,7 +37,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _folders() -> list[Path]:
-    """Return the folder in LM Studio's settings, then the default folders of its newer and older versions."""
+    """Return the folder in LM Studio's settings, followed by the default folders of newer and older versions."""
     homes = [home for home in (_pointed_home(), expanded("~/.lmstudio"), expanded("~/.cache/lm-studio")) if home]
     moved = [folder for folder in map(_moved_models, homes) if folder]
     return [*moved, *(home / "models" for home in homes)]
@@ -61,7 +61,7 @@ def _moved_models(home: Path) -> Path | None:
 
 
 def _absolute(text: object) -> Path | None:
-    """Return a value from LM Studio's files as a path if it is an absolute one, else None."""
+    """Return a value from LM Studio's files as a path, or None if it is not an absolute path."""
     if not isinstance(text, str) or not text.isprintable() or not Path(text).is_absolute():
         return None
     return Path(text)

@@ -1,11 +1,11 @@
-"""Records of the models that llmrun has downloaded, verified or run: one small JSON file per model.
+"""Stores a record of each model that llmrun has downloaded, verified or run, as a small JSON file.
 
-A record has the name that the user asked for, the model's files, the sha256 of each file (with the size and the
-modification time at which it was computed) and the time of last use. Records are only a cache: a model without one is
-hashed once and gets one, and a record whose file was deleted is ignored.
+A record contains the name that the user asked for, the time of last use, and the sha256 of each file together with the
+size and modification time that the file had when it was hashed. Records are only a cache. A model without a record is
+hashed again, and a record whose file was deleted is ignored.
 
-A record belongs to the file that links resolve to, so a new snapshot of a repository that links to the same bytes
-shares the old snapshot's record.
+A record belongs to the file at the end of a chain of links, so two snapshots that link to the same blob share one
+record.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from llmrun.hub.local import paths
 from llmrun.hub.names.file_names import first_shard
 
 _VERSION = 1
-_MOST_BYTES = 1 << 20  # records of a thousand shards take a quarter of this
-_MOST_TEXT = 8192  # characters; paths and URLs may be long
+_MOST_BYTES = 1 << 20  # a record of a thousand shards takes a quarter of this
+_MOST_TEXT = 8192  # characters in a string; paths and URLs may be long
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,7 +35,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class FileRecord:
     """The state of a file when it was recorded. `modified` is in whole seconds."""
 
-    path: str  # absolute
+    path: str  # an absolute path
     size: int
     modified: int
     sha256: str  # "" if the file was not hashed
@@ -45,9 +45,9 @@ class FileRecord:
 class ModelRecord:
     """A model on this machine. `files[0]` is the file to open."""
 
-    name: str  # as the user typed it: "qwen3:4b", "hf:owner/name:Q5_K_M"; "" if only its path was given
-    source: str  # the text of a Source
-    commit: str  # the repository's commit; "" for sources without commits
+    name: str  # the name that the user gave, such as "qwen3:4b"; "" if the user gave a path
+    source: str  # a Source converted to text
+    commit: str  # the repository's commit; "" if the source has no commits
     files: tuple[FileRecord, ...]
     fetched: float  # download time in seconds since 1970; 0.0 if llmrun did not download it
     used: float  # time of last use in seconds since 1970; 0.0 if never used
@@ -56,19 +56,19 @@ class ModelRecord:
 def file_record(path: Path, sha256: str = "") -> FileRecord:
     """Return a record of a file's current state. Raises OSError.
 
-    The time is in whole seconds because archives and container images do not store a finer one.
+    The modification time is in whole seconds because archives and container images do not store fractions.
     """
     status = path.stat()
     return FileRecord(os.path.abspath(path), status.st_size, int(status.st_mtime), sha256)  # noqa: PTH100
 
 
 def record_path(model: Path) -> Path:
-    """Return the path of a model's record, which need not exist."""
+    """Return the path of a model's record, which may not exist."""
     return paths.record_file(Path(os.path.realpath(model)))
 
 
 def read_record(model: Path) -> ModelRecord | None:
-    """Return the record of the model whose first file is `model`, or None if there is no readable record."""
+    """Return the record of the model whose first file is `model`, or None if no valid record exists."""
     try:
         with record_path(model).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -80,7 +80,7 @@ def read_record(model: Path) -> ModelRecord | None:
 
 
 def write_record(record: ModelRecord) -> None:
-    """Write a record atomically. Errors are ignored: without a record, the next start only has to verify the model."""
+    """Write a record atomically. Errors are ignored, because without a record the model is just verified again."""
     path = record_path(Path(record.files[0].path))
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
@@ -99,16 +99,16 @@ def mark_used(model: Path) -> None:
         try:
             record = ModelRecord("", "", "", (file_record(model),), fetched=0.0, used=0.0)
         except OSError:
-            return  # the code that opens the file reports that it is missing
+            return  # the file is missing; the code that opens it will report that
     write_record(replace(record, used=time.time()))
 
 
 def remember_digests(
     files: Sequence[Path], digests: Sequence[str], *, name: str, source: str, commit: str = ""
 ) -> None:
-    """Record the digests of a model's files, which were hashed just now.
+    """Record the digests of a model's files, which have just been hashed.
 
-    An existing record keeps its other facts. `name`, `source` and `commit` are used only if it has no name yet.
+    An existing record keeps its other fields. `name`, `source` and `commit` are used only if the record has no name.
     """
     known = read_record(files[0]) or ModelRecord(name, source, commit, (), fetched=0.0, used=0.0)
     if not known.name:
@@ -118,7 +118,7 @@ def remember_digests(
 
 
 def known_digest(path: Path) -> str | None:
-    """Return the recorded sha256 of a file if it has not changed since, else None. The file's bytes are not read.
+    """Return the recorded sha256 of a file, or None if the file has changed since. Does not read the file's contents.
 
     The sha256 of a shard is in the record of its model.
     """
@@ -131,7 +131,7 @@ def known_digest(path: Path) -> str | None:
 
 
 def _is_same_file(file: FileRecord, real: str) -> bool:
-    # A blob's name is its sha256, which identifies it even after the recorded snapshot was removed.
+    # A blob's name is its sha256, which identifies the blob even after the recorded snapshot was removed.
     return file.sha256 == os.path.basename(real) or os.path.realpath(file.path) == real  # noqa: PTH119
 
 
@@ -144,9 +144,9 @@ def _is_unchanged(file: FileRecord, real: str) -> bool:
 
 
 def _record(table: Any) -> ModelRecord | None:
-    """Convert parsed JSON to a record and check every type. Returns None if a value is invalid.
+    """Convert parsed JSON to a record, checking every type. Returns None if a value is invalid.
 
-    Raises KeyError, TypeError, ValueError or OverflowError for data of the wrong shape.
+    Raises KeyError, TypeError, ValueError or OverflowError if the JSON has an unexpected structure.
     """
     files = tuple(
         FileRecord(_text(file["path"]), _count(file["size"]), _count(file["modified"]), _text(file["sha256"]))

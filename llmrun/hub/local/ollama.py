@@ -1,9 +1,9 @@
-"""Discovery of the models that Ollama stores on this machine. Ollama's files are never changed or removed.
+"""Finds the models that Ollama stores on this machine, and never modifies or removes them.
 
-    models/manifests/registry.ollama.ai/library/qwen3/4b    JSON with the layers of qwen3:4b and their digests
+    models/manifests/registry.ollama.ai/library/qwen3/4b    JSON that lists the layers of qwen3:4b with their digests
     models/blobs/sha256-0123...                             a layer; the layer of type `model` is a GGUF file
 
-Manifests are untrusted input: their size and number are limited, and they can only refer to files in `blobs`.
+Manifests are untrusted input. Their size and number are limited, and they can refer only to files in `blobs`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HOLDER = "ollama"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:(?P<digits>[0-9a-f]{64})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_REGISTRY, _LIBRARY = "registry.ollama.ai", "library"  # the defaults, which names omit
-_LEVELS = 4  # registry, owner, model, tag
+_REGISTRY, _LIBRARY = "registry.ollama.ai", "library"  # the default registry and owner, which names omit
+_LEVELS = 4  # the levels of folders: registry, owner, model, tag
 _MOST_MANIFESTS = 10_000
 
 
 def models() -> dict[str, Path]:
-    """Return the GGUF file of every model, keyed by names such as "qwen3:4b". The first folder with a name wins."""
+    """Return the GGUF file of every model, keyed by names such as "qwen3:4b". Earlier folders take precedence."""
     found: dict[str, Path] = {}
     for folder in _folders():
         for count, (name, manifest) in enumerate(_manifests(folder / "manifests")):
@@ -40,13 +40,13 @@ def models() -> dict[str, Path]:
 
 
 def find(name: str) -> Path | None:
-    """Return the GGUF file of a model by its name in Ollama, or None. The default tag is `latest`."""
+    """Return the GGUF file of the model with this name in Ollama, or None. The default tag is `latest`."""
     wanted = (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()
     return next((path for known, path in models().items() if known.lower() == wanted), None)
 
 
 def _folders() -> list[Path]:
-    """Return the folder in OLLAMA_MODELS, or the default folders of the user and of the Linux service."""
+    """Return the folder that OLLAMA_MODELS names, or else the default folders of the user and of the Linux service."""
     named = os.environ.get("OLLAMA_MODELS")
     return [expanded(named)] if named else [expanded("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")]
 
@@ -69,7 +69,7 @@ def _name(registry: str, owner: str, model: str, tag: str) -> str:
 
 
 def _model_blob(folder: Path, manifest: Path) -> Path | None:
-    """Return the GGUF file of a model, or None if it has several files or its manifest is invalid."""
+    """Return the GGUF file of a model, or None if the model has several files or its manifest is invalid."""
     try:
         layers: Any = json.loads(read_small(manifest))["layers"]
         digests = [layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_LAYER]

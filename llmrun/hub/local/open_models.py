@@ -1,7 +1,7 @@
-"""Locks that keep `llmrun rm` and `llmrun prune` from removing a model that a process has open.
+"""Locks that keep `llmrun rm` and `llmrun prune` from removing open models.
 
-The locks are flocks on the model files themselves: they need no lock files, and they end with the process even if it
-crashes. On Windows there are no locks because open files cannot be removed there.
+The locks are flocks on the model files themselves. They require no lock files, and the system releases them when the
+process ends, even if it crashes. Windows needs no locks because open files cannot be removed there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def in_use(model: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_with(paths: Iterable[Path]) -> Iterator[Path | None]:
-    """Lock these files exclusively while the block runs, and yield None.
+    """Lock these files exclusively while the block runs. Yields None on success.
 
-    If another process has some of them open, yield the first such file instead.
+    If another process has one of the files open, yields that file instead.
     """
     with ExitStack() as held:
         yield next((path for path in paths if not _lock(held, path, shared=False)), None)
 
 
 def _lock(held: ExitStack, path: Path, *, shared: bool) -> bool:
-    """Lock a file and return True, or return False if another process holds a conflicting lock.
+    """Try to lock a file. Returns False if another process holds a conflicting lock.
 
-    A file that cannot be locked, as on file systems without locks, counts as free.
+    If the file system does not support locks, the result is True.
     """
     if os.name != "posix":
         return True

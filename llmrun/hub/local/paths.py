@@ -1,7 +1,7 @@
-"""Paths of models on this machine. Every path that contains an untrusted name is built here.
+"""Builds the paths of models on this machine, including all paths that contain untrusted names.
 
-Names from a catalogue, a server or the command line go through `safe_segments` first, so a path that is built here
-cannot leave its folder.
+Names from a catalogue, a server or the command line are validated with `safe_segments`, so these paths cannot lead
+outside their folders.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def models_folder() -> Path:
-    """Return the folder of llmrun's own models and of its records of all models."""
+    """Return the folder for llmrun's own models and for the records of all models."""
     return data_folder() / "models"
 
 
 def own_model(file: str) -> Path:
-    """Return the path of a file that is not shared with other tools."""
+    """Return the path of a model file in our own folder, which other tools do not use."""
     return models_folder() / _name(file)
 
 
 def web_file(url: str, file: str) -> Path:
-    """Return the path of a file from a web server. Each URL has its own folder because file names may collide."""
+    """Return the path of a file from a web server. Each URL has its own folder, because file names may collide."""
     return models_folder() / "web" / _hashed(url)[:32] / _name(file)
 
 
 def work_folder(key: str) -> Path:
-    """Return a folder for partial downloads, which the next download cleans up. `key` is any text; it is hashed."""
+    """Return a folder for partial downloads, identified by any text. The next download with this key cleans it up."""
     return models_folder() / ".partial" / _hashed(key)
 
 
 def lock_file(key: str) -> Path:
-    """Return the path of the lock that a process holds while it downloads or removes the model called `key`."""
+    """Return the path of the lock that processes hold while they download or remove the model `key`."""
     return models_folder() / ".locks" / f"{_hashed(key)}.lock"
 
 
 def record_file(model: Path) -> Path:
-    """Return the path of the record (see model_records.py) of the model at this path."""
+    """Return the path of a model's record (see model_records.py)."""
     return models_folder() / ".records" / f"{_hashed(os.fspath(model))}.json"
 
 
 def hub_cache() -> Path:
-    """Return the cache that all Hugging Face tools share, by huggingface_hub's rules but without importing it."""
+    """Return the cache that all Hugging Face tools share. Follows huggingface_hub's rules without importing it."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return expanded(named)
@@ -64,13 +64,13 @@ def hub_cache() -> Path:
 
 def repository_folder(repository: str) -> Path:
     segments = safe_segments(repository)
-    if len(segments) != 2 or "--" in repository:  # the Hub forbids "--", which would make folder names ambiguous
+    if len(segments) != 2 or "--" in repository:  # the Hub forbids "--" because it would make folder names ambiguous
         raise UsageError(f"repository: {repository[:300]!r}: not in the form owner/name")
     return hub_cache() / ("models--" + "--".join(segments))
 
 
 def blob(repository: str, sha256: str) -> Path:
-    """Return the path of a file's bytes in the shared cache. Its name is its sha256; snapshots link to it."""
+    """Return the path of a blob in the shared cache. A blob's name is its sha256, and snapshots link to it."""
     if not _SHA256.fullmatch(sha256):
         raise UsageError(f"sha256: {sha256[:100]!r}: not 64 lower-case hexadecimal digits")
     return repository_folder(repository) / "blobs" / sha256
@@ -92,7 +92,7 @@ def snapshot_file(repository: str, commit: str, file: str) -> Path:
 
 
 def reference_file(repository: str, revision: str) -> Path:
-    """Return the path of the file with the commit that a branch or a tag last pointed to."""
+    """Return the path of the file that records the commit to which a branch or tag last pointed."""
     return (repository_folder(repository) / "refs").joinpath(*safe_segments(revision))
 
 
@@ -103,7 +103,7 @@ def shared_lock(repository: str, sha256: str) -> Path:
 
 
 def _name(file: str) -> str:
-    """Return `file` if it is a safe file name without folders. Raises UsageError otherwise."""
+    """Return `file` unchanged. Raises UsageError unless it is a safe file name without folders."""
     if len(safe_segments(file)) != 1:
         raise UsageError(f"file name: {file[:300]!r}: must not contain a folder")
     return file

@@ -1,4 +1,4 @@
-"""Safe writing of files: free-space checks, readable errors, protection against links, and atomic renames."""
+"""Helpers for writing files safely: free-space checks, readable errors, protection against links, atomic renames."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from llmrun.errors import DoesNotFit, LlmrunError
 if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
 
-CHUNK = 1 << 20  # bytes read and hashed at a time
-SPARE = 64 << 20  # bytes to leave free, because a full disk disturbs every other program
+CHUNK = 1 << 20  # bytes to read and hash at a time
+SPARE = 64 << 20  # bytes to leave free, because a full disk disrupts all other programs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder that you can write to"
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError from writing to `path` to an LlmrunError that says what to do."""
+    """Convert an OSError from writing to `path` to an LlmrunError with a hint."""
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of a reporter's pipe has exited; this is not about the file
+        raise  # this error is not about the file; the program that reads our progress output has exited
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise DoesNotFit(
@@ -44,7 +44,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
-    """Raise DoesNotFit unless the disk of `folder` has `needed` bytes free, plus SPARE. The folder need not exist."""
+    """Raise DoesNotFit unless `folder`'s disk has `needed` + SPARE bytes free. The folder need not exist."""
     if needed <= 0:
         return
     with writing(folder / "x"):
@@ -70,10 +70,10 @@ def _free_text(folder: Path) -> str:
 
 
 def make_folder(folder: Path, root: Path) -> None:
-    """Create `folder` below `root`, and its parents. Raises LlmrunError if a link below `root` leads out of it.
+    """Create `folder` and its parents below `root`. Raises LlmrunError if a link below `root` leads outside it.
 
     `root` itself may be a link because people keep their caches on other disks. Links below it that lead outside are
-    refused, so that a planted link cannot redirect our writes.
+    refused because an attacker could have placed them to redirect our writes.
     """
     with writing(folder):
         root.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def make_folder(folder: Path, root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in this folder survive a power cut. Windows needs no such step and cannot open folders."""
+    """Make renames in this folder survive a power failure. Does nothing on Windows, which cannot open folders."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -104,7 +104,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, final: Path) -> None:
-    """Rename a complete file to its final name atomically and durably. A link with that name is replaced."""
+    """Rename a complete file to its final name atomically and durably. An existing link is replaced, not followed."""
     with writing(final):
         partial.replace(final)
         sync_folder(final.parent)

@@ -1,4 +1,4 @@
-"""Reading of folders that other programs write to. Unreadable folders count as empty."""
+"""Reads folders that other programs write to. Unreadable folders count as empty."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MOST_ENTRIES = 100_000
 
 
 def expanded(text: str) -> Path:
-    """Return an absolute path with `~` and environment variables expanded. Never raises."""
+    """Expand `~` and environment variables, and return an absolute path. Never raises."""
     return Path(os.path.expandvars(os.path.expanduser(text))).absolute()  # noqa: PTH111
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, sorted by name. A missing or unreadable folder has none."""
+    """Return the entries of a folder, sorted by name. Returns [] for a missing or unreadable folder."""
     try:
         with os.scandir(folder) as found:
             some = [entry for entry, _ in zip(found, range(_MOST_ENTRIES), strict=False)]
@@ -27,14 +27,14 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders inside a folder. Links are skipped because their targets are not ours."""
+    """Return the folders inside a folder. Links are skipped because they may lead anywhere."""
     if folder.is_symlink():
         return []
     return [Path(entry.path) for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a file or a link to one."""
+    """Return whether an entry is a file or a link to a file."""
     try:
         return entry.is_file()
     except OSError:
@@ -48,7 +48,7 @@ def model_files(first: Path) -> tuple[Path, ...]:
 
 
 def read_small(path: Path) -> bytes:
-    """Read a file of at most 1 MiB. Raises OSError, and ValueError if it is larger."""
+    """Read a file of at most 1 MiB. Raises OSError, or ValueError if it is larger."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:

@@ -1,8 +1,8 @@
-"""Finding a model on this machine: in the Hugging Face cache, in our own folder, or in another program's.
+"""Finds models on this machine, in the Hugging Face cache, our own folder and other programs' folders.
 
-A file is trusted once its sha256 has been verified. The expected sha256 comes from the catalogue or from the blob's
-name, since the Hugging Face cache and Ollama name blobs by their sha256. The result is recorded (model_records.py), so
-the next start need not read gigabytes. Nothing here uses the network.
+A file is trusted after its sha256 has been verified. The expected sha256 comes from the catalogue or from the blob's
+name, because the Hugging Face cache and Ollama name blobs after their sha256. The result is recorded by
+model_records.py, so the next start does not have to read gigabytes. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The files of a model on this machine, with their expected sizes and digests where known."""
+    """The files of a model on this machine, with their expected sizes and digests if known."""
 
     source: Source
     files: tuple[Path, ...]
@@ -45,13 +45,13 @@ class Candidate:
 
 
 def find(wanted: Wanted, reporter: Reporter) -> Path | None:
-    """Return the first file of a complete, undamaged model, or None. Files hashed before are not hashed again."""
+    """Return the first file of a complete, undamaged model, or None. Unchanged files are hashed only once."""
     found = find_sound(wanted, reporter)
     return found.files[0] if found is not None else None
 
 
 def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
-    """Return the first candidate with the right sha256, or None. Damaged files are reported and skipped."""
+    """Return the first candidate with the expected sha256, or None. Damaged files are reported and skipped."""
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
             return candidate
@@ -59,7 +59,7 @@ def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
 
 
 def candidates(wanted: Wanted) -> Iterator[Candidate]:
-    """Yield the local models that match by name and size, the likeliest first. No file contents are read."""
+    """Yield the local models with matching names and sizes, the most likely one first. Does not read file contents."""
     for source in wanted.sources:
         for candidate in _of_source(source, wanted.expected):
             if _have_expected_sizes(candidate):
@@ -67,14 +67,14 @@ def candidates(wanted: Wanted) -> Iterator[Candidate]:
 
 
 def models_of(source: HubSource) -> list[OfferedModel]:
-    """Return the models of a repository that are on this machine at the source's revision. Their sizes are 0."""
+    """Return the local models from a repository at the source's revision. Their sizes are set to 0."""
     repository = read_repository(source.repository)
     commit = commit_of(repository, source.revision)
     return _offered(models_among(repository.snapshots[commit])) if commit else []
 
 
 def expected_digest(path: Path, expected: Expected | None = None) -> str | None:
-    """Return the sha256 that a file should have according to the catalogue or its own name, or None if unknown."""
+    """Return the sha256 that the catalogue or the blob's own name promises, or None if unknown."""
     if expected is not None and expected.sha256 is not None:
         return expected.sha256
     match = _BLOB.fullmatch(path.resolve().name)
@@ -118,7 +118,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
 
 
 def _together(source: Source, expected: tuple[Expected, ...], place: Callable[[str], Path]) -> Iterator[Candidate]:
-    with contextlib.suppress(UsageError):  # not a valid name for one of our files
+    with contextlib.suppress(UsageError):  # the name cannot be one of our files
         files = tuple(place(file.file) for file in expected)
         if files and all(path.is_file() for path in files):
             yield Candidate(source, files, expected)
@@ -128,7 +128,7 @@ def _in_hub_cache(source: HubSource, expected: tuple[Expected, ...]) -> Iterator
     repository = read_repository(source.repository)
     current = commit_of(repository, source.revision)
     commits = [current] if current else []
-    if expected and all(file.sha256 for file in expected):  # with known digests, any commit with the same bytes will do
+    if expected and all(file.sha256 for file in expected):  # with known digests, any commit may contain the files
         commits += [commit for commit in repository.snapshots if commit != current]
     for commit in commits:
         snapshot = repository.snapshots[commit]
@@ -179,9 +179,9 @@ def _offered(models: Mapping[str, Sequence[str]]) -> list[OfferedModel]:
 
 
 def _may_be(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
-    """Return whether the blobs' names are compatible with the expected digests.
+    """Return whether the blobs' names match the expected digests.
 
-    A blob with another name is a different version of the file, not a damaged one.
+    A blob with a different name is a different version of the file, not a damaged file.
     """
     names = map(expected_digest, files)
     return all(known.sha256 in (None, name or known.sha256) for name, known in zip(names, expected, strict=True))

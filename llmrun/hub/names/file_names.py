@@ -1,4 +1,4 @@
-"""Parsing of model file names: the quantization, the shard numbers, and whether a name is safe to write to disk."""
+"""Parses the quantization and the shard numbers in file names, and checks that names are safe to write to disk."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llmrun.errors import UsageError
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
-# "UD-" is Unsloth's prefix for a mix of types and is part of the name. The pattern matches whole words only: "IQ4_XS"
-# does not contain "Q4_XS".
+# "UD-" is Unsloth's prefix for a mix of types. It is part of the name. The pattern matches only whole words, so it does
+# not find "Q4_XS" in "IQ4_XS".
 _QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])(?P<name>(?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
     r"(?![A-Za-z0-9])",
@@ -23,9 +23,9 @@ _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", 
 
 
 def quantization_of(file: str) -> str:
-    """Return the quantization in a file name, in upper case: "Q4_K_M", "UD-Q4_K_XL", "F16".
+    """Return the quantization in a file name in upper case, such as "Q4_K_M" or "UD-Q4_K_XL".
 
-    Returns the last one if there are several, and "" if there is none.
+    Returns the last quantization if the name contains several, and "" if it contains none.
     """
     stem = file.rsplit("/", 1)[-1]
     found = [match["name"] for match in _QUANTIZATION.finditer(stem)]
@@ -33,12 +33,12 @@ def quantization_of(file: str) -> str:
 
 
 def quantization_named(text: str) -> str:
-    """Return `text` in upper case if it is exactly the name of a quantization ("q4_k_m" -> "Q4_K_M"), else ""."""
+    """Return `text` in upper case if it names a quantization ("q4_k_m" -> "Q4_K_M"), or else ""."""
     return _plain(text) if _QUANTIZATION.fullmatch(text) else ""
 
 
 def shards_of(file: str) -> tuple[str, ...]:
-    """Return all files of the model whose first file is `file`, in order: one file, or all of its shards.
+    """Return the files of the model whose first file is `file`, which are one file or all shards in order.
 
     Raises ValueError if `file` is not the first shard, or if its shard numbers are invalid.
     """
@@ -65,15 +65,15 @@ def first_shard(file: str) -> str:
 
 
 def is_companion(file: str) -> bool:
-    """Return whether a file accompanies a model: a vision projector (mmproj) or an importance matrix (imatrix)."""
+    """Return whether a file is a vision projector (mmproj) or an importance matrix (imatrix) instead of a model."""
     stem = file.rsplit("/", 1)[-1].lower()
-    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" is a model
+    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
 
 
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the models among these files, with or without folders: first file -> all its files, in order.
+    """Group files by model. Returns first file -> all files of the model, in order.
 
-    Models with missing shards are left out, and so are companion files.
+    Models with missing shards and companion files are left out. Names may contain folders.
     """
     present = frozenset(files)
     found = {}
@@ -83,14 +83,14 @@ def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
         try:
             shards = shards_of(file)
         except ValueError:
-            continue  # not the first shard, or invalid shard numbers
+            continue  # this is not a first shard, or its shard numbers are invalid
         if present.issuperset(shards):
             found[file] = shards
     return found
 
 
 def safe_segments(path: str) -> tuple[str, ...]:
-    """Split a path at "/". Raises UsageError if any part is not a valid file name on every operating system."""
+    """Split a path at "/". Raises UsageError unless every part is a valid file name on all operating systems."""
     segments = tuple(path.split("/"))
     for segment in segments:
         plain = _SEGMENT.fullmatch(segment) and len(segment) <= _MOST_SEGMENT and not segment.endswith((".", " "))

@@ -1,4 +1,4 @@
-"""Parsing of web addresses: URLs of the Hub become a HubSource, URLs of other .gguf files a UrlSource."""
+"""Parses URLs. A URL of the Hub becomes a HubSource, and a URL of any other .gguf file becomes a UrlSource."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOT_MODELS = frozenset({"datasets", "spaces", "docs", "models", "collections", 
 
 
 def hub_source_of(url: str) -> HubSource | None:
-    """Parse the URL of a model or file on the Hub, or on the host in HF_ENDPOINT; return None for other hosts.
+    """Parse the URL of a model or file on the Hub or on HF_ENDPOINT's host. Returns None for other hosts.
 
-    The path is `/owner/name`, `/owner/name/tree/main` or `/owner/name/blob/main/file.gguf`, where `resolve` and `raw`
-    may replace `blob`. Raises UsageError for any other page of the Hub.
+    The path is `/owner/name`, `/owner/name/tree/main` or `/owner/name/blob/main/file.gguf`. Instead of `blob`, it may
+    contain `resolve` or `raw`. Raises UsageError for all other pages of the Hub.
     """
     from urllib.parse import unquote
 
@@ -55,10 +55,10 @@ def hub_source_of(url: str) -> HubSource | None:
 
 
 def url_source_of(url: str) -> tuple[UrlSource, str]:
-    """Parse the URL of a .gguf file on any web server, and return its source and file name.
+    """Parse the URL of a .gguf file on any web server. Returns (source, file name).
 
-    Raises UsageError if the URL is not that of a .gguf file, or uses http:// to another machine: without TLS, nothing
-    shows that the bytes come from that server.
+    Raises UsageError if the URL does not name a .gguf file. Also raises it for http:// URLs of other machines, because
+    the sender cannot be authenticated without TLS.
     """
     from urllib.parse import unquote
 

@@ -1,4 +1,4 @@
-"""Sorting of model and quantization names by size, as people expect, instead of alphabetically."""
+"""Sorts the names of models and quantizations by size instead of alphabetically."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ _WEIGHTS = re.compile(
 )
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _BITS = re.compile(r"(?:Q|FP|BF|F)(?P<bits>\d+)")
-# Average bits per weight in a file, including scales and the few larger tensors; measured on 8-billion-weight models.
+# Average bits per weight in a file, including scales and tensors of larger types, measured on models with 8 billion
+# weights.
 _BITS_IN_FILES = {1: 2.0, 2: 3.2, 3: 3.95, 4: 4.85, 5: 5.7, 6: 6.6, 8: 8.5}
 
 
 def weights_in(name: str) -> float | None:
-    """Return the number of weights in a model's name, such as 4e9 for "qwen3:4b", or None if the name has none.
+    """Return the number of weights stated in a model's name, such as 4e9 for "qwen3:4b", or None.
 
-    Names such as "gemma3n:e4b" also give None, because they count only the effective weights.
+    Also returns None for names such as "gemma3n:e4b", which state only the number of effective weights.
     """
     match = _match(name)
     return None if match is None or match["effective"] else _number(match)
 
 
 def smallest_first(names: Iterable[str]) -> list[str]:
-    """Sort model names by the size in the name. Names without a size come last."""
+    """Sort model names by the size stated in them. Names without a size come last."""
     return sorted(names, key=lambda name: (size_in(name), name))
 
 
 def size_in(name: str) -> float:
-    """Return the size in a model's name as a sort key: 4e9 for "qwen3:4b" and "gemma3n:e4b", inf if it has none."""
+    """Return the size stated in a model's name as a sort key, such as 4e9 for "gemma3n:e4b", or inf without a size."""
     match = _match(name)
     return _number(match) if match else math.inf
 
@@ -45,7 +46,7 @@ def _number(match: re.Match[str]) -> float:
 
 
 def nearest_in_size(name: str, names: Iterable[str]) -> list[str]:
-    """Sort model names by how close their size is to that of `name`, the closest first."""
+    """Sort model names by how close their sizes are to the size of `name`, the closest first."""
     wanted, ordered = size_in(name), smallest_first(names)
     if wanted in (0, math.inf):
         return ordered
@@ -53,13 +54,13 @@ def nearest_in_size(name: str, names: Iterable[str]) -> list[str]:
 
 
 def bits_of(quantization: str) -> int:
-    """Return the bits per weight in a quantization's name: 4 for "Q4_K_M", 16 for "BF16", 0 if it has none."""
+    """Return the bits per weight stated in a quantization's name, such as 4 for "Q4_K_M", or 0 if there are none."""
     match = _BITS.search(quantization)
     return int(match["bits"]) if match else 0
 
 
 def bits_in_file(quantization: str) -> float:
-    """Return the average bits per weight in a file, accurate to a few percent; 0.0 if the name does not say."""
+    """Return the average bits per weight in a file, accurate to a few percent, or 0.0 if unknown."""
     bits = bits_of(quantization)
     return _BITS_IN_FILES.get(bits, float(bits))
 

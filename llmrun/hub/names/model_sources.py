@@ -1,7 +1,7 @@
-"""Where a model can be found, and exactly which files to download from there.
+"""Data classes for the sources of models and for the files to download from them.
 
-A source may leave open which file of a repository to use. An `Artifact` is fully resolved: it has the commit, and the
-path, size and sha256 of every file.
+A source does not have to specify which file of a repository to use. An `Artifact` is fully resolved and contains the
+commit and the path, size and sha256 of every file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class HubSource:
 
     If both are None, the best file in the repository is used.
 
-    file          path inside the repository, with "/"; the first shard of a sharded model
-    quantization  in upper case, as in file names: "Q4_K_M"
+    file          the file's path inside the repository, with "/"; for sharded models, the path of the first shard
+    quantization  the quantization in upper case, as in file names, such as "Q4_K_M"
     revision      a branch, a tag or a commit
     """
 
@@ -36,7 +36,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class PypiSource:
-    """A wheel on PyPI that contains the file."""
+    """A wheel on PyPI that contains the model file."""
 
     project: str
     version: str
@@ -48,7 +48,7 @@ class PypiSource:
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """A file on any web server: https://.../name.gguf.
+    """A model file on any web server, such as https://.../name.gguf.
 
     `str()` omits the query string, which may contain a signature.
     """
@@ -64,7 +64,7 @@ class HeldSource:
     """A model that another program stores on this machine. It needs no download."""
 
     holder: str  # "ollama" or "lmstudio"
-    name: str  # as that program calls it: "qwen3:4b", "owner/name/file.gguf"
+    name: str  # the model's name in that program, such as "qwen3:4b" or "owner/name/file.gguf"
 
     def __str__(self) -> str:
         return f"{self.holder}:{self.name}"
@@ -75,27 +75,27 @@ Source = HubSource | PypiSource | UrlSource | HeldSource
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The known facts about a file before any server is asked. Unknown facts are None."""
+    """Metadata of a file that is known before any server is contacted. Unknown values are None."""
 
-    file: str  # its name on disk, without folders
+    file: str  # the file's name on disk, without folders
     size: int | None = None  # bytes
     sha256: str | None = None  # 64 hexadecimal digits, lower case
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file that can be downloaded. sha256 is None only for a UrlSource, because web servers do not report it."""
+    """A file that can be downloaded. `sha256` is None only for a UrlSource because web servers do not report it."""
 
-    path: str  # inside the repository, with "/"; the file name for other sources
+    path: str  # the path inside the repository, with "/"; for other sources, the file name
     size: int  # bytes
     sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model to download, and its source: one file, or all shards in order.
+    """A model to download, with its source and its files. A sharded model's files are in order.
 
-    commit  the commit of the repository, 40 hexadecimal digits; "" for sources without commits
+    commit  the repository's commit as 40 hexadecimal digits; "" if the source has no commits
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""RamaLama's short names: a table `[shortnames]` that maps each short name to a model.
+"""Reads RamaLama's short names, a `[shortnames]` table that maps each short name to a model.
 
 A `[shortnames]` table in the user's own models.toml takes precedence over the catalogue. RamaLama's own files are read
-only for names that the catalogue does not know, so installing RamaLama never changes the meaning of our names.
+only for names that are not in the catalogue, so installing RamaLama never changes the meaning of our names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WINDOWS = os.name == "nt"
 
 
 def ramalama_folders() -> Iterator[Path]:
-    """Yield the folders that RamaLama reads, in the order of its `shortnames.py`. Later folders take precedence.
+    """Yield the folders that RamaLama reads, in the same order as its `shortnames.py`. Later folders take precedence.
 
     The folders need not exist.
     """
@@ -31,7 +31,7 @@ def ramalama_folders() -> Iterator[Path]:
 
 
 def ramalama_target(name: str) -> str | None:
-    """Return the model that a name stands for in RamaLama's files, or None. Unreadable files are ignored."""
+    """Return the model that a short name refers to in RamaLama's files, or None. Unreadable files are ignored."""
     found = None
     for folder in ramalama_folders():
         found = _read(folder / "ramalama" / "shortnames.conf").get(name.lower(), found)
@@ -39,7 +39,7 @@ def ramalama_target(name: str) -> str | None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Read a file the way RamaLama does: as INI, with quotes stripped. Names are in lower case."""
+    """Read a file as INI and strip quotes, as RamaLama does. Returned names are in lower case."""
     import configparser
 
     parser = configparser.ConfigParser(delimiters="=", interpolation=None, strict=False)

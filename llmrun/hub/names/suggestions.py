@@ -1,4 +1,4 @@
-"""Hints for unknown model names. Each is one line of text."""
+"""Builds hints for unknown model names. Each hint is one line of text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from llmrun.hub.names.file_names import quantization_named
 from llmrun.hub.names.model_order import nearest_in_size, smallest_first
 
-_MOST = 3  # names in a hint
-_MOST_SIZES = 5  # sizes of a family in a hint
-_LONGEST = 100  # characters of a name to compare
-_LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches nonexistent ones, such as "-q9"
+_MOST = 3  # the maximum number of names in a hint
+_MOST_SIZES = 5  # the maximum number of a family's models in a hint
+_LONGEST = 100  # characters; the rest of a name is ignored in comparisons
+_LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches quantizations that do not exist, such as "-q9"
 
 
 def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
-    """Return a hint for an unknown model name. `models` are the known names ("qwen3:4b"), `others` their aliases."""
+    """Return a hint for an unknown model name. `models` are the known names, and `others` are aliases."""
     if _is_file(name):
         return f"to run the file with that name, use ./{name}"
     wanted = name.lower()[:_LONGEST]
@@ -44,9 +44,10 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
 
 
 def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
-    """Return a list of a family's models as text, the smallest first.
+    """List a family's models as text, the smallest first.
 
-    A long list is cut to the models whose names or sizes are closest to `wanted`, plus the command that lists all.
+    If there are many, only the models closest to `wanted` in name or size are listed, followed by the command that
+    lists all of them.
     """
     likely = dict.fromkeys([*_near(wanted, sizes)[:2], *nearest_in_size(wanted, sizes)])
     listed = ", ".join(smallest_first(list(likely)[:_MOST_SIZES]))
@@ -56,9 +57,9 @@ def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
 
 
 def for_repository(repository: str, known: Iterable[str]) -> str:
-    """Return a hint for a repository that is not on the Hub or lacks an owner; "" if no known name is close."""
+    """Return a hint for a repository that does not exist or lacks an owner, or "" if no known name is similar."""
     wanted = repository.lower()[:_LONGEST]
-    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide a repository that we know
+    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide a known repository
     own_name = _own_name(wanted)
     same = [name for name in repositories if own_name and _own_name(name.lower()) == own_name]
     found = same or _near(wanted, repositories) or _near(own_name, repositories, _own_name)
@@ -70,7 +71,7 @@ def _did_you_mean(names: Sequence[str]) -> str:
 
 
 def _same_letters(wanted: str, names: Iterable[str]) -> list[str]:
-    """Return the names that differ from `wanted` only in punctuation, as "qwen3-4b" and "qwen3:4b" do."""
+    """Return the names that differ from `wanted` only in punctuation, such as "qwen3-4b" and "qwen3:4b"."""
     letters = _letters(wanted)
     return [name for name in dict.fromkeys(names) if letters and _letters(name) == letters][:_MOST]
 
@@ -95,5 +96,5 @@ def _near(wanted: str, names: Sequence[str], compared: Callable[[str], str] = st
 def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # a name that the system cannot look up
+    except (OSError, ValueError):  # the system cannot look up this name
         return False

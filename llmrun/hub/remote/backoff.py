@@ -1,24 +1,24 @@
-"""Policies for retries and for the number of parallel connections. They use neither a clock nor the network."""
+"""Policies for retries and for the number of parallel connections. This module uses neither a clock nor the network."""
 
 from __future__ import annotations
 
 from llmrun.errors import NetworkError
 from llmrun.hub.remote.http_ranges import TryAgain
 
-TRIES = 6  # consecutive attempts before the first byte arrives; users should not wait long for a dead server
-TRIES_ON_THE_WAY = 16  # consecutive attempts without progress after that: at least 84 s, enough for a router restart
-PROGRESS = 64 << 10  # bytes that must arrive to reset the count of failures
+TRIES = 6  # consecutive attempts before any byte arrives; users should not wait long for a dead server
+TRIES_ON_THE_WAY = 16  # attempts without progress after that; they take at least 84 s, enough for a router restart
+PROGRESS = 64 << 10  # bytes that must arrive to reset the failure count
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 8.0
 
 MOST_CONNECTIONS = 8
-PROBE_S = 1.0  # duration of the measurement at each number of connections
+PROBE_S = 1.0  # duration of each speed measurement
 GAIN = 1.3  # the minimum speedup that justifies doubling the connections
 WORTH_S = 3.0  # do not measure again if the download will finish sooner than this
 
 
 class Patience:
-    """A counter of consecutive failures. Progress past the farthest point so far resets it."""
+    """A counter of consecutive failures. Receiving enough new bytes resets it."""
 
     def __init__(self, file: str, size: int, received: int) -> None:
         self._file, self._size = file, size
@@ -27,7 +27,7 @@ class Patience:
         self._tries = TRIES
 
     def wait_after(self, trouble: TryAgain, received: int) -> float:
-        """Return the seconds to wait before the next attempt. Raises NetworkError after the last one."""
+        """Return the delay in seconds before the next attempt. Raises NetworkError after the last attempt."""
         if received >= self._farthest + PROGRESS:
             self._farthest, self._failures, self._tries = received, 0, TRIES_ON_THE_WAY
         self._failures += 1
@@ -40,13 +40,13 @@ class Patience:
 class Growth:
     """A controller for the number of parallel connections of a download.
 
-    It starts with one connection and doubles the number as long as measurements show that this is faster. Many servers
+    It starts with one connection and doubles the number as long as that measurably increases the speed. Many servers
     and networks limit the speed of each connection, but most do not.
     """
 
     def __init__(self, now: float, received: int) -> None:
         self._since, self._from = now, received
-        self._rate = 0.0  # bytes per second with half the current connections
+        self._rate = 0.0  # bytes per second, measured with half as many connections
         self._settled = False
 
     def advise(self, now: float, received: int, missing: int, connections: int) -> int:
@@ -60,7 +60,7 @@ class Growth:
         if self._settled or now - self._since < PROBE_S:
             return connections
         rate = (received - self._from) / (now - self._since)
-        if rate <= 0.0:  # a stalled download is no measurement
+        if rate <= 0.0:  # the speed of a stalled download says nothing about the number of connections
             self._since = now
             return connections
         if rate < GAIN * self._rate:

@@ -1,4 +1,4 @@
-"""Models at plain URLs, on any web server."""
+"""Metadata and downloads of models at plain URLs on any web server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from llmrun.hub.remote.http_ranges import Remote
 
 
 def pin(source: UrlSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
-    """Return the files that the URL offers now, with the sizes that the server reports.
+    """Return the files that are available at the URL now, with the sizes that the server reports.
 
-    A web server does not publish a sha256, so it is known only if `expected` contains it. Raises NetworkError,
-    ModelNotFound, or IntegrityError if a size differs from the expected one.
+    Web servers do not publish digests, so a sha256 is known only if `expected` contains it. Raises NetworkError,
+    ModelNotFound, or IntegrityError for unexpected sizes.
     """
     known = expected or tuple(Expected(shard) for shard in shards_of(file_name(source)))
     files = []
@@ -34,7 +34,7 @@ def file_name(source: UrlSource) -> str:
 
 
 def remote_file(source: UrlSource, file: RemoteFile) -> Remote:
-    """Return the remote for the URL's own file or for another shard in the same folder."""
+    """Return a remote for the file at the URL or for another shard in the same folder."""
 
     def address() -> tuple[str, Mapping[str, str]]:
         split = urlsplit(source.url)

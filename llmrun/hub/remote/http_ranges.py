@@ -1,7 +1,7 @@
-"""HTTP range requests to untrusted servers, with strict validation of responses.
+"""Sends HTTP range requests to untrusted servers and validates the responses strictly.
 
-The user's token is sent to the Hub's own origin and nowhere else. This module therefore follows redirects itself, and
-drops the headers supplied with the URL when a redirect leads to another scheme, host or port.
+The user's token must only be sent to the Hub's own origin. Therefore, this module follows redirects itself, and drops
+the caller's headers when a redirect leads to another scheme, host or port.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     import httpx2
 
 MOST_REDIRECTS = 10
-MOST_WAIT_S = 300.0  # the longest Retry-After that we obey
-_EXPIRED = (401, 403, 404, 410)  # status codes of a signed URL that has expired
-# The digits are limited because int() raises ValueError for thousands of them.
+MOST_WAIT_S = 300.0  # the longest Retry-After to obey
+_EXPIRED = (401, 403, 404, 410)  # status codes that servers send for expired signed URLs
+# The number of digits is limited because int() raises ValueError for very long numbers.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,20}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
-# Without this header, a proxy may send compressed bytes.
+# Without this header, proxies may compress the response.
 _UNENCODED = {"accept-encoding": "identity"}
 _RESUMES = "check the connection and run the command again; the download will resume"
 
 
 class TryAgain(NetworkError):
-    """A temporary failure. `after` is the server's Retry-After in seconds, or 0."""
+    """A temporary failure. `after` is the server's Retry-After in seconds, or 0 if absent."""
 
     def __init__(self, message: str, *, hint: str = _RESUMES, after: float = 0.0) -> None:
         super().__init__(message, hint=hint)
@@ -48,16 +48,16 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """A response for a different file, such as a proxy's error page. Bytes received earlier may still be correct."""
+    """The response belongs to a different file, such as a proxy's error page. Earlier bytes may still be correct."""
 
 
 @dataclass(frozen=True)
 class RangeResponse:
     """A validated response to a range request.
 
-    whole      True if the server ignored the range and sends the whole file from its beginning
-    validator  the server's identifier of this version of the file (an ETag or a date); "" if it sends none
-    pieces     the bytes as they arrive; raises TryAgain if the connection breaks or times out
+    whole      whether the server ignored the range and is sending the whole file
+    validator  the server's identifier of this version of the file (an ETag or a date); "" if there is none
+    pieces     an iterator over the bytes as they arrive; raises TryAgain if the connection breaks or times out
     """
 
     whole: bool
@@ -66,7 +66,7 @@ class RangeResponse:
     connection: socket.socket | None
 
     def hang_up(self) -> None:
-        """Shut down the connection from any thread, which ends the wait of the thread that reads `pieces`."""
+        """Shut down the connection and wake the thread that reads `pieces`. Thread-safe."""
         if self.connection is not None:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -75,22 +75,22 @@ class RangeResponse:
 class Remote:
     """The remote location of one file. Several threads may use it at the same time.
 
-    `address` returns the initial URL and the headers for its origin. It is called again when the URL that it redirects
-    to has expired.
+    `address` returns the initial URL and the headers for its origin. It is called again if the target of the redirect
+    has expired.
     """
 
     def __init__(self, file: RemoteFile, address: Callable[[], tuple[str, Mapping[str, str]]]) -> None:
         self.file = file
         self._address = address
-        self._led_to: str | None = None  # the redirect target at another origin, which gets no headers of the first
+        self._led_to: str | None = None  # the redirect target at another origin; the headers must not be sent to it
 
     @contextlib.contextmanager
     def open(self, start: int, end: int, validator: str) -> Iterator[RangeResponse]:
-        """Request the bytes [start, end). If `validator` is not "", request them only from that version of the file.
+        """Request the bytes [start, end). If `validator` is not "", only that version of the file is accepted.
 
         Raises TryAgain for temporary failures, NetworkError or ModelNotFound for permanent ones, and AnotherFile if the
         response belongs to another file. After a TryAgain, raised here or in the block, the next request starts at the
-        initial URL again, which may redirect to another host if this one is down.
+        initial URL again, because it may redirect to a host that works.
         """
         try:
             with self._opened(start, end, validator) as answer:
@@ -112,17 +112,17 @@ class Remote:
             connection = stream.get_extra_info("socket") if stream else None
             yield RangeResponse(whole, validator_of(response.headers), self._pieces(response), connection)
         finally:
-            with contextlib.suppress(Exception):  # closing a broken connection may fail; it is not used again
+            with contextlib.suppress(Exception):  # closing a broken connection may fail, which does no harm
                 response.close()
 
     def measure(self) -> int:
-        """Return the file size in bytes. Raises what `open` raises, and NetworkError if the server reports no size."""
+        """Return the file size in bytes. Raises the same errors as `open`, and NetworkError if the size is unknown."""
         response = self._ask({}, "HEAD")
         response.close()
         length = _parsed_size(response.headers.get("content-length", ""))
         if response.status_code == 200 and length is not None:
             return length
-        if response.status_code not in (200, 405, 501):  # signed URLs often allow only GET
+        if response.status_code not in (200, 405, 501):  # many signed URLs allow only GET
             self._require_good(response)
         response = self._ask({"range": "bytes=0-0"})
         response.close()
@@ -179,7 +179,7 @@ class Remote:
     # --- validation of responses --------------------------------------------------------------------------------------
 
     def _require_same_file(self, response: httpx2.Response) -> None:
-        """Raise AnotherFile if the Hub's response, which contains the file's sha256, has an unexpected one."""
+        """Raise AnotherFile if the response has an unexpected sha256. Only the Hub's responses contain a sha256."""
         told = response.headers.get("x-linked-etag", "").strip('"')
         if self.file.sha256 and _SHA256.fullmatch(told) and told != self.file.sha256:
             response.close()
@@ -200,7 +200,7 @@ class Remote:
         raise _refusal(status, response.headers.get("x-error-code", ""))
 
     def _is_whole_file(self, response: httpx2.Response, start: int, end: int) -> bool:
-        """Return whether the response is the whole file rather than the requested range. Raises if it is neither."""
+        """Return True for the whole file and False for the requested range. Raises if the response is neither."""
         coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise NetworkError(
@@ -221,13 +221,13 @@ class Remote:
 
 
 def _parsed_size(text: str) -> int | None:
-    """Parse a size sent by a server. Returns None if it is missing or not plausible for a model."""
+    """Parse a size sent by a server. Returns None if it is missing or implausible for a model."""
     size = int(text) if _LENGTH.fullmatch(text) else None
     return size if is_size(size) else None
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
-    """Return a value for If-Range: the strong ETag, else the Last-Modified date, else ""."""
+    """Return a value for the If-Range header, which is a strong ETag or a Last-Modified date, or else ""."""
     etag = headers.get("etag", "")
     found = etag if re.fullmatch(r'"[^"]*"', etag) else headers.get("last-modified", "")
     return found if found.isascii() and found.isprintable() and len(found) <= _LONGEST_VALIDATOR else ""
@@ -235,7 +235,7 @@ def validator_of(headers: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def _transient() -> Iterator[None]:
-    """Convert temporary network errors to TryAgain. Permanent errors, such as wrong settings, pass unchanged."""
+    """Convert temporary network errors to TryAgain. Permanent errors, such as invalid settings, propagate unchanged."""
     import httpx2
 
     try:
@@ -263,26 +263,26 @@ def _next_address(url: str, location: str) -> str:
         target = urljoin(url, location)
         split = urlsplit(target)
         downgrade = split.scheme == "http" and urlsplit(url).scheme == "https"
-        plain_host = (split.hostname or "").isprintable()  # error messages show the host name
+        plain_host = (split.hostname or "").isprintable()  # a host name appears in error messages
         if split.scheme not in _PORTS or not split.hostname or split.username is not None or not plain_host:
             raise ValueError("not a valid URL")
         if downgrade and not LOOPBACK.fullmatch(split.hostname):
             raise ValueError("it leads from https to http")
         _origin(target)
     except ValueError as error:
-        where = plain(location.partition("?")[0])  # the query may contain a signature
+        where = plain(location.partition("?")[0])  # the query is omitted because it may contain a signature
         raise NetworkError(f"refused a redirect to {where}: {plain(error)}") from error
     return target
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Return (scheme, host, port). Raises ValueError for a malformed port."""
+    """Return the origin of a URL as (scheme, host, port). Raises ValueError for a malformed port."""
     split: SplitResult = urlsplit(url)
     return split.scheme, split.hostname, split.port or _PORTS.get(split.scheme)
 
 
 def _seconds(retry_after: str) -> float:
-    """Parse a Retry-After header, a number or a date, to seconds from now. Returns 0.0 for anything else."""
+    """Convert a Retry-After header, which is a number or a date, to seconds from now. Returns 0.0 for other values."""
     if retry_after.isdecimal():
         return float(retry_after[:9])
     try:

@@ -1,4 +1,4 @@
-"""Search on the Hugging Face Hub for repositories with GGUF models."""
+"""Searches the Hugging Face Hub for repositories with GGUF models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LICENCE = "license:"  # the prefix of the tag that states a repository's licenc
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A search result. `downloads` counts the last 30 days; `license` is "" if unknown."""
+    """A search result. `downloads` counts the downloads of the last 30 days. `license` is "" if unknown."""
 
     repository: str  # "owner/name"
     downloads: int
@@ -28,12 +28,12 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """The repository's name in llmrun commands."""
+        """The name that llmrun commands accept for this repository."""
         return f"hf:{self.repository}"
 
 
 def search_hub(words: str, limit: int) -> list[HubModel]:
-    """Return at most `limit` repositories with GGUF files whose names match, the most downloaded first.
+    """Return up to `limit` repositories that match and contain GGUF files, the most downloaded first.
 
     Raises Unreachable if the Hub does not respond and NetworkError for other failures.
     """
@@ -49,7 +49,7 @@ def search_hub(words: str, limit: int) -> list[HubModel]:
 
 
 def _ask(words: str, limit: int) -> list[Any]:
-    """Return the Hub's JSON object for each repository, without validation.
+    """Return the Hub's JSON object for each repository. The objects are not validated.
 
     HfApi.list_models is not used because it retries an unreachable Hub for 20 s and logs each attempt to stderr.
     """
@@ -79,7 +79,7 @@ def _ask(words: str, limit: int) -> list[Any]:
 
 
 def _checked(facts: Any) -> HubModel | None:
-    """Validate the Hub's JSON object for a repository. Returns None if its name is malformed."""
+    """Validate the Hub's JSON object for a repository. Returns None if the repository's name is malformed."""
     if not isinstance(facts, dict) or not isinstance(name := facts.get("id"), str) or name.count("/") != 1:
         return None
     try:

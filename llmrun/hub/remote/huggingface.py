@@ -1,8 +1,8 @@
-"""Metadata from the Hugging Face Hub: a model's files at a commit, with their sizes and sha256.
+"""Gets metadata from the Hugging Face Hub, namely a model's files at a commit with their sizes and digests.
 
-huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. It never compares that sha256
-with the downloaded bytes (version 2.4 serves truncated and corrupt files from its cache). For that reason, this module
-uses it only for metadata; download.py downloads the bytes and verifies them.
+huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. However, it never compares that
+sha256 with the downloaded bytes, and version 2.4 even serves truncated and corrupt files from its cache. Therefore,
+this module uses huggingface_hub only for metadata. download.py downloads the files and verifies them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
-    """Return the exact files that `source` means now. They must match `expected`, as far as it is known.
+    """Return the exact files to which `source` currently refers. Values known in `expected` must match.
 
-    A separate request for the first file's metadata detects repositories that deny this user access before the download
-    starts. Raises ModelNotFound, NetworkError, IntegrityError if a file differs from `expected`, or UsageError for
-    malformed names.
+    A separate request for the first file's metadata checks that this user may download from the repository. Raises
+    ModelNotFound, NetworkError, IntegrityError if a file differs from `expected`, or UsageError for malformed names.
     """
     if source.file is not None and _parts(source.file) == (source.file,):
         safe_segments(source.file)
@@ -76,14 +75,14 @@ def listing(source: HubSource) -> Listing:
 
 
 def remote_file(source: HubSource, commit: str, file: RemoteFile) -> Remote:
-    """Return a remote for range requests to a file at the given commit. This makes no request yet."""
+    """Return a remote for range requests to a file at the given commit. Creating it sends no request."""
     return Remote(file, lambda: request(source.repository, commit, file.path))
 
 
 def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str]]:
     """Return (URL, headers) for downloading a file.
 
-    The headers may contain the user's token, so they must not be sent to hosts that the URL redirects to. Raises
+    The headers may contain the user's token, so they must not be sent to other hosts after a redirect. Raises
     NetworkError for invalid network settings.
     """
     import_client()
@@ -97,13 +96,13 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
 
 def import_client() -> None:
     """Import huggingface_hub. Raises NetworkError if HF_ENDPOINT prevents that."""
-    # Import the modules directly: the package's lazy attributes print a failed import to stdout, our output channel.
+    # Import the modules directly because the package's lazy attributes print failed imports to stdout.
     try:
         import huggingface_hub.hf_api  # noqa: F401
         from huggingface_hub import constants
     except ValueError as error:  # huggingface_hub parses HF_ENDPOINT during import
         raise NetworkError(f"network settings: {plain(error)}", hint="check HF_ENDPOINT") from error
-    # With telemetry, the first request of a process also fetches a list of agents from the Hub, which takes up to 3 s.
+    # With telemetry enabled, the first request also fetches a list of agents from the Hub, which takes up to 3 s.
     constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
@@ -113,12 +112,12 @@ def _information(source: HubSource) -> ModelInfo:
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented but not exported
 
     with translated(source.repository):
-        get_session()  # raises errors in proxy or certificate settings here, where they cannot pass for a bad response
+        get_session()  # fail early on invalid proxy or certificate settings, so they are not mistaken for bad responses
         try:
             return HfApi(library_name="llmrun").model_info(
                 source.repository, revision=source.revision, files_metadata=True, timeout=network_errors.ANSWER_SECONDS
             )
-        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # the last: a non-ASCII token
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # also a non-ASCII token
             raise
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
@@ -151,7 +150,7 @@ def _metadata(source: HubSource, file: str) -> HfFileMetadata:
 def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
         return NoFile(str(error), hint=nearest_files(listing(source).models, file, source.repository))
-    except LlmrunError:  # the listing only improves the hint
+    except LlmrunError:  # without the listing, only the hint is less helpful
         return error
 
 

@@ -1,4 +1,4 @@
-"""GGUF headers of remote models, read with HTTP range requests that transfer a few hundred kilobytes."""
+"""Reads GGUF headers of remote models with HTTP range requests, which transfer only a few hundred kilobytes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from llmrun.gguf.source import Source
     from llmrun.hub.progress_reporter import Reporter
 
-_MOST_SKIPPED = 16 << 20  # bytes to discard, at most, if a server without range support sends the file from its start
-_AT_ONCE = 6  # parallel header requests; latency dominates their time
+_MOST_SKIPPED = 16 << 20  # bytes; the most to discard if a server ignores the range and sends the file from its start
+_AT_ONCE = 6  # parallel header requests; their time is mostly latency
 _LABEL = "reading headers"
 
 
 def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
     """Read a remote model's header.
 
-    The result has no tensor data, and it omits metadata that does not affect the memory footprint (remote_header.py).
-    Raises NetworkError, ModelNotFound, ModelFileError, or UnsupportedModel for a source without range requests.
+    The result has no tensor data, and lacks metadata that does not affect the memory footprint (see remote_header.py).
+    Raises NetworkError, ModelNotFound, ModelFileError, or UnsupportedModel if the source has no range requests.
 
-    known  the header of another quantization of the same model, which reduces the transfer to a few kilobytes
+    known  the header of another quantization of the same model; it reduces the transfer to a few kilobytes
     """
     first, *others = artifact.files
     shards = {Path(file.path).name: file for file in others}
@@ -91,8 +91,8 @@ def read_headers(
 ) -> list[GGUFFile | LlmrunError]:
     """Read the headers of several quantizations of one model. Returns a header or an error for each, in order.
 
-    The first header that can be read, or `known`, shows which ranges of the other files to request. The other headers
-    are then read in parallel.
+    The first header that can be read, or `known`, determines which ranges of the other files to request. The other
+    headers are then read in parallel.
     """
     found: dict[int, GGUFFile | LlmrunError] = {}
     for number, artifact in enumerate(artifacts if known is None else ()):
@@ -109,7 +109,7 @@ def read_headers(
             found[waiting[done]] = done.result()
             reporter.progress(_LABEL, len(found), len(artifacts))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # so that Ctrl-C does not wait for pending requests
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C must not wait for pending requests
     reporter.progress(_LABEL, len(artifacts), len(artifacts))
     return [found[number] for number in range(len(artifacts))]
 

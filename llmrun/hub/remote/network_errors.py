@@ -1,4 +1,4 @@
-"""Time limits for network requests, and translation of library exceptions to llmrun's errors."""
+"""Limits the time of network requests and translates library exceptions to llmrun's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
-# Limits name resolution and connecting together. An HTTP client's timeout applies to each of a host's addresses.
+# In seconds, for name resolution and connecting together. An HTTP client's timeout would apply to each address.
 ANSWER_SECONDS = 10.0
 NOT_A_HUB = "the response does not come from a Hugging Face Hub"
 CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
@@ -25,11 +25,11 @@ Result = TypeVar("Result")
 
 
 class NoRepository(ModelNotFound):
-    """The Hub has no repository of this name, or hides it from this user."""
+    """The Hub has no repository with this name, or hides it from this user."""
 
 
 class Unreachable(NetworkError):
-    """The server did not respond because name resolution or the connection failed, or because of a timeout."""
+    """The server did not respond. Name resolution or the connection failed, or the request timed out."""
 
 
 class NoFile(ModelNotFound):
@@ -37,10 +37,10 @@ class NoFile(ModelNotFound):
 
 
 def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
-    """Return `ask()`, or give up after `seconds`.
+    """Return the result of `ask()`, or give up after `seconds`.
 
-    Without the limit, a slow DNS resolver or a firewall that drops packets can block a request for minutes. Raises
-    Unreachable when the time is up, and what `ask` raises.
+    Without this limit, a slow DNS resolver or a firewall that drops packets can block a request for minutes. Raises
+    Unreachable when the time is up, and all errors that `ask` raises.
     """
     answers: list[Result] = []
     refusals: list[BaseException] = []
@@ -48,7 +48,7 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             answers.append(ask())
-        except BaseException as error:  # noqa: BLE001 (passed to the waiting thread)
+        except BaseException as error:  # noqa: BLE001 (the waiting thread raises it)
             refusals.append(error)
 
     thread = threading.Thread(target=run, name="llmrun-hub", daemon=True)
@@ -84,7 +84,7 @@ def translated(repository: str = "") -> Iterator[None]:
         raise Unreachable(f"unreachable ({plain(error)})", hint=hint) from error
     except httpx2.UnsupportedProtocol as error:
         raise NetworkError(f"network settings: {plain(error).rstrip('.')}", hint=CHECK_ENDPOINT) from error
-    except (FileNotFoundError, ImportError, ValueError) as error:  # bad certificate, proxy, token or endpoint
+    except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate, proxy, token or endpoint is invalid
         raise NetworkError(
             f"network settings: {plain(error)}",
             hint="check HF_ENDPOINT, HF_TOKEN, SSL_CERT_FILE and the proxy variables",
@@ -94,7 +94,7 @@ def translated(repository: str = "") -> Iterator[None]:
 
 
 def _is_at_endpoint(error: httpx2.ConnectError) -> bool:
-    """Return whether the request went to HF_ENDPOINT's host, as opposed to the host of a URL or a redirect."""
+    """Return whether the request was sent to HF_ENDPOINT's host, not to another URL or the target of a redirect."""
     try:
         return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname == error.request.url.host
     except (ValueError, RuntimeError):  # HF_ENDPOINT is not a URL, or the error has no request
@@ -116,7 +116,7 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
             return NoRepository(
                 f"no such repository (HTTP {status})", hint="check the name, which must have the form owner/name"
             )
-        # To anonymous users, the Hub reports private repositories as missing.
+        # The Hub tells anonymous users that private repositories do not exist.
         if "authorization" not in error.response.request.headers:
             return NoRepository(
                 f"no such repository, or a private one (HTTP {status})",
@@ -141,6 +141,6 @@ def without_secrets(url: str) -> str:
 
 
 def plain(words: object) -> str:
-    """Return the first line of an external message, without errno prefixes and control characters."""
+    """Return the first line of a library's or server's message, without errno prefixes and control characters."""
     lines = re.sub(r"^\[Errno -?\d+\] ", "", str(words).strip()).splitlines()
     return "".join(letter for letter in lines[0] if letter.isprintable())[:160] if lines else ""

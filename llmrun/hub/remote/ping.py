@@ -1,4 +1,4 @@
-"""A reachability check of the Hugging Face Hub. It neither sends nor shows the user's token."""
+"""Checks whether the Hugging Face Hub is reachable. The user's token is neither sent nor shown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Ping:
     """The result of a reachability check.
 
     endpoint  the URL of the Hub or of HF_ENDPOINT, without user name and password
-    seconds   the response time; None if there was no response
-    trouble   the reason why there was no response or no request; "" if the Hub responded
+    seconds   the response time in seconds; None if there was no response
+    trouble   why there was no response or no request; "" if the Hub responded
     offline   whether offline mode prevented the request
     token     whether a token is configured
     proxies   the names of the environment variables that configure proxies
@@ -34,7 +34,7 @@ class Ping:
 
 
 def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
-    """Send a HEAD request to the Hub's front page. Network failures are returned, not raised."""
+    """Send a HEAD request to the Hub's front page. Network failures are part of the result and are not raised."""
     proxies = tuple(name for name in _PROXIES if os.environ.get(name))
     try:
         from huggingface_hub import constants
@@ -49,7 +49,7 @@ def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
 
 
 def hub_token() -> str | None:
-    """Return the user's token, so that callers can redact it. Returns None if there is none or it cannot be read."""
+    """Return the user's token, for callers that redact it. Returns None if there is no readable token."""
     try:
         from huggingface_hub import get_token
 
@@ -59,7 +59,7 @@ def hub_token() -> str | None:
 
 
 def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:
-    """Return (response time or None, reason for a failure or "")."""
+    """Return (response time in seconds or None, reason for a failure or "")."""
     try:
         return answer_within(patience, lambda: _ask(endpoint, patience)), ""
     except LlmrunError as error:

@@ -1,4 +1,4 @@
-"""The choice of a repository's file by quantization, with a sensible default."""
+"""Chooses a file from a repository by quantization, with a sensible default."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmrun.hub.names.model_order import nearest_in_bits
 from llmrun.hub.remote.repository_listing import OfferedModel
 
 # The order of preference for names without a quantization. Types with 4.5 to 5 bits per weight come first because they
-# lose little quality at half the size of 8 bits. Larger types follow, then smaller ones, the least lossy first.
-# Unquantized files come last because they are meant for conversion.
+# lose little quality and have half the size of 8-bit types. They are followed by larger types, and then by smaller
+# types, the least lossy first. Unquantized files come last because they are meant for conversion.
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_L", "UD-Q4_K_M", "Q4_K_S", "UD-Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS"),
     *("UD-IQ4_NL", "UD-IQ4_XS", "Q4_1", "Q4_0", "MXFP4", "MXFP4_MOE", "NVFP4"),
@@ -23,15 +23,15 @@ PREFERRED = (
 )
 _UNQUANTIZED = ("BF16", "F16", "F32")
 _RANK = {name: rank for rank, name in enumerate(PREFERRED)}
-_MOST_NAMED = 5  # alternatives in a hint
+_MOST_NAMED = 5  # the maximum number of alternatives in a hint
 
 
 def choose(models: Sequence[OfferedModel], quantization: str | None, repository: str = "") -> OfferedModel:
     """Return the model with this quantization, or the preferred one if `quantization` is None.
 
-    If several match, the file nearest to the root wins, then the one with the shortest name. Raises ModelNotFound if
-    none matches or a tie remains. Its hint lists the alternatives; if there are many and `repository` is given, it also
-    contains the command that lists all of them.
+    If several files match, the file nearest to the root wins, then the file with the shortest name. Raises
+    ModelNotFound if no file matches or a tie remains. The hint lists the alternatives. If there are many and
+    `repository` is given, it also contains the command that lists all of them.
     """
     if not models:
         raise ModelNotFound("the repository has no GGUF model", hint="look for a repository whose name ends in -GGUF")
@@ -50,12 +50,12 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
 
 
 def quantizations(models: Sequence[OfferedModel]) -> list[str]:
-    """Return the distinct quantizations, ordered by model size, smallest first."""
+    """Return the distinct quantizations, sorted by model size, the smallest first."""
     return list(dict.fromkeys(model.quantization for model in sorted(models, key=lambda model: model.size)))
 
 
 def nearest_files(models: Sequence[OfferedModel], file: str, repository: str = "") -> str:
-    """Return a hint for a missing file: similar names if there are any, otherwise the list of files."""
+    """Return a hint for a missing file, with similar names or, if there are none, a list of files."""
     import difflib
 
     names = {model.file.lower(): model.file for model in models}
@@ -71,7 +71,7 @@ def nearest_files(models: Sequence[OfferedModel], file: str, repository: str = "
 
 def _of_quantization(models: Sequence[OfferedModel], wanted: str, repository: str) -> list[OfferedModel]:
     name = {"FP16": "F16", "FP32": "F32"}.get(wanted.upper(), wanted.upper())
-    for meant in (name, f"UD-{name}"):  # fall back to Unsloth Dynamic (UD-), the closest match
+    for meant in (name, f"UD-{name}"):  # fall back to Unsloth Dynamic (UD-), which is the closest match
         if fitting := [model for model in models if model.quantization == meant]:
             return fitting
     raise ModelNotFound(f"the repository has no {wanted}", hint=_near_quantizations(models, name, repository))

@@ -1,4 +1,4 @@
-"""The models in a repository: its GGUF files with shards grouped, without companion files such as mmproj."""
+"""Lists the models in a repository. Shards are grouped, and companion files such as mmproj are left out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """One model in a repository: a file, or its shards in order."""
+    """A model in a repository, as one file or as shards in order."""
 
-    quantization: str  # from the file name, such as "Q4_K_M"; "" if the name contains none
+    quantization: str  # from the file name, such as "Q4_K_M"; "" if the name contains no quantization
     files: tuple[RemoteFile, ...]
 
     @property
@@ -38,7 +38,7 @@ class Listing:
     """All models in a repository at one commit.
 
     models    sorted by name
-    left_out  a line with the reason for each GGUF file that is not offered
+    left_out  a message with the reason for each GGUF file that was left out
     """
 
     repository: str
@@ -48,7 +48,7 @@ class Listing:
 
 
 def offered(repository: str, commit: str, files: Iterable[tuple[object, object, object]]) -> Listing:
-    """Build a listing from the (path, size, sha256) of each file as sent by a server, after validating each of them."""
+    """Build a listing from the untrusted (path, size, sha256) of each file, after validating all values."""
     sound: dict[str, RemoteFile] = {}
     left_out = []
     for path, size, sha256 in files:
@@ -92,11 +92,11 @@ def _checked(path: str, size: object, sha256: object) -> RemoteFile | str:
 
 def _shown(size: object) -> str:
     if isinstance(size, int) and abs(size) > MOST_BYTES:
-        return f"more than {MOST_BYTES:,}"  # repr() raises ValueError for thousands of digits
+        return f"more than {MOST_BYTES:,}"  # repr() raises ValueError for numbers with thousands of digits
     return repr(size)[:40]
 
 
 def _quantization(path: str) -> str:
-    """Return the quantization in the file's name, or else in its folder's, as in Q4_K_M/model-00001-of-00003.gguf."""
+    """Return the quantization in the file name or else the folder name, as in Q4_K_M/model-00001-of-00003.gguf."""
     folder = path.rpartition("/")[0]
     return quantization_of(path) or (quantization_of(folder) if folder else "")

@@ -1,8 +1,8 @@
-"""The lock file, llmrun.lock, which records the exact files of a project's models for everyone who works on it.
+"""Reads and writes llmrun.lock, which records the exact files of a project's models.
 
-It is a sorted TOML file with one table per model. `pull --lock` writes it and `pull --locked` downloads the files that
-it lists. Lock files come with projects and are not trusted: parsing is strict, and every name is validated before it
-becomes part of a path.
+The lock file is a sorted TOML file with one table per model. `pull --lock` writes it, and `pull --locked` downloads the
+files that it lists. Lock files come with projects and are not trusted. Parsing is strict, and every name is validated
+before it becomes part of a path.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from llmrun.hub.names.hub_url import url_source_of
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.remote.repository_listing import is_sha256, is_size
 
-LOCK = "llmrun.lock"  # relative to the project's folder
+LOCK = "llmrun.lock"  # the path relative to the project's folder
 _VERSION = 1
-_MOST_BYTES = 1 << 22  # in a lock file; one model takes about 300 bytes
-_MOST_NAME = 500  # characters in a model name
+_MOST_BYTES = 1 << 22  # the maximum size of a lock file; one model takes about 300 bytes
+_MOST_NAME = 500  # the maximum number of characters in a model name
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _HEADER = """\
@@ -33,7 +33,7 @@ _HEADER = """\
 
 
 def read_lock(path: Path) -> dict[str, Artifact]:
-    """Return the models of a lock file by name. Raises UsageError with the file, the model and the key."""
+    """Return the models in a lock file, keyed by name. Raises UsageError with the file, the model and the key."""
     import tomllib
 
     try:
@@ -61,7 +61,7 @@ def read_lock(path: Path) -> dict[str, Artifact]:
 def write_lock(path: Path, models: Mapping[str, Artifact]) -> None:
     """Write the lock file atomically. Raises LlmrunError if the folder is not writable."""
     text = f"{_HEADER}version = {_VERSION}\n" + "".join(_table(name, models[name]) for name in sorted(models))
-    target = Path(os.path.realpath(path))  # replace the target of a symlink, not the symlink itself
+    target = Path(os.path.realpath(path))  # if the path is a symlink, its target is replaced
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         try:
@@ -104,7 +104,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _Reader:
-    """A parser for one model's table that consumes it key by key, so that every error can name its key."""
+    """A parser for one model's table. It consumes the table key by key, so every error can name its key."""
 
     def __init__(self, path: Path, name: str, table: object) -> None:
         self.path, self.name = path, name

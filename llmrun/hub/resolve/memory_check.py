@@ -1,4 +1,4 @@
-"""Checks before a download that the model can run in this machine's memory, to avoid useless transfers of gigabytes."""
+"""Checks whether a model fits into this machine's memory before it is downloaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
 
 _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # our engine unpacks these types to one byte per weight
-_LARGER_IN_MEMORY = 1.05  # relative to the file: packed weights are up to 2 % larger, and catalogue sizes are rounded
-_SURELY_FITS = 0.5  # fraction of memory; a smaller file certainly fits, so its header is not requested
+_LARGER_IN_MEMORY = 1.05  # packed weights are up to 2 % larger than the file, and catalogue sizes are rounded
+_SURELY_FITS = 0.5  # a file below this fraction of memory certainly fits, so its header is not requested
 
-# The KV cache (4,096 tokens in f16) plus scratch memory, as a function of billions of weights. The fit stays above
-# SmolLM2 135M (0.12 GB), Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB), 32B (1.1 GB) and Llama 70B (1.4 GB).
+# The size of the KV cache (4,096 tokens in f16) plus scratch memory, as a function of the billions of weights.
+# The estimate is higher than the actual size for SmolLM2 135M (0.12 GB), Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB)
+# and 32B (1.1 GB), and Llama 70B (1.4 GB).
 _CACHE_OF_A_BILLION = 0.55e9  # bytes
 _CACHE_GROWTH = 0.3
 
@@ -30,9 +31,9 @@ _CACHE_GROWTH = 0.3
 def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> None:
     """Raise DoesNotFit if a model needs more than this machine's total memory.
 
-    The message lists the memory needs and the hint names the largest quantization that fits. Memory that other programs
-    use at the moment is not subtracted. If the file size alone does not settle the question, this function fetches the
-    model's header, and then also raises what `read_header` raises.
+    The message lists the memory requirements, and the hint names the largest quantization that fits. Memory used by
+    other programs counts as available. If the file size alone does not decide, this function fetches the model's
+    header, and also raises the same errors as `read_header`.
     """
     memory = free_memory.whole_memory()
     if memory is None or surely_fits(artifact.size, memory) or isinstance(artifact.source, PypiSource):
@@ -57,13 +58,12 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
 
 
 def surely_fits(size: int, memory: int) -> bool:
-    """Whether a file of this size fits into memory together with its cache and scratch space, whatever its header
-    says."""
+    """Return whether a model of this file size fits into memory for any header, with KV cache and scratch space."""
     return size <= _SURELY_FITS * memory
 
 
 def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
-    """Return the name of the largest quantization whose weights take at most `most_bytes` of memory.
+    """Return the name of the largest quantization whose weights take up at most `most_bytes` bytes of memory.
 
     The estimate uses the sizes in the catalogue. Returns "" if no quantization fits or no size is known.
     """
@@ -79,12 +79,12 @@ def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
 
 
 def estimated_need(file_bytes: int, weights: float | None) -> int:
-    """Estimate the bytes of memory that a model takes with 4,096 tokens of context, from its file size alone.
+    """Estimate how many bytes of memory a model uses with 4,096 tokens of context, from its file size alone.
 
-    The estimate assumes grouped-query attention and errs on the high side for the KV cache and scratch memory:
-    0.8 GB for 4 billion weights, 1.2 GB for 14 billion. `llmrun fit` computes the exact number from the header.
+    The estimate assumes grouped-query attention. For the KV cache and scratch memory it errs on the high side, with
+    0.8 GB for 4 billion weights and 1.2 GB for 14 billion. `llmrun fit` computes the exact number from the header.
 
-    weights  the model's number of weights; None if unknown
+    weights  the number of weights in the model; None if unknown
     """
     billions = (weights if weights is not None else 2 * file_bytes) / 1e9
     beyond_weights: float = _CACHE_OF_A_BILLION * billions**_CACHE_GROWTH
@@ -111,7 +111,7 @@ def _sentence(name: str, found: Fit) -> str:
 
 
 def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
-    """Return the name of the largest smaller quantization that fits, judged by its header.
+    """Return the name of the largest of the smaller quantizations that fits according to its header.
 
     Returns "" if none fits or the headers cannot be read.
     """
@@ -125,6 +125,6 @@ def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, mach
             with read_header(offer, known) as file:
                 if fit_of(file, machine).in_memory:
                     return offer.name
-    except LlmrunError:  # do not replace the DoesNotFit error that the caller is about to raise
+    except LlmrunError:  # the caller is about to raise DoesNotFit, which this error must not replace
         return ""
     return ""

@@ -1,4 +1,4 @@
-"""Resolution of a model's name to a file on this machine, with a download if necessary."""
+"""Resolves a model's name to a file on this machine, and downloads the file if necessary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHECK_PATH = "check the path, or use a name such as smollm2:135m"
 class ResolvedModel:
     """A model file on this machine.
 
-    name   the name to display: the catalogue's name, else the requested name, else the file's name
+    name   the name to display, which is the catalogue's name, the requested name or the file's name
     entry  the model's catalogue entry; None if the catalogue does not contain it
     """
 
@@ -36,11 +36,11 @@ class ResolvedModel:
 
 
 def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
-    """Return the file for a path or model name, after downloading it if it is not on this machine.
+    """Return the file for a path or model name. Downloads it if it is not on this machine.
 
-    For local models, this function makes no network request and no slow import. It records the time of use. Raises
-    ModelNotFound and every error of a download. With `offline` (or HF_HUB_OFFLINE=1), raises NetworkError instead of
-    downloading.
+    For local models, this function sends no network request and makes no slow import. It records the time of use.
+    Raises ModelNotFound and all errors of a download. With `offline` (or HF_HUB_OFFLINE=1), it raises NetworkError
+    instead of downloading.
     """
     asked = model_name.understand(name)
     if isinstance(asked, model_name.LocalPath):
@@ -57,17 +57,17 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
 
 
 def existing(named: model_name.LocalPath) -> Path:
-    """Return the path that the user gave, if a regular file is there.
+    """Return the path that the user gave if it is a regular file.
 
-    Raises ModelNotFound if not; its hint gives the Hub name for a path such as `owner/name`. Raises ModelFileError for
-    a device or a pipe.
+    Raises ModelFileError for a device or a pipe, and ModelNotFound for a missing file. For paths such as `owner/name`,
+    the hint contains the corresponding Hub name.
     """
     path = named.path
     try:
         kind = kind_of(path)
     except FileNotFoundError:
         raise ModelNotFound(f"model: {str(path)!r}: no such file", hint=_hint_for_missing(path)) from None
-    except (OSError, ValueError) as error:  # not a valid path: too long, or contains a null byte
+    except (OSError, ValueError) as error:  # the path is invalid: it is too long or contains a NUL byte
         what = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"model: {str(path)!r}: {what}", hint=_hint_for_missing(path)) from None
     if kind == FOLDER:
@@ -83,13 +83,13 @@ def _hint_for_missing(path: Path) -> str:
 
 
 def is_offline(offline: bool) -> bool:
-    """Return whether the user or an environment variable of huggingface_hub forbids network access."""
-    hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""  # as huggingface_hub does
+    """Return whether the user, or an environment variable that huggingface_hub also obeys, forbids network access."""
+    hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return offline or hub.upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
-    """Raise NetworkError in offline mode."""
+    """Raise NetworkError in offline mode, with the size of the download that would be required."""
     if not is_offline(offline):
         return
     sizes = [file.size for file in wanted.expected]

@@ -1,6 +1,6 @@
-"""Parsing of model names: paths, catalogue names, Hub repositories, URLs, and models of Ollama and LM Studio.
+"""Parses model names: paths, catalogue names, Hub repositories, URLs, and models of Ollama and LM Studio.
 
-Parsing never uses the network. Each part of a name that later becomes part of a path is validated here with
+Parsing never uses the network. Every part of a name that may become part of a path is validated here with
 `file_names.safe_segments`.
 """
 
@@ -18,8 +18,8 @@ from llmrun.hub.names.file_names import quantization_named, safe_segments, shard
 from llmrun.hub.names.hub_url import hub_source_of, url_source_of
 from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
 
-_LONGEST = 4096  # characters in a name
-_MOST_SHORTNAMES = 8  # in a chain of short names that refer to other short names
+_LONGEST = 4096  # the maximum number of characters in a name
+_MOST_SHORTNAMES = 8  # the maximum length of a chain of short names
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _PAGE = re.compile(r"(hf\.co|huggingface\.co)/[^/]+/[^/]+/(blob|resolve)/", re.IGNORECASE)
 _HUB = re.compile(r"(?:hf|huggingface):(?://)?|(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
@@ -30,7 +30,7 @@ _HUB_FORMS = "use hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf
 
 @dataclass(frozen=True, slots=True)
 class LocalPath:
-    """A path given by the user. The file may not exist."""
+    """A path that the user gave. The file may not exist."""
 
     path: Path
 
@@ -38,10 +38,11 @@ class LocalPath:
 def understand(text: str) -> Wanted | LocalPath:
     """Parse a model name, without network access or slow imports.
 
-    Explicit forms are `hf:owner/name`, `hf:owner/name:Q5_K_M`, `hf:owner/name/folder/file.gguf` (each of them with an
-    optional `@revision`), a URL, `ollama:name:tag` and `lmstudio:path`. Any other text that ends in .gguf or contains
-    a path separator is a path; everything else is a name. Raises ModelNotFound with a suggestion for unknown names and
-    UsageError for malformed ones.
+    Explicit forms are `hf:owner/name`, `hf:owner/name:Q5_K_M` and `hf:owner/name/folder/file.gguf` (each with an
+    optional `@revision`), URLs, `ollama:name:tag` and `lmstudio:path`. Any other text is a path if it ends in .gguf or
+    contains a path separator. Everything else is a catalogue name or a short name.
+
+    Raises ModelNotFound with a suggestion for unknown names, and UsageError for malformed ones.
     """
     return _understood(text, _MOST_SHORTNAMES)
 
@@ -49,7 +50,7 @@ def understand(text: str) -> Wanted | LocalPath:
 def on_hub(path: Path) -> str | None:
     """Return the `hf:` name for a missing path that looks like `owner/name[:QUANT][/file.gguf]`, or None.
 
-    Returns None also if the path's first folder exists, because then the user most likely mistyped a file name.
+    Also returns None if the path's first folder exists, because the user has probably misspelled a file name.
     """
     text = f"hf:{path.as_posix()}"
     try:
@@ -66,7 +67,7 @@ def _understood(text: str, left: int) -> Wanted | LocalPath:
         raise UsageError("model: the name is empty", hint="use a name such as smollm2:135m or the path of a .gguf file")
     if len(text) > _LONGEST:
         raise UsageError(f"model: {text[:60]!r}...: {len(text):,} characters, at most {_LONGEST:,} allowed")
-    if _PAGE.match(text):  # an address copied from a browser that hides the scheme
+    if _PAGE.match(text):  # the user copied a URL from a browser that hides the scheme
         return _url(f"https://{text}", "https")
     if prefix := _HUB.match(text):
         return _hub(text, text[prefix.end() :])
@@ -84,7 +85,7 @@ def _is_surely_path(text: str) -> bool:
 
 
 def _name(text: str, left: int) -> Wanted | LocalPath:
-    """Look up a name: first the user's short names, then the catalogue, then RamaLama's short names."""
+    """Look up a name in the user's short names, then in the catalogue, then in RamaLama's short names."""
     catalog = load_catalog()
     target = catalog.shortnames.get(text.lower())
     if target is None:
@@ -142,7 +143,7 @@ def _from_hub(text: str, source: HubSource) -> Wanted:
     if source.file is not None:
         _check_file(text, source.file)
     catalog: Catalog = load_catalog()
-    # Keep the catalogue's facts about the model but not its sha256: the user asks for the repository's current file.
+    # Keep the catalogue entry but not its sha256, because the user asks for the repository's current file.
     return Wanted(str(source), (source,), entry=catalog.entry_of(source.repository))
 
 
@@ -187,6 +188,6 @@ def _held(text: str, holder: str, name: str) -> Wanted:
 
 def _expanded(text: str) -> Path:
     try:
-        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises if the home does not exist)
-    except ValueError:  # an invalid user name after "~": keep the text, so that the error is "no such file"
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises if there is no home folder)
+    except ValueError:  # the user name after "~" is invalid; keep the text, and report that the file does not exist
         return Path(text)

@@ -1,4 +1,4 @@
-"""Lists of a model's available quantizations, each with its exact files."""
+"""Lists the available quantizations of a model, each with its exact files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
-    """Return all quantizations of a model, the smallest first, or only the one that the name specifies.
+    """Return all quantizations of a model, the smallest first, or only the quantization that the name specifies.
 
-    All results support range requests, so wheels are excluded. If nothing is available, raises what `Sources.offer`
-    raises. Raises Unreachable after the first repository that does not respond, because the others are on the same Hub.
+    Wheels are excluded because they do not support range requests. If nothing is available, raises the same errors as
+    `Sources.offer`. Raises Unreachable after the first repository that does not respond, because all repositories are
+    on the same Hub.
     """
     found: tuple[Artifact, ...] = ()
     if leaves_open(wanted):
@@ -34,9 +35,9 @@ def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
 
 
 def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
-    """Return the artifact of the first source that supports range requests. A wheel does not.
+    """Return the artifact of the first source that supports range requests, which excludes wheels.
 
-    Raises what `Sources.offer` raises.
+    Raises the same errors as `Sources.offer`.
     """
     sources = tuple(source for source in wanted.sources if not isinstance(source, PypiSource))
     return Sources(replace(wanted, sources=sources or wanted.sources), reporter).offer()
@@ -45,7 +46,7 @@ def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
 def here(wanted: Wanted) -> list[tuple[str, Path]]:
     """Return (name, first file) of each matching model on this machine, the smallest first.
 
-    A name without a quantization matches all of them. This function makes no network request and hashes no file.
+    A name without a quantization matches all of them. This function uses no network and hashes no files.
     """
     meant = [wanted]
     if leaves_open(wanted):
@@ -64,7 +65,7 @@ def leaves_open(wanted: Wanted) -> bool:
 
 
 def all_offers(artifact: Artifact, wanted: Wanted) -> tuple[Artifact, ...]:
-    """Return all quantizations of an artifact's model, the smallest first. Raises what `listing` raises."""
+    """Return all quantizations of an artifact's model, the smallest first. Raises the same errors as `listing`."""
     if wanted.entry is not None and not wanted.name.startswith("hf:"):
         return _of_entry(wanted.entry, Silent())
     if not isinstance(artifact.source, HubSource):
@@ -78,7 +79,7 @@ def _names_of_entry(entry: CatalogEntry) -> list[Wanted]:
 
 
 def _names_here(wanted: Wanted) -> list[Wanted]:
-    """Return the names of the repository's models that are in the shared Hub cache."""
+    """Return names for the repository's models that are in the shared Hub cache."""
     (source, *_) = wanted.sources
     assert isinstance(source, HubSource)
     models = stored_models.models_of(source)
@@ -88,9 +89,9 @@ def _names_here(wanted: Wanted) -> list[Wanted]:
 
 
 def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
-    """Return a catalogue entry's quantizations, which may be in several repositories.
+    """Return the quantizations of a catalogue entry, which may come from several repositories.
 
-    If a repository cannot be listed, its quantizations are skipped with a note.
+    Repositories that cannot be listed are skipped with a note.
     """
     listings: dict[str, Listing | None] = {}
     found = []

@@ -1,4 +1,4 @@
-"""The steps of `pull` for each name: resolve the name, check for a local copy, then download what is missing."""
+"""Implements `pull` for one name: resolves the name, looks for a local copy and downloads missing files."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from llmrun.hub.resolve.source_fallback import Sources, fetch
 class Pull:
     """A model to pull, with its location on this machine or its sources.
 
-    here     its first file; None unless all files are on this machine
-    pinned   its exact files; None for a local model whose source was not contacted
-    sources  the sources to try in order; None if only `pinned` is acceptable
+    here     the model's first file; None unless all files are on this machine
+    pinned   the model's exact files; None for a local model whose source was not contacted
+    sources  the sources to try, in order; None if only `pinned` is acceptable
     """
 
     name: str
-    wanted: Wanted | None  # None for a path given by the user
+    wanted: Wanted | None  # None if the user gave a path
     here: Path | None
     pinned: Artifact | None = None
     sources: Sources | None = None
 
     def fetch(self, reporter: Reporter) -> Path:
-        """Download the model if necessary and return the path of its first file. Raises what a download raises."""
+        """Download the model if necessary and return the path of its first file.
+
+        Raises the same errors as `download` and `Sources.offer`.
+        """
         if self.here is not None:
             return self.here
         if self.sources is not None:
@@ -49,7 +52,7 @@ class Pull:
     def lockable(self, path: Path) -> Artifact:
         """Return the lock entry for the model, whose first file is now at `path`.
 
-        Raises IntegrityError if a file's sha256 is unknown and UsageError if the URL contains a query.
+        Raises IntegrityError if a file's sha256 is unknown, and UsageError if the URL contains a query.
         """
         artifact = self.sources.offer() if self.sources is not None else self.pinned
         assert artifact is not None
@@ -68,9 +71,9 @@ class Pull:
 
 
 def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
-    """Plan a pull that keeps a local copy without contacting its source.
+    """Plan a pull that accepts a local copy without contacting the model's source.
 
-    Raises the errors of `resolve` other than those of the download itself.
+    Raises the same errors as `resolve`, except those of the download itself.
     """
     wanted = model_name.understand(name)
     if isinstance(wanted, model_name.LocalPath):
@@ -99,8 +102,8 @@ def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline
 def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
     """Plan a pull for `--lock`, which records the source's current version of the model.
 
-    The source is not contacted if the catalogue knows the sha256 and the file is on this machine. If the source does
-    not respond, the local copy is locked. Raises what `plan_current` raises.
+    The source is not contacted if the catalogue contains the sha256 and the file is on this machine. If the source does
+    not respond, the local copy is locked. Raises the same errors as `plan_current`.
     """
     wanted = _fetchable(name)
     held = stored_models.find_sound(wanted, reporter)
@@ -120,7 +123,7 @@ def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
 
 
 def _as_artifact(held: Candidate, name: str) -> Artifact:
-    """Return the artifact that describes a local model. A file's sha256 is None if it is unknown."""
+    """Return an artifact that describes a local model. Unknown digests are None."""
     source, names = held.source, [path.name for path in held.files]
     if isinstance(source, HubSource):
         snapshot = paths.repository_folder(source.repository) / "snapshots" / held.commit
@@ -134,9 +137,9 @@ def _as_artifact(held: Candidate, name: str) -> Artifact:
 
 
 def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, offline: bool) -> Pull:
-    """Plan a pull of exactly the locked files.
+    """Plan a pull of exactly the files in the lock file.
 
-    Raises IntegrityError if the lock disagrees with this machine or with the source.
+    Raises IntegrityError if the local files or the source do not match the lock file.
     """
     wanted = _fetchable(name)
     held = lock.get(wanted.name)
@@ -167,7 +170,7 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
 
 def require_room(pulls: Sequence[Pull]) -> None:
     """Raise DoesNotFit unless each disk has enough free space for all models that will be downloaded to it."""
-    needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (folder on that disk, bytes, models)
+    needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (a folder on it, bytes, models)
     for pull in pulls:
         if pull.pinned is not None and pull.here is None:
             folder = _nearest_existing(_folder_of(pull.pinned))
@@ -179,7 +182,7 @@ def require_room(pulls: Sequence[Pull]) -> None:
 
 
 def bytes_here(artifact: Artifact) -> int:
-    """Return the number of bytes that an earlier, interrupted download left on this machine."""
+    """Return how many bytes of an artifact are already on this machine from an interrupted download."""
     source = artifact.source
     if isinstance(source, HubSource):
         finals = [paths.blob(source.repository, file.sha256 or "") for file in artifact.files]
@@ -194,7 +197,7 @@ def _held(final: Path, size: int) -> int:
     for path in (final, paths.partial_of(final)):
         if path.is_file():
             status = path.stat()
-            # A partial file written by several connections is sparse: only its allocated blocks have been received.
+            # A partial file written by several connections is sparse, and only its allocated blocks have been received.
             return min(size, getattr(status, "st_blocks", size) * 512, status.st_size)
     return 0
 
@@ -230,7 +233,7 @@ def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
 
 
 def _exactly(wanted: Wanted, pinned: Artifact) -> Wanted:
-    """Return the same request, narrowed to one commit and to the sizes and sha256 of its files."""
+    """Return the same request, pinned to one commit and to the sizes and digests of its files."""
     source = pinned.source
     if isinstance(source, HubSource):
         source = replace(source, revision=pinned.commit)
@@ -239,9 +242,9 @@ def _exactly(wanted: Wanted, pinned: Artifact) -> Wanted:
 
 
 def _as_named(wanted: Wanted, held: Artifact) -> Source:
-    """Return the lock's source with the branch of the requested name.
+    """Return the source in the lock file, with the requested name's branch instead of the commit.
 
-    The download then points that branch at the locked commit, so that the name resolves to it on this machine.
+    The download then points the local branch to the locked commit, so the name also resolves to this commit later.
     """
     source = held.source
     if isinstance(source, HubSource):
@@ -252,9 +255,10 @@ def _as_named(wanted: Wanted, held: Artifact) -> Source:
 
 
 def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
-    """Raise IntegrityError if the name no longer means the locked model.
+    """Raise IntegrityError if the name no longer refers to the locked model.
 
-    If the catalogue knows the sha256 of all files, they must equal those in the lock. Otherwise the source must match.
+    If the catalogue contains the sha256 of all files, they must equal those in the lock file. Otherwise, the sources
+    must match.
     """
     known = [file.sha256 for file in wanted.expected]
     if known and None not in known:
@@ -265,7 +269,7 @@ def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
                 hint=f"lock the catalogue's file: {again}",
             )
     elif not any(_is_place_of(source, held) for source in wanted.sources):
-        raise IntegrityError(f"{wanted.name}: the name no longer means {held.source}, as in the lock file", hint=again)
+        raise IntegrityError(f"{wanted.name}: the name no longer refers to the locked {held.source}", hint=again)
 
 
 def _is_place_of(source: Source, held: Artifact) -> bool:

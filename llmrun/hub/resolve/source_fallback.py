@@ -1,4 +1,4 @@
-"""Fallback from one source of a model to the next when asking or downloading fails."""
+"""Falls back from one source of a model to the next if metadata requests or downloads fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN_COPY = "try again later, or download the file yourself and give its path wi
 
 
 class Sources:
-    """The sources of one model in order of preference. When one fails, the next one is tried."""
+    """The sources of one model in order of preference. If a source fails, the next one is tried."""
 
     def __init__(self, wanted: Wanted, reporter: Reporter) -> None:
         self._wanted, self._reporter = wanted, reporter
@@ -25,10 +25,13 @@ class Sources:
     def offer(self) -> Artifact:
         """Return the artifact of the first source that has not failed. Each source is asked only once.
 
-        If no source is left, raises one error that lists each source with its reason: DoesNotFit if any lacked disk
-        space, else IntegrityError if any had wrong bytes, else ModelNotFound if no source has the model, else
-        NetworkError (Unreachable if no source responded) if all failures came from the network, else LlmrunError, for
-        example for a folder that is not writable.
+        If no source is left, raises one error that lists the reason for each source:
+
+        DoesNotFit      a source failed for lack of disk space
+        IntegrityError  else, a source had a checksum mismatch
+        ModelNotFound   else, no source has the model
+        NetworkError    else, all failures came from the network (Unreachable if no source responded)
+        LlmrunError     in all other cases, for example if a folder is not writable
         """
         while self._offer is None:
             if not self._left:
@@ -40,7 +43,7 @@ class Sources:
         return self._offer
 
     def failed(self, error: LlmrunError) -> None:
-        """Record that asking the current source or downloading from it failed, and move on to the next one."""
+        """Record that the current source failed, and switch to the next one."""
         self._offer = None
         source = self._left.pop(0)
         self._failures.append((source, error))
@@ -57,7 +60,7 @@ class Sources:
 
 
 def fetch(sources: Sources, reporter: Reporter) -> Path:
-    """Download the model from the first source that works. Raises what `Sources.offer` raises."""
+    """Download the model from the first source that works. Raises the same errors as `Sources.offer`."""
     from llmrun.hub.transfer.download import download
 
     while True:

@@ -1,4 +1,4 @@
-"""Which model of the catalogue to suggest to somebody who has named none."""
+"""Suggests a model from the catalogue to users who have not named one."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from llmrun.hub.resolve.memory_check import surely_fits
 if TYPE_CHECKING:
     from llmrun.hub.catalog.entry import CatalogEntry
 
-# From the smallest to the best. One family under the Apache license that our own engine runs, so that each step is
-# known to be better than the one before. `fit` calls 10 tokens a second fast enough. Most CPUs read memory at 30 to
-# 60 GB/s, which is too slow for the 5 GB that a dense 8B model reads per token, while the 30B reads only 3B weights.
+# Models from the smallest to the best. They belong to one family, so each is known to be better than the one before.
+# Our own engine supports the family, and its license is Apache. A dense 8B model is left out because it reads 5 GB per
+# token. Most CPUs read memory at 30 to 60 GB/s, which is too slow for the 10 tokens per second that `fit` considers
+# fast enough. The 30B model reads only 3B weights per token.
 _LADDER: Final = ("qwen3:0.6b", "qwen3:1.7b", "qwen3:4b-instruct", "qwen3:30b-instruct")
 
 
 class Suggestion(NamedTuple):
-    """A model that suits a machine, and the size of its download in bytes."""
+    """A model that suits this machine, with its download size in bytes."""
 
     name: str
     size: int
 
 
 def suggested_model(memory: int) -> Suggestion | None:
-    """Return the best model that surely fits into this much memory; None if none does.
+    """Return the best model that certainly fits into `memory` bytes, or None.
 
-    By the sizes that the catalogue quotes: nothing is requested and nothing is measured.
+    The decision is based on the sizes in the catalogue. This function uses no network.
     """
     catalog, known = load_catalog(), None
     for name in _LADDER:
         try:
             size = quoted_size(catalog.entry(name))
-        except (KeyError, UsageError):  # the user's own catalogue may have replaced it
+        except (KeyError, UsageError):  # the user's own catalogue may have replaced this model
             continue
         if size is not None and surely_fits(size, memory):
             known = Suggestion(name, size)
@@ -41,5 +42,5 @@ def suggested_model(memory: int) -> Suggestion | None:
 
 
 def quoted_size(entry: CatalogEntry) -> int | None:
-    """Return the bytes of a model's default quantization, as the catalogue quotes them."""
+    """Return the size in bytes of a model's default quantization, according to the catalogue."""
     return entry.quants[entry.default].estimated_size

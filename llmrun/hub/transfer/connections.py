@@ -1,4 +1,4 @@
-"""Parallel connections that download the missing ranges of a file, one thread per connection."""
+"""Downloads the missing ranges of a file over parallel connections, with one thread per connection."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmrun.hub.remote.backoff import Patience
 from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, TryAgain
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
-PART = 16 << 20  # bytes per request when there are several connections
-_HOLD_BACK_S = 60.0  # do not add connections for this long after one of several has failed
-_END_S = 2.0  # time for threads to end; a thread blocked in name resolution is abandoned and cannot write anything
+PART = 16 << 20  # bytes per request if there are several connections
+_HOLD_BACK_S = 60.0  # no connections are added for this long after one of several has failed
+_END_S = 2.0  # how long to wait for threads to end; a thread blocked in name resolution is abandoned
 
 
 @dataclass(eq=False)
 class Claim:
-    """A byte range reserved for one thread. `end` may decrease to give part of it to other connections."""
+    """A byte range reserved for one thread. `end` may decrease if other connections take over part of the range."""
 
     start: int
     end: int
@@ -34,16 +34,16 @@ class Claim:
 
 
 class OtherVersion(Exception):
-    """The server has a different version than the partial file, or does not confirm that it has the same one."""
+    """The server has a different version of the file, or does not confirm that the version is the same."""
 
 
 class Connections:
-    """A pool of connections that downloads the gaps of `partial` in order. It starts with one connection.
+    """A pool of connections that downloads the gaps of `partial` in order, starting with one connection.
 
-    Use it as a context manager; no thread writes to the file after the context ends.
+    The pool is a context manager. After the context ends, no thread writes to the file.
 
     error          the exception that stopped the download; None if there was none
-    other_version  True if the server's version of the file changed and the download must restart
+    other_version  whether the file on the server changed, so the download must restart
     notes          messages for the user
     """
 
@@ -55,8 +55,8 @@ class Connections:
         self._claims: list[Claim] = []
         self._threads: list[threading.Thread] = []
         self.limit = 1
-        self._without_ranges = False  # the server does not support range requests
-        self._failed_at = -math.inf  # time of the last failure while there were several connections
+        self._without_ranges = False  # whether the server lacks support for range requests
+        self._failed_at = -math.inf  # when a connection last failed while there were several
         self.other_version = False
         self.error: BaseException | None = None
         self.notes: list[str] = []
@@ -81,11 +81,11 @@ class Connections:
 
     @property
     def refused(self) -> bool:
-        """Whether additional connections are currently ruled out."""
+        """Whether connections may currently not be added."""
         return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
 
     def wait(self, seconds: float) -> None:
-        """Wait for the last thread to end, at most `seconds`."""
+        """Wait until the last thread ends, for at most `seconds`."""
         with self._changed:
             if self._claims:
                 self._changed.wait(seconds)
@@ -111,7 +111,7 @@ class Connections:
                 thread.start()
 
     def _claim_next(self) -> Claim | None:
-        """Reserve the first range that is neither received nor claimed, or return None. The caller holds the lock."""
+        """Reserve the first range that is neither received nor claimed, or return None. Requires the lock."""
         claimed = sorted((claim.start, claim.end) for claim in self._claims)
         for start, end in self.partial.gaps():
             for taken, until in claimed:
@@ -143,7 +143,7 @@ class Connections:
         except OtherVersion:
             self.other_version = True
             self._stopping.set()
-        except BaseException as error:  # noqa: BLE001 (passed to the waiting thread)
+        except BaseException as error:  # noqa: BLE001 (the waiting thread raises it)
             self.error = self.error or error
             self._stopping.set()
         finally:
@@ -154,9 +154,9 @@ class Connections:
                     self._changed.notify_all()
 
     def _may_retry(self, claim: Claim, trouble: TryAgain) -> bool:
-        """Handle a temporary failure. Returns True after waiting, or False if this thread should end.
+        """Handle a temporary failure. Returns True after a delay, or False if this thread should end.
 
-        The thread ends if the pool is stopping or other connections are still running.
+        The thread should end if the pool is stopping or other connections are still running.
         """
         if self._stopping.is_set():
             return False
@@ -172,9 +172,9 @@ class Connections:
         return True
 
     def _fetch(self, claim: Claim) -> None:
-        """Download and write the claimed range, or as much of it as arrives."""
+        """Download the claimed range and write the bytes that arrive to the file."""
         partial, asked_to = self.partial, claim.end
-        by_hash = self._remote.file.sha256 is not None  # then the hash detects changes, and no validator is needed
+        by_hash = self._remote.file.sha256 is not None  # the hash then detects changes, so no validator is needed
         with self._remote.open(claim.start, asked_to, "" if by_hash else partial.validator) as answer:
             claim.answer = answer
             if self._stopping.is_set():
@@ -183,7 +183,7 @@ class Connections:
                 if len(self._claims) > 1:
                     raise TryAgain("the file on the server has changed")
                 if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
-                    raise AnotherFile("the response is not a GGUF file")  # a proxy's page: keep the received bytes
+                    raise AnotherFile("the response is not a GGUF file")  # keeps the received bytes
                 raise OtherVersion
             if answer.whole:
                 if len(self._claims) > 1:
@@ -198,7 +198,7 @@ class Connections:
                 partial.end(claim.run)
 
     def _may_be_another(self, answer: RangeResponse) -> bool:
-        """Return whether the response may belong to a different version than the bytes received so far."""
+        """Return whether the response may belong to a different version of the file than the bytes received so far."""
         before = self.partial.validator
         return before not in ("", answer.validator) or (answer.whole and not before and self.partial.received > 0)
 
@@ -211,7 +211,7 @@ class Connections:
             self.partial.write(claim.run, piece[:room])
             if len(piece) > room:
                 if claim.end < (self.partial.size if answer.whole else asked_to):
-                    return  # the rest is already received or claimed by another connection
+                    return  # another connection has received or claimed the rest
                 raise IntegrityError(f"the server sent more than {asked_to - claim.start:,} bytes")
         if claim.run.written < claim.end:
             raise TryAgain(f"the connection closed after {claim.run.written:,} of {self.partial.size:,} bytes")
@@ -221,7 +221,7 @@ class Connections:
 
 
 def _from(start: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the bytes after the first `start` bytes."""
+    """Yield the pieces without their first `start` bytes."""
     passed = 0
     for piece in pieces:
         if passed + len(piece) > start:

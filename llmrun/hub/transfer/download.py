@@ -1,4 +1,4 @@
-"""Download of a model's files to their final places. A model becomes visible only when all its files are complete."""
+"""Downloads a model's files to their final paths. A model becomes visible only when all its files are complete."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from llmrun.hub.transfer.process_lock import held
 def download(artifact: Artifact, reporter: Reporter) -> Path:
     """Download a model's missing files and return the final path of its first file.
 
-    Interrupted downloads resume. Several processes may download the same model at once, and each byte is fetched by
-    only one of them. The model appears under its name only after all files are complete and their sha256 match. Raises
+    Interrupted downloads resume. Several processes may download the same model at the same time, and only one of
+    them fetches each byte. The model becomes visible only after all files are complete and their digests match. Raises
     NetworkError, ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError if a folder is not writable.
     """
     source = artifact.source
@@ -42,19 +42,19 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     return _from_hub(artifact, source, reporter)
 
 
-_REMOVAL_RETRIES = 2  # download retries if another process removes finished files in the meantime
+_REMOVAL_RETRIES = 2  # how often to retry if another process removes finished files meanwhile
 
 
 @dataclass(frozen=True)
 class _Goal:
-    """One file to download, with its remote and its local paths."""
+    """A file to download, with its remote and its local paths."""
 
     remote: Remote
     final: Path
-    link: Path  # the path that users open: `final` itself or a symlink to it
+    link: Path  # the path that users open, which is `final` itself or a symlink to it
     partial: Path
-    root: Path  # the folder within which missing folders may be created
-    label: str  # the name in progress messages
+    root: Path  # missing folders may be created only inside this folder
+    label: str  # the name to show in progress messages
 
     @property
     def file(self) -> RemoteFile:
@@ -92,7 +92,7 @@ def _fetch_blobs(
 ) -> None:
     """Download and verify each missing file.
 
-    Each file ends up at its blob's path, or at the link's path on systems without symlinks.
+    The final path is the blob's path, or the link's path on systems without symlinks.
     """
     own, first, done = paths.models_folder(), goals[0].final, list[FileRecord]()
     for goal in goals:
@@ -113,9 +113,9 @@ def _fetch_blobs(
 
 
 def _remembered(goal: _Goal, first: Path) -> FileRecord | None:
-    """Return the stored record of a file that is already here, or None.
+    """Return the stored record of a file that is already on this machine, or None.
 
-    The caller holds no lock, so the file may vanish at any moment.
+    The caller does not hold the lock, so another process may remove the file at any time.
     """
     with contextlib.suppress(FileNotFoundError):
         here = _known(goal, first)
@@ -132,7 +132,7 @@ def _removed_meanwhile(what: object) -> LlmrunError:
 
 
 def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:
-    """Create the snapshot's symlinks, then point the branch at the snapshot.
+    """Create the snapshot's symlinks, then point the branch to the snapshot.
 
     The first file is linked last because lookups find a model by its first file.
     """
@@ -151,7 +151,7 @@ def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> Non
 def _point(link: Path, blob: Path) -> None:
     """Make the snapshot's file a symlink to its blob.
 
-    Without symlink support, move the blob to the snapshot instead, as huggingface_hub does.
+    On systems without symlinks, the blob is moved to the snapshot instead, as in huggingface_hub.
     """
     if not blob.exists():
         if link.exists():
@@ -198,11 +198,11 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
             digest_here = _of_url_here(goal, reporter)
             if digest_here is None:
                 digests.append(_fetched(goal, reporter))
-                whole.enter_context(in_use(goal.partial))  # until all files are complete
+                whole.enter_context(in_use(goal.partial))  # lock it until all files are complete
                 fetched.append(goal)
             else:
                 digests.append(digest_here)
-        for goal in reversed(goals):  # lookups find a model by its first file, so it comes last
+        for goal in reversed(goals):  # the first file comes last because lookups find a model by it
             if goal in fetched:
                 _put_in_place(goal)
             with writing(goal.partial):
@@ -212,9 +212,9 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
 
 
 def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
-    """Return the sha256 of the file at its final path, or None if it is missing or different.
+    """Return the sha256 of the file at its final path, or None if the file is missing or different.
 
-    Complete files are renamed to that path. If no sha256 is expected, a file of the right size is therefore accepted.
+    Only complete files are renamed to the final path. Therefore, if no sha256 is expected, the right size is enough.
     """
     if not _has_size(goal.final, goal.file.size) or goal.partial.exists():
         return None
@@ -239,13 +239,13 @@ def _put_in_place(goal: _Goal) -> None:
 
 
 def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
-    """Raise DoesNotFit unless all missing files fit on the disk, so that a download does not fail halfway."""
+    """Raise DoesNotFit unless all missing files fit on the disk. Otherwise, the download would fail halfway."""
     missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_present(goal)]
     require_space(goals[0].final.parent, sum(missing), artifact.name)
 
 
 def _taken(path: Path) -> int:
-    """Return the disk space that a file occupies, in bytes. Partial files are sparse."""
+    """Return the bytes that a file occupies on disk. Partial files are sparse and occupy less than their size."""
     try:
         status = path.lstat()
     except OSError:
@@ -254,7 +254,7 @@ def _taken(path: Path) -> int:
 
 
 def _fetched(goal: _Goal, reporter: Reporter) -> str:
-    """Complete the partial file and return its sha256. The caller holds the lock."""
+    """Complete the partial file and return its sha256. Requires the lock."""
     make_folder(goal.final.parent, goal.root)
     partial = PartialFile(goal.partial, goal.file.size, goal.file.sha256)
     try:
@@ -263,14 +263,14 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
     finally:
         partial.close()
         if partial.received == 0 < goal.file.size:
-            with contextlib.suppress(OSError):  # do not hide the error that is being raised
+            with contextlib.suppress(OSError):  # this error must not hide the one that is being raised
                 remove(goal.partial)
 
 
 def _known(goal: _Goal, first: Path) -> Path | None:
-    """Return the path of the file if stored records confirm its sha256, otherwise None.
+    """Return the path of the file if a stored record confirms its sha256, or else None.
 
-    Consults the file's own record and that of the model whose first file is `first`.
+    This checks the file's own record and the record of the model whose first file is `first`.
     """
     record = model_records.read_record(first)
     remembered = {file.path: file for file in record.files} if record else {}
@@ -286,7 +286,7 @@ def _known(goal: _Goal, first: Path) -> Path | None:
 
 
 def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
-    """Return the path of the file if hashing it confirms its sha256, otherwise None. Damaged files are reported."""
+    """Return the path of the file if hashing confirms its sha256, or else None. Damaged files are reported."""
     for path in (goal.final, goal.link):
         if _has_size(path, goal.file.size):
             with writing(path):
@@ -300,7 +300,7 @@ def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
 def _has_size(path: Path, size: int) -> bool:
     try:
         status = path.stat()
-    except OSError:  # missing, or a dangling symlink
+    except OSError:  # the file is missing, or the path is a dangling symlink
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
@@ -308,7 +308,7 @@ def _has_size(path: Path, size: int) -> bool:
 def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
     """Store a record of the files that are complete so far.
 
-    If the download is interrupted between two shards, the next run does not have to hash the finished ones again.
+    If the download is interrupted, the next run does not have to hash the complete shards again.
     """
     before = model_records.read_record(Path(files[0].path))
     used = before.used if before else 0.0
@@ -319,7 +319,7 @@ def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
 
 
 def _labels(artifact: Artifact) -> list[str]:
-    """Return the name of each file in progress messages."""
+    """Return the name to show in progress messages for each file."""
     count = len(artifact.files)
     if count == 1:
         return [artifact.name]

@@ -1,4 +1,4 @@
-"""Download of one file with resumption, speed measurement, sha256 verification during the transfer, and fsync."""
+"""Downloads one file. Resumes partial downloads, hashes while downloading and adapts the number of connections."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llmrun.hub.remote.http_ranges import AnotherFile, Remote, TryAgain
 from llmrun.hub.transfer.connections import Connections
 from llmrun.hub.transfer.partial_file import PartialFile
 
-SYNC_BYTES = 64 << 20  # bytes received between two calls of fsync
-_TELL_FROM = 256 << 20  # show progress if at least this many bytes must be hashed after the last one has arrived
+SYNC_BYTES = 64 << 20  # number of received bytes after which fsync is called
+_TELL_FROM = 256 << 20  # bytes; if this many remain to be hashed after the download, hashing shows progress
 _TICK_S = 0.05
 _AGAIN_S = 0.5
 _ANOTHER = "choose another file or repository"
@@ -22,7 +22,7 @@ _ELSEWHERE = "try again later, or from another network"
 
 
 class _NotGGUF(IntegrityError):
-    """A file without the GGUF magic, such as an HTML page or a mislabelled file in a repository."""
+    """The file lacks the GGUF magic. It may be an HTML page or a mislabelled file in a repository."""
 
     def __init__(self) -> None:
         super().__init__("not a GGUF file")
@@ -31,15 +31,16 @@ class _NotGGUF(IntegrityError):
 def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
-    If the finished bytes are wrong, they are discarded and the download restarts once. If a response belongs to another
-    file, the received bytes are kept and the request is repeated once; progress allows another repetition.
+    If the content does not match, all bytes are discarded and the download restarts once. If a response belongs to
+    another file, the received bytes are kept and the request is repeated once. It may be repeated again after some
+    progress.
 
     Raises IntegrityError if either happens again, BadGGUF if a Hub file lacks the GGUF magic twice, NetworkError,
-    ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt the download can
-    resume, except that nothing is kept of wrong bytes.
+    ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the download can
+    resume, unless the bytes were discarded because of a mismatch.
 
-    name   the name in progress messages
-    begin  the first bytes that the file must have; if they differ, the download stops early
+    name   the name to show in progress messages
+    begin  the bytes that the file must begin with; if they differ, the download stops early
     """
     path = remote.file.path
     fetched_again, asked_at = False, -PROGRESS
@@ -63,19 +64,19 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
 
 
 def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes) -> str:
-    """Download the file without retrying after wrong bytes, for which it raises IntegrityError."""
+    """Download the file. Raises IntegrityError, without retrying, if the content does not match."""
     file = remote.file
     progress = _Progress(f"downloading {name}", file.size, reporter)
     patience = Patience(file.path, file.size, partial.received)
     hasher = _FileHasher(partial)
-    several = True  # use several connections if they are faster
+    several = True  # whether several connections are allowed
     while partial.gaps():
         with Connections(remote, partial, patience) as connections:
             _follow(connections, hasher, progress, several, begin)
         if connections.error is not None:
             raise _named(connections.error, file.path)
         if connections.other_version:
-            # This server cannot resume the old version, so restart from the beginning over a single connection.
+            # The old version can no longer be resumed, so restart from the beginning over a single connection.
             trouble = TryAgain("the file on the server has changed")
             patience.wait_after(trouble, partial.received)
             partial.clear()
@@ -96,19 +97,19 @@ def _require_begin(partial: PartialFile, begin: bytes) -> None:
 
 
 def _follow(connections: Connections, hasher: _FileHasher, progress: _Progress, several: bool, begin: bytes) -> None:
-    """Hash, sync, report progress and adjust the number of connections while the other threads download."""
+    """Hash, sync, report progress and adjust the number of connections while other threads download."""
     partial = connections.partial
     received = synced = partial.received
     growth, held_back = Growth(time.monotonic(), received), False
     looked_at = False
     while connections.running:
-        if not looked_at and partial.frontier >= len(begin):  # stop early if it is not a GGUF file
+        if not looked_at and partial.frontier >= len(begin):  # if the file is not GGUF, stop early
             _require_begin(partial, begin)
             looked_at = True
         if not hasher.advance():
             connections.wait(_TICK_S)
         received = partial.received
-        progress.tell(min(received, partial.size - 1))  # 100 % is shown when all threads have ended
+        progress.tell(min(received, partial.size - 1))  # 100 % is shown only after all threads have ended
         while connections.notes:
             progress.note(connections.notes.pop(0))
         if received - synced >= SYNC_BYTES:
@@ -124,10 +125,10 @@ def _follow(connections: Connections, hasher: _FileHasher, progress: _Progress, 
 
 
 class _FileHasher:
-    """An incremental sha256 that follows the contiguous start of the partial file.
+    """An incremental sha256 of the partial file, up to its first gap.
 
-    It reads the bytes back from the file, usually from the page cache. This handles out-of-order bytes from several
-    connections and bytes from earlier runs alike, and never delays the network threads.
+    It reads the bytes back from the file, usually from the page cache. Therefore, it works for bytes of earlier runs
+    and for bytes that arrive out of order, and it never delays the network threads.
     """
 
     def __init__(self, partial: PartialFile) -> None:
@@ -136,7 +137,7 @@ class _FileHasher:
         self._done = 0
 
     def advance(self) -> bool:
-        """Hash the next chunk. Returns False if it has not arrived yet."""
+        """Hash the next chunk. Returns False if the chunk has not arrived yet."""
         count = min(CHUNK, self._partial.frontier - self._done)
         if count <= 0:
             return False
@@ -160,7 +161,7 @@ class _FileHasher:
 
 
 class _Progress:
-    """A filter that reports each number once, but repeats it during a stall so that the displayed speed drops."""
+    """A filter that drops repeated progress values. It lets some through during a stall, so the shown speed falls."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter
@@ -177,7 +178,7 @@ class _Progress:
 
 
 def _named(error: BaseException, file: str) -> BaseException:
-    """Return the error with the file's name in front, unless it already names a file or the disk."""
+    """Return the error with the file name prepended, unless its message already begins with the file name or "disk"."""
     if not isinstance(error, LlmrunError) or isinstance(error, IntegrityError):
         return error
     if str(error).startswith(("disk: ", f"{file}: ")):

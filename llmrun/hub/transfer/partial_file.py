@@ -1,9 +1,9 @@
 """Partially downloaded files, each with a journal of the byte ranges that have arrived.
 
 The journal's first line identifies the file. Each following line describes one contiguous run of bytes: its start, the
-end of the written bytes and the end of the bytes synced to disk. The numbers have a fixed width and are overwritten in
-place after the bytes that they describe. If the process is killed, no byte has to be downloaded twice. After a power
-failure, only the synced bytes count.
+end of the written bytes and the end of the bytes synced to disk. The numbers have a fixed width and are updated in
+place after the bytes have been written or synced. If the process is killed, no byte has to be downloaded twice. After a
+power failure, only the synced bytes are trusted.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from pathlib import Path
 from llmrun.errors import LlmrunError
 from llmrun.hub.local.safe_writes import require_space, writing
 
-JOURNAL = ".journal"  # appended to the name of the partial file
+JOURNAL = ".journal"  # suffix that is appended to the partial file's name
 _VERSION = 1
 _DIGITS = 20
 _LINE = 3 * (_DIGITS + 1)
-_MOST_BYTES = 1 << 20  # in a journal; enough for about 16,000 runs
+_MOST_BYTES = 1 << 20  # the maximum size of a journal, enough for about 16,000 runs
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass
 class ByteRun:
-    """A contiguous run of bytes written by one connection; [start, written) has arrived."""
+    """A contiguous run of bytes that one connection writes. The range [start, written) has arrived."""
 
-    index: int  # line number in the journal
+    index: int  # the index of the run's line in the journal
     start: int
     written: int
     synced: int
-    file: io.FileIO | None = None  # open while a connection writes to the run
+    file: io.FileIO | None = None  # None unless a connection is writing to the run
 
 
 class PartialFile:
-    """A partially downloaded file of `size` bytes. Several threads may write at once, each to its own run.
+    """A partially downloaded file of `size` bytes. Several threads may write at the same time, each to its own run.
 
-    The caller holds the file's lock. While the file is open, `rm` and `prune` do not remove it (open_models.py).
+    The caller must hold the file's lock. While the file is open, `rm` and `prune` do not remove it (open_models.py).
     `validator` is the server's identifier of this version of the file (an ETag or a date), or "" until it is known.
     """
 
     def __init__(self, path: Path, size: int, sha256: str | None) -> None:
-        """Resume the partial file at `path` if it belongs to this file and its journal is valid, else start over.
+        """Open the partial file at `path`, or start over if its journal is invalid or describes a different file.
 
-        Raises LlmrunError if the folder is not writable, or DoesNotFit if the disk is full.
+        Raises LlmrunError if the folder is not writable, and DoesNotFit if the disk is full.
         """
         self.path, self.size, self._sha256 = path, size, sha256
         self.journal = journal_of(path)
         self.validator = ""
         self._lock = threading.Lock()
         self._runs: list[ByteRun] = []
-        self._first_line = 0  # offset of the first run's line in the journal
+        self._first_line = 0  # the offset in the journal where the first run's line begins
         with writing(path):
             self._file = self._take()
 
@@ -87,11 +87,11 @@ class PartialFile:
         return found
 
     def require_space(self, what: str) -> None:
-        """Raise DoesNotFit unless the missing bytes fit on the disk."""
+        """Raise DoesNotFit unless the missing bytes fit on the disk. `what` names the download in the message."""
         require_space(self.path.parent, self.size - self.received, what)
 
     def read(self, start: int, count: int) -> bytes:
-        """Read bytes before the first gap. Only one thread may call this. Raises LlmrunError for read errors."""
+        """Read bytes before the first gap. Only one thread may call this. Raises LlmrunError if reading fails."""
         with writing(self.path):
             self._file.seek(start)
             return self._file.read(count)
@@ -99,7 +99,7 @@ class PartialFile:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, start: int) -> ByteRun:
-        """Open a run for bytes from `start` on. Extends an idle run that ends there, or creates a new one."""
+        """Open a run for the bytes from `start` on. Continues an idle run that ends there, or creates a new one."""
         with self._lock, writing(self.path):
             run = next((run for run in self._runs if run.file is None and run.written == start), None)
             if run is None:
@@ -111,7 +111,7 @@ class PartialFile:
             return run
 
     def write(self, run: ByteRun, data: bytes) -> None:
-        """Append to a run. Raises DoesNotFit if the disk is full; bytes written before that are kept."""
+        """Append bytes to a run. If the disk is full, raises DoesNotFit and keeps the bytes already written."""
         assert run.file is not None
         view = memoryview(data)
         with writing(self.path):
@@ -123,7 +123,7 @@ class PartialFile:
                     self._put(self._line_at(run.index) + _DIGITS + 1, b"%020d" % run.written)
 
     def end(self, run: ByteRun) -> None:
-        """Close a run, so that another connection may continue it."""
+        """Close a run. Another connection may continue it."""
         with self._lock:
             if run.file is not None:
                 run.file.close()
@@ -137,7 +137,7 @@ class PartialFile:
                 self._renew_journal()
 
     def sync(self) -> None:
-        """Sync all written bytes to disk and record that in the journal, so that they survive a power failure."""
+        """Sync all written bytes to disk and record this in the journal. The bytes then survive a power failure."""
         with self._lock:
             reached = [(run, run.written) for run in self._runs]
         with writing(self.path):
@@ -151,7 +151,7 @@ class PartialFile:
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the file and its journal, keeping the received bytes for a later run."""
+        """Close the file and its journal. The received bytes are kept, and a later run can resume the download."""
         for run in self._runs:
             self.end(run)
         self._file.close()
@@ -168,9 +168,9 @@ class PartialFile:
     # --- the journal --------------------------------------------------------------------------------------------------
 
     def _take(self) -> io.FileIO:
-        """Open the file and lock it against removal. Starts over if another process removed it in the meantime.
+        """Open the file and lock it against removal. Tries again if another process removed it in the meantime.
 
-        The journal is created first, because a partial file without a journal counts as a leftover.
+        The journal is created first because `prune` removes partial files without a journal.
         """
         while True:
             self._runs, self.validator = [], ""
@@ -204,7 +204,7 @@ class PartialFile:
             return False
         self.validator = str(told.get("validator", ""))
         if not self.validator and self._sha256 is None:
-            return False  # without either, a changed file on the server would go unnoticed
+            return False  # with neither, a changed file on the server would go unnoticed
         boot, reached = this_boot(), 0
         lasted = told.get("boot") == boot and (boot != "" or self._sha256 is not None)
         for start, written, synced in sorted(lines):
@@ -216,7 +216,7 @@ class PartialFile:
         return True
 
     def _new_journal(self) -> io.FileIO:
-        """Replace the journal atomically and open it. If the process is killed here, the old journal remains."""
+        """Replace the journal atomically and open the new one. If the process is killed, the old journal remains."""
         told = {"version": _VERSION, "size": self.size, "sha256": self._sha256}
         head = json.dumps(told | {"validator": self.validator, "boot": this_boot()}).encode() + b"\n"
         self._first_line = len(head)
@@ -227,7 +227,7 @@ class PartialFile:
         return _opened(self.journal)
 
     def _renew_journal(self) -> None:
-        self._journal.close()  # close it first: Windows cannot replace an open file
+        self._journal.close()  # Windows cannot replace an open file
         self._journal = self._new_journal()
 
     def _line_at(self, index: int) -> int:
@@ -250,7 +250,7 @@ def remove(path: Path) -> None:
 
 
 def is_begun(path: Path) -> bool:
-    """Return whether a partial file or journal exists for `path`."""
+    """Return whether a partial file or its journal exists at `path`."""
     return any(os.path.lexists(left) for left in (path, journal_of(path), _successor_of(journal_of(path))))
 
 
@@ -259,14 +259,14 @@ def _successor_of(journal: Path) -> Path:
 
 
 def _opened(path: Path, more: int = 0) -> io.FileIO:
-    """Open a file for reading and writing without truncating it, and without following a symlink."""
+    """Open a file for reading and writing, without truncating it and without following a symlink."""
     return io.FileIO(os.open(path, os.O_RDWR | _NO_LINK | more, 0o666), "r+")
 
 
 def _hold(file: io.FileIO, path: Path) -> None:
-    """Lock the file until it is closed, so that `rm` and `prune` see that it is in use (open_models.py).
+    """Lock the file until it is closed, which keeps `rm` and `prune` from removing it (see open_models.py).
 
-    This does nothing on Windows, where open files cannot be removed.
+    Does nothing on Windows, where open files cannot be removed.
     """
     if os.name != "posix":
         return
@@ -290,9 +290,9 @@ def _is_at(file: io.FileIO, path: Path) -> bool:
 
 
 def this_boot() -> str:
-    """Return an identifier of the current boot, or "" if the system has none.
+    """Return an identifier of the current boot, or "" if the system provides none.
 
-    Without an identifier, unsynced bytes of an earlier run are trusted only if a sha256 will verify the file.
+    Without an identifier, unsynced bytes of an earlier run are trusted only if the file's sha256 will be verified.
     """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -304,9 +304,9 @@ def _line(run: ByteRun) -> bytes:
 
 
 def understood(data: bytes) -> tuple[dict[str, object], list[tuple[int, int, int]]]:
-    """Parse a journal to its header and (start, written, synced) of each run. An incomplete last line is ignored.
+    """Parse a journal. Returns its header and (start, written, synced) for each run.
 
-    Raises ValueError if the data is not a journal.
+    An incomplete last line is ignored. Raises ValueError if the data is not a journal.
     """
     head, _, rest = data.partition(b"\n")
     told = json.loads(head)

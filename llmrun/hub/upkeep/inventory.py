@@ -1,8 +1,8 @@
-"""A list of every GGUF model on this machine, whichever program downloaded it, under a name that llmrun accepts.
+"""Lists all GGUF models on this machine, including those that other programs downloaded.
 
-The name of a model in the Hugging Face cache is its catalogue name, `hf:owner/name:QUANTIZATION` or
-`hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes its commit. Only `facts_of` opens
-model files.
+Each model has a name that llmrun commands accept. In the Hugging Face cache, this is the catalogue name,
+`hf:owner/name:QUANTIZATION` or `hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes the
+commit. Only `facts_of` opens model files.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 SHARED = "hub"  # the cache that all Hugging Face tools share
 OWN = "llmrun"
-USERS = "user"  # a file that the user named by its path
-_SHORT = 10  # digits of a commit
+USERS = "user"  # a file that the user gave as a path
+_SHORT = 10  # number of digits in an abbreviated commit
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A complete model, in one file or in shards.
 
-    name      the name to use in commands: `-m NAME`, `llmrun rm NAME`
-    holder    the owner of its folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file named by its path
-    files     its files; the first one is the file to open
-    size      the size of all files in bytes
+    name      the name to use in commands, such as `-m NAME` and `llmrun rm NAME`
+    holder    the owner of its folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file given as a path
+    files     the model's files; the first one is the file to open
+    size      the total size of all files in bytes
     modified  when the first file was last written, in seconds since 1970
     record    llmrun's record of the model, if any
     source    where the same model can be downloaded; None if unknown
-    commits   the snapshots in the shared cache with the same bytes and name; the first is the one in `name`
-    current   False if a newer revision has replaced it
+    commits   the snapshots in the shared cache with the same contents and name; the first is the one in `name`
+    current   whether no newer revision has replaced the model
     """
 
     name: str
@@ -65,17 +65,17 @@ class Model:
 
     @property
     def used(self) -> float:
-        """When llmrun last opened it, in seconds since 1970; 0.0 if never."""
+        """When llmrun last opened the model, in seconds since 1970. 0.0 means never."""
         return self.record.used if self.record else 0.0
 
     @property
     def repository(self) -> str:
-        """The repository on the Hub, "owner/name"; "" for other sources."""
+        """The repository on the Hub, such as "owner/name", or "" for other sources."""
         return self.source.repository if isinstance(self.source, HubSource) else ""
 
 
 def models() -> list[Model]:
-    """Return all models: the Hugging Face cache first, then our own folder, then other programs. Names are unique."""
+    """Return all models in the Hugging Face cache, our own folder and other programs' folders. Names are unique."""
     catalogue = functools.cache(_catalogue)
     found = [model for repository in repositories() for model in models_of(repository, catalogue)]
     found += _own({model.name.lower() for model in found})
@@ -85,9 +85,9 @@ def models() -> list[Model]:
 
 
 def select(name: str, among: Sequence[Model]) -> Model:
-    """Return the model that a name refers to: a name from `models`, any other name of the model, or its path.
+    """Return the model to which a name refers. The name may be any name or path of the model.
 
-    Raises ModelNotFound, and UsageError for an invalid name.
+    Raises ModelNotFound, or UsageError for an invalid name.
     """
     for model in among:
         if name.lower() == model.name.lower():
@@ -110,9 +110,9 @@ def select(name: str, among: Sequence[Model]) -> Model:
 
 
 def of_path(path: Path) -> Model:
-    """Return the model at a path that the user gave, with its other shards. The model's name is the path.
+    """Return the model at a path that the user gave, including its other shards. The model's name is the path.
 
-    Raises ModelNotFound, and ModelFileError if the file is a shard but not the first one.
+    Raises ModelNotFound, or ModelFileError if the file is a shard other than the first.
     """
     from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath
@@ -127,7 +127,7 @@ def of_path(path: Path) -> Model:
 
 
 def facts_of(model: Model) -> tuple[Glance, str]:
-    """Read the header of a model's file. Returns the facts in it, and the error message or ""."""
+    """Read a model's header. Returns a few of its fields, and an error message or ""."""
     named = bool(quantization_of(model.path.name))
     try:
         return glance(model.path, needs_file_type=not named), ""
@@ -136,25 +136,25 @@ def facts_of(model: Model) -> tuple[Glance, str]:
 
 
 def quantization(model: Model, facts: Glance) -> str:
-    """Return the quantization in the file's name, else the one in its header, else "".
+    """Return the quantization in the file name or else in the header, or "" if neither contains one.
 
-    File names are more specific than headers: "UD-Q4_K_XL".
+    The file name takes precedence because it is more specific, as in "UD-Q4_K_XL".
     """
     return quantization_of(model.path.name) or facts.file_type
 
 
 def total_size(files: Iterable[Path]) -> int:
-    """Return the number of bytes on disk. Files with several links count once."""
+    """Return the total size in bytes. A file with several links counts only once."""
     found = {}
     for path in files:
-        with contextlib.suppress(OSError):  # deleted in the meantime
+        with contextlib.suppress(OSError):  # the file was deleted in the meantime
             status = path.stat()
             found[status.st_dev, status.st_ino] = status.st_size
     return sum(found.values())
 
 
 def models_of(repository: Repository, catalogue: Callable[[], Catalog | None]) -> list[Model]:
-    """Return the models in one repository. Snapshots with the same bytes under the same name give one model."""
+    """Return the models in one repository. If several snapshots contain the same model, it is returned only once."""
     commits_of: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for commit, snapshot in repository.snapshots.items():
         for first, files in models_among(snapshot).items():
@@ -172,7 +172,7 @@ def _shared(
     snapshot = repository.snapshots[named]
     files = tuple(snapshot[each] for each in models_among(snapshot)[file])
     record = read_record(files[0])
-    # A commit without a branch or tag is abbreviated; the first digits are enough to find it in the cache.
+    # The commit is abbreviated because its first digits are enough to find it in the cache.
     source = HubSource(repository.name, file, revision=revision if revision in repository.refs else revision[:_SHORT])
     name = _name(source, snapshot, files, catalogue)
     is_current = not repository.refs or not set(commits).isdisjoint(repository.refs.values())
@@ -183,7 +183,7 @@ def _shared(
 def _name(
     source: HubSource, snapshot: Mapping[str, Path], files: Sequence[Path], catalogue: Callable[[], Catalog | None]
 ) -> str:
-    """Return the catalogue's name if it means the same bytes, else the shortest unambiguous `hf:` name."""
+    """Return the catalogue name if it refers to the same bytes, or else the shortest unambiguous `hf:` name."""
     assert source.file is not None
     loaded = catalogue() if source.revision == "main" else None
     known = loaded.name_of(source.repository, source.file) if loaded else None
@@ -197,14 +197,14 @@ def _name(
 
 
 def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
-    """Return whether these files are blobs with the expected sha256, as far as it is known."""
+    """Return whether these files are blobs whose names match the expected digests. Unknown digests match any blob."""
     wanted = [file.sha256 for file in expected]
     names = [os.path.basename(os.path.realpath(path)) for path in files]  # noqa: PTH119
     return len(wanted) == len(names) and all(sha256 in (None, name) for sha256, name in zip(wanted, names, strict=True))
 
 
 def _catalogue() -> Catalog | None:
-    """Return the catalogue, or None if the user's part of it is invalid, which must not make a listing fail."""
+    """Return the catalogue, or None if the user's part is invalid, because that must not make a listing fail."""
     from llmrun.hub.catalog.lookup import load_catalog
 
     try:
@@ -214,7 +214,7 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Yield the models in our own folder and its `web` folders, named by their records or else by their paths."""
+    """Yield the models in our own folder and its `web` folders. Names come from records, or else are paths."""
     folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
     for folder in folders:
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
@@ -228,7 +228,9 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 
 def _finds_it_again(record: ModelRecord) -> bool:
-    """Return whether a record's name identifies its file. A signed URL does not, because names omit the query."""
+    """Return whether a record's name is enough to find its file. For signed URLs it is not, because names omit the
+    query.
+    """
     if record.source.startswith("pypi:"):
         return True
     first = Path(record.files[0].path)
@@ -240,7 +242,7 @@ def _held(holder: str, name: str, path: Path) -> Model | None:
     try:
         for part in name.split(":"):
             safe_segments(part)
-    except UsageError:  # not a name that a user could type, so use the path
+    except UsageError:  # the user cannot give this as a name, so use the path
         return _model(str(path), holder, model_files(path), read_record(path), source)
     return _model(str(source), holder, model_files(path), read_record(path), source)
 
@@ -254,7 +256,7 @@ def _model(
     commits: tuple[str, ...] = (),
     current: bool = True,
 ) -> Model | None:
-    """Return a Model, or None if a file was deleted in the meantime."""
+    """Return the model, or None if one of its files was deleted in the meantime."""
     try:
         statuses = [path.stat() for path in files]
     except OSError:

@@ -1,7 +1,7 @@
-"""Finding files to prune: superseded models in the Hugging Face cache, and downloads that will not be resumed.
+"""Finds files to prune: superseded models in the Hugging Face cache, and abandoned downloads.
 
-A file in a snapshot is superseded if no branch or tag points to the snapshot's commit any more, and a commit that one
-does point to has a local file of the same name. Repositories without a GGUF model belong to other tools and are left
+A file in a snapshot is superseded if no branch or tag points to the snapshot any more, and the same file name exists in
+a snapshot to which a branch or tag does point. Repositories without a GGUF model belong to other tools and are left
 alone unless the user names them.
 """
 
@@ -24,15 +24,15 @@ from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload, partials
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _MAGIC = b"GGUF"
-STALE_DAYS = 7  # age at which a partial download counts as abandoned
+STALE_DAYS = 7  # age in days at which a partial download counts as abandoned
 
 
 def prunings(named: Collection[str] = ()) -> Iterator[Removal | LlmrunError]:
-    """Yield a removal for each repository with something to prune, and for each stale download outside the cache.
+    """Yield a removal for each repository with files to prune, and for each stale download outside the cache.
 
-    For a repository that cannot be pruned, yield the error instead.
+    For a repository that cannot be pruned, yields the error instead.
 
-    named  "owner/name" of the repositories to prune, whatever they contain; () for all model repositories
+    named  the repositories to prune, such as "owner/name", regardless of contents; () for all GGUF repositories
     """
     chosen = [read_repository(name) for name in named] if named else [each for each in repositories() if _is_ours(each)]
     for repository in chosen:
@@ -48,7 +48,7 @@ def prunings(named: Collection[str] = ()) -> Iterator[Removal | LlmrunError]:
 
 
 def superseded(repository: Repository) -> list[Path]:
-    """Return the files in old snapshots that also exist, under the same name, in a current snapshot."""
+    """Return the files in old snapshots that also exist in a current snapshot under the same name."""
     current = set(repository.refs.values()) & set(repository.snapshots)
     if not current:
         return []
@@ -66,7 +66,7 @@ def superseded(repository: Repository) -> list[Path]:
 
 
 def _is_ours(repository: Repository) -> bool:
-    """Return whether a repository has a GGUF model, or an old GGUF blob without links."""
+    """Return whether a repository contains a GGUF model or an old GGUF blob without links."""
     return any(repository.snapshots.values()) or bool(_orphans(repository, of_any_kind=False))
 
 
@@ -77,9 +77,9 @@ def _pruning_of(repository: Repository, *, of_any_kind: bool) -> Removal:
 
 
 def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
-    """Return the old blobs that no snapshot links to because a process died while it added or removed them.
+    """Return the old blobs to which no snapshot links. They remain if a process dies while adding or removing blobs.
 
-    Blobs younger than STALE_DAYS may be the first shards of a download in progress, and are left out.
+    Blobs younger than STALE_DAYS are left out because they may be the first shards of a download in progress.
     """
     blobs = [entry for entry in entries(repository.folder / "blobs") if entry.is_file(follow_symlinks=False)]
     kept = referenced(repository)
@@ -92,7 +92,7 @@ def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
 
 
 def _dead_partials(repository: Repository) -> Iterator[Path]:
-    """Yield the files of our partial downloads that are already complete, cannot be resumed, or are stale."""
+    """Yield the files of llmrun's partial downloads that are already complete, cannot be resumed or are stale."""
     for partial in partials():
         path = partial.files[0]
         if path.parent == repository.folder / "blobs" and (
@@ -116,7 +116,7 @@ def _is_old(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > STALE_DAYS * 86_400
     except OSError:
-        return False  # deleted in the meantime
+        return False  # the file was deleted in the meantime
 
 
 def _begins_with_magic(path: Path) -> bool:

@@ -1,8 +1,8 @@
-"""Removal of models from this machine: the links in a snapshot, and the blobs that nothing links to any more.
+"""Removes models from this machine, namely links in snapshots and blobs to which nothing links any more.
 
-Only files in the Hugging Face cache or in our own folder are removed, never the targets of links that lead outside.
-Links are removed before their blobs, and references before their snapshots, so that a process killed at any moment
-leaves a cache that Hugging Face's own tools consider intact.
+Only files in the Hugging Face cache or in our own folder are removed. Targets of links that lead outside are never
+removed. Links are removed before their blobs, and references before their snapshots. If the process is killed,
+Hugging Face's own tools therefore still consider the cache intact.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The files to remove.
+    """The files to remove with a model or a download.
 
-    name        the model or download that they belong to
-    repository  their repository in the Hugging Face cache; None elsewhere
-    links       links in snapshots, or regular files where links are not supported
-    blobs       blobs that nothing else links to
+    name        the model or download to which the files belong
+    repository  the files' repository in the Hugging Face cache; None for files elsewhere
+    links       links in snapshots, or regular files if links are not supported
+    blobs       blobs to which nothing else links
     records     llmrun's records of the models
-    notes       messages about files that stay, with the reason
+    notes       messages about files that are kept, with the reason
     """
 
     name: str
@@ -46,15 +46,15 @@ class Removal:
 
     @property
     def freed(self) -> int:
-        """The number of bytes that the removal frees on disk."""
+        """How many bytes the removal frees on disk."""
         return total_size(path for path in (*self.links, *self.blobs) if not path.is_symlink())
 
 
 def removal_of(model: Model) -> Removal:
     """Return the files to remove for a model.
 
-    Raises UsageError if another program stores the model, and LlmrunError if one of the repository's folders is a link,
-    because the files behind the link are not ours.
+    Raises UsageError if another program owns the model, and LlmrunError if one of the repository's folders is a link,
+    because the link's target may not belong to the cache.
     """
     if model.holder == OWN:
         return Removal(model.name, None, model.files, (), (record_path(model.path),))
@@ -77,7 +77,7 @@ def removal_of(model: Model) -> Removal:
 
 
 def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -> Removal:
-    """Return the files to remove for these links. Raises LlmrunError if one of the repository's folders is a link."""
+    """Return the files to remove with these links. Raises LlmrunError if a folder of the repository is a link."""
     refuse_linked_folders(repository)
     blobs, notes = [], []
     for link in links:
@@ -95,17 +95,17 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
 
 
 def removal_of_partial(partial: UnfinishedDownload) -> Removal:
-    """Return the files to remove for an unfinished download."""
+    """Return the files to remove when discarding an unfinished download."""
     return Removal(partial.name, None, partial.files, ())
 
 
 def remove(removal: Removal) -> int:
     """Remove the files and return the number of bytes freed.
 
-    Raises LlmrunError if the model is in use or being downloaded, or if a file cannot be removed. Even then, no partly
-    removed model looks complete.
+    Raises LlmrunError if the model is in use or is being downloaded, or if a file cannot be removed. A partly removed
+    model never looks complete.
     """
-    # Lock each file once, even if several links lead to it: a second lock would conflict with the first.
+    # Each file is locked once even if several links lead to it, because a second lock would conflict with the first.
     files = dict.fromkeys(os.path.realpath(path) for path in (*removal.links, *removal.blobs))
     with alone_with(map(Path, files)) as busy, _not_being_downloaded(removal) as lock:
         if busy is not None or lock is not None:
@@ -123,28 +123,28 @@ def remove(removal: Removal) -> int:
         finally:
             if removal.repository is not None:
                 tidy(removal.repository)
-    with contextlib.suppress(OSError):  # a record without its model does no harm
+    with contextlib.suppress(OSError):  # a record whose model is gone does no harm
         _unlink(removal.records)
     return freed
 
 
 def refuse_linked_folders(repository: Repository) -> None:
-    """Raise LlmrunError if one of a repository's folders is a link, which removal would follow."""
+    """Raise LlmrunError if one of a repository's folders is a link, because removal would follow it."""
     for folder in (repository.folder, *(repository.folder / name for name in ("snapshots", "blobs", "refs"))):
         if folder.is_symlink():
             raise LlmrunError(f"{folder}: this folder is a link, so nothing in it is removed")
 
 
 def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:
-    """Return the targets of all links in all snapshots, whatever their file type."""
+    """Return the targets of all links in all snapshots, not only the links to GGUF files."""
     return {
         Path(os.path.realpath(path)) for path in files_below(repository.folder / "snapshots") if path not in except_for
     }
 
 
 def tidy(repository: Repository) -> None:
-    """Remove references to snapshots without files, and empty folders."""
-    with contextlib.suppress(OSError):  # another user's files or a read-only disk; empty folders do no harm
+    """Remove empty folders, and references to snapshots without files."""
+    with contextlib.suppress(OSError):  # files may belong to another user; empty folders do no harm
         empty = {commit for commit in repository.snapshots if not _has_files(_snapshots(repository) / commit)}
         for revision, commit in repository.refs.items():
             if commit in empty:
@@ -152,7 +152,7 @@ def tidy(repository: Repository) -> None:
         for commit in sorted(empty):
             _remove_empty_folders(_snapshots(repository) / commit)
         if not _has_files(_snapshots(repository)) and not _has_files(repository.folder / "blobs"):
-            _unlink(files_below(repository.folder / ".no_exist"))  # markers for files that the Hub does not have
+            _unlink(files_below(repository.folder / ".no_exist"))  # markers for files that do not exist on the Hub
             _unlink(files_below(repository.folder / "refs"))
             _remove_empty_folders(repository.folder)
 
@@ -174,7 +174,7 @@ def _has_files(folder: Path) -> bool:
 
 def _remove_empty_folders(folder: Path) -> None:
     for above, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # not empty
+        with contextlib.suppress(OSError):  # the folder is not empty
             os.rmdir(above)  # noqa: PTH106
 
 
@@ -185,10 +185,10 @@ def _unlink(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
-    """Hold the download locks of the files to remove while the block runs, and yield None.
+    """Hold the download locks of the files to remove while the block runs. Yields None on success.
 
-    While they are held, no Hugging Face tool downloads these files. If another process holds some of them, yield one
-    of those instead.
+    Meanwhile, no Hugging Face tool can download these files. If another process holds one of the locks, yields that
+    lock's path instead.
     """
     import filelock
 
@@ -205,15 +205,15 @@ def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
 
 
 def _locks(removal: Removal) -> set[Path]:
-    """Return the existing lock files of a removal, without duplicates: a partial file and its journal share a lock."""
+    """Return a removal's existing lock files as a set, because a partial file and its journal share a lock."""
     locks = set()
     for path in (*removal.links, *removal.blobs):
         name = hub_cache.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
         if name:
-            with contextlib.suppress(UsageError):  # not the name of a blob
+            with contextlib.suppress(UsageError):  # the file name is not that of a blob
                 locks.add(places.shared_lock(name, path.name[:64]))
     if removal.repository is not None:
-        locks.add(places.lock_file(removal.repository.name))  # `pull` holds it while it creates links
+        locks.add(places.lock_file(removal.repository.name))  # `pull` holds this lock while it creates links
     return {lock for lock in locks if lock.exists()}
 
 

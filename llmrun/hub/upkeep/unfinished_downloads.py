@@ -1,4 +1,4 @@
-"""Discovery of unfinished downloads. Their journals say how far they got."""
+"""Finds unfinished downloads and reads their progress from their journals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llmrun.hub.transfer.partial_file import JOURNAL, understood
 class UnfinishedDownload:
     """A file whose download is in progress or was interrupted.
 
-    name   the repository, as `hf:owner/name`; the file's path outside the Hugging Face cache
+    name   the repository, such as `hf:owner/name`; for files outside the Hugging Face cache, the path
     files  the partial file, its journal and other files with its prefix
     done   the number of bytes on disk
-    total  the size of the complete file; 0 if unknown
+    total  the size of the complete file in bytes; 0 if unknown
     """
 
     name: str
@@ -32,7 +32,7 @@ class UnfinishedDownload:
 def partials() -> list[UnfinishedDownload]:
     """Return llmrun's unfinished downloads, in the Hugging Face cache and in our own folder.
 
-    Those of other tools are left out because we cannot resume them.
+    Other tools' downloads are left out because llmrun cannot resume them.
     """
     return [*_shared(), *_own()]
 
@@ -60,7 +60,7 @@ def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:
-    """Read a journal: the facts on its first line, and the number of bytes on disk. An invalid journal is empty."""
+    """Read a journal. Returns its header and the number of bytes on disk, or an empty header if it is invalid."""
     try:
         told, runs = understood(read_small(path))
         return told, sum(max(written - start, 0) for start, written, _ in runs)

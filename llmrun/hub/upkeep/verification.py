@@ -1,7 +1,7 @@
-"""Verification of a model: its sha256 matches, its header is valid, and its weights are finite.
+"""Verifies that a model's sha256 matches, its header is valid and its weights are finite.
 
-The expected sha256 comes from the catalogue, the blob's name or the record of the download. The header is parsed as if
-the model were opened, and the scales of every block are checked for NaN and infinity.
+The expected sha256 comes from the catalogue, the blob's name or the record of the download. The header is checked as
+strictly as when the model is opened, and the scales of every block are checked for NaN and infinity.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.tensors import TensorInfo
 
-_CHUNK = 1 << 23  # bytes of a tensor to check at a time, rounded down to whole blocks
-_MOST_PROBLEMS = 20  # reported tensors per model
+_CHUNK = 1 << 23  # bytes to check at a time, rounded down to whole blocks
+_MOST_PROBLEMS = 20  # the maximum number of tensors to report per model
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
     """The result of verifying a model.
 
-    digests   the sha256 of each file; "" if it could not be read
+    digests   the sha256 of each file; "" if the file could not be read
     expected  the expected sha256 of each file; "" if unknown
     tensors   the number of tensors that were checked
     problems  a message for each damaged file or tensor
@@ -59,16 +59,16 @@ class VerificationResult:
 
     @property
     def has_other_bytes(self) -> bool:
-        """Whether a file has the wrong sha256, so that downloading the model again would help."""
+        """Whether a file has the wrong sha256. If so, downloading the model again may help."""
         return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if seen and wanted)
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify a model completely, and record the digests, even wrong ones, so that the next start can rely on them.
+    """Verify a model completely and record the digests, including wrong ones. The next start then does not hash again.
 
-    Digests of files that the user named by path (USERS) are not recorded.
+    Digests of files that the user gave as paths (USERS) are not recorded.
 
-    promised  the facts about its files in the catalogue; () if there are none
+    promised  the model's files according to the catalogue; () if the catalogue does not contain them
     """
     known = promised if len(promised) == len(model.files) else (None,) * len(model.files)
     said = [expected_digest(path, one) for path, one in zip(model.files, known, strict=True)]
@@ -82,8 +82,8 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
         for path, seen, wanted in zip(model.files, digests, expected, strict=True)
         if wanted and seen and seen != wanted
     ]
-    # Users may change their own files at any time. Elsewhere, do not overwrite a record that is the only source of an
-    # expected digest.
+    # Users may change their own files at any time. For other files, a record that is the only source of an expected
+    # digest must not be overwritten.
     if all(digests) and model.holder != USERS and (all(said) or not any(expected)):
         remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
     tensors = 0
@@ -106,7 +106,7 @@ def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unre
 
 
 def _check_tensors(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
-    """Return the number of tensors, and the problems in the header or the tensors."""
+    """Check the header and all tensors. Returns the number of tensors and a message for each problem."""
     problems: list[str] = []
     tensors = 0
     try:
@@ -119,7 +119,7 @@ def _check_tensors(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
 
 
 def _unsound_tensors(file: GGUFFile, name: str, reporter: Reporter) -> Iterator[str]:
-    """Yield a message for each tensor with a NaN or an infinity. Raises ModelFileError."""
+    """Yield a message for each tensor that contains NaN or infinity. Raises ModelFileError."""
     done, total = 0, sum(tensor.nbytes for tensor in file.tensors.values())
     for tensor in file.tensors.values():
         count, first = 0, -1
@@ -138,7 +138,7 @@ def _unsound_tensors(file: GGUFFile, name: str, reporter: Reporter) -> Iterator[
 def _checked_blocks(
     file: GGUFFile, tensor: TensorInfo
 ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.bool_]]]]:
-    """Yield (index of the first block, bool[n] that marks the unsound blocks among the next n) for each chunk."""
+    """Yield (index of the chunk's first block, bool[n] that marks blocks with NaN or infinity) for each chunk."""
     size = tensor.type.block_bytes
     step = max(_CHUNK // size, 1) * size
     buffer = np.empty(min(step, tensor.nbytes), np.uint8)

@@ -256,14 +256,14 @@ def test_another_file_at_the_locked_commit_is_drift(hub: FakeHub, tmp_path: Path
 )
 def test_a_lock_that_gives_a_name_another_meaning_is_drift(hub: FakeHub, source: HubSource) -> None:
     artifact = Artifact("hf:o/n", source, (RemoteFile("m-Q8_0.gguf", 5, SHA256),), "0" * 40)
-    with pytest.raises(IntegrityError, match="the name no longer means"):
+    with pytest.raises(IntegrityError, match="the name no longer refers to"):
         plan_locked("hf:o/n", {"hf:o/n": artifact}, QUIET, offline=False)
     assert settled(hub) == []
 
 
 def test_another_file_of_the_repository_than_the_name_says_is_drift(hub: FakeHub) -> None:
     artifact = Artifact("x", HubSource("o/n", "evil.gguf"), (RemoteFile("evil.gguf", 5, SHA256),), "0" * 40)
-    with pytest.raises(IntegrityError, match="the name no longer means"):
+    with pytest.raises(IntegrityError, match="the name no longer refers to"):
         plan_locked("hf:o/n/m-Q8_0.gguf", {"hf:o/n/m-Q8_0.gguf": artifact}, QUIET, offline=False)
 
 
