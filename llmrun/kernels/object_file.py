@@ -1,11 +1,11 @@
-"""A reader of ELF symbol tables, which checks what a kernel's object defines and which functions it calls."""
+"""Reads ELF symbol tables, to check which symbol a kernel's object file defines and which functions it calls."""
 
 from __future__ import annotations
 
 import struct
 
-# LLVM may replace loops with calls of these functions, and every process has them. Any other function may be missing in
-# the process that loads the kernel. A call of `__extendhfsf2`, for example, jumped to address zero.
+# LLVM may replace loops with calls to these functions, and they exist in every process. Any other function may be
+# missing in the process that loads the kernel. For example, a call to `__extendhfsf2` jumped to address zero.
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 
 _SYMBOL_TABLE = 2  # sh_type SHT_SYMTAB
@@ -46,7 +46,7 @@ def symbols(image: bytes) -> tuple[set[str], set[str]]:
 
 
 def check_symbols(image: bytes, symbol: str) -> None:
-    """Raise ForeignSymbolError unless the object defines `symbol` and needs only functions on the allow-list."""
+    """Raise ForeignSymbolError unless the object defines `symbol` and calls only functions on the allow-list."""
     defined, undefined = symbols(image)
     if symbol not in defined:
         raise ForeignSymbolError(f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}")

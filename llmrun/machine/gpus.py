@@ -1,7 +1,7 @@
-"""The GPUs of this machine and their drivers, as the system reports them. Nothing is started on the GPUs.
+"""Lists the GPUs of this machine and their drivers. Nothing is run on the GPUs.
 
-NVIDIA GPUs come from NVIDIA's driver. Other GPUs are found on the PCI bus, where Linux lists the vendor and driver of
-each device. Macs with Apple silicon have a built-in GPU.
+NVIDIA GPUs are reported by NVIDIA's driver. Other GPUs are found on the PCI bus, where Linux lists the vendor and
+driver of each device. Macs with Apple silicon have a built-in GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NVIDIA = "NVIDIA"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `driver` is its name and version if known, or empty without a driver. Byte counts are 0 if unknown."""
+    """One GPU. `driver` is the driver's name and version, or empty without a driver. Memory sizes are 0 if unknown."""
 
     maker: str  # "NVIDIA", "AMD", "Intel", "Apple"
     name: str
@@ -32,7 +32,7 @@ class Gpu:
 
 
 def gpus(root: Path = Path("/")) -> list[Gpu]:
-    """Return every GPU that the system reports and that could run models."""
+    """Return every GPU in the system that could run models."""
     found = [Gpu(_NVIDIA, card.name, f"driver {card.driver}", card.memory, card.memory_free) for card in nvidia_cards()]
     found += [gpu for gpu in _pci_gpus(root) if not (found and gpu.maker == _NVIDIA)]
     if sys.platform == "darwin" and platform.machine() == "arm64":

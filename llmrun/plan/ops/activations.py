@@ -28,7 +28,7 @@ CLAMPED_SLOPE = 1.702
 class Activation(StrEnum):
     SILU = "silu"  # x / (1 + exp(-x))
     GELU = "gelu"  # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-    # gpt-oss clamps the gate to at most 7 and `up` to [-7, 7]: gate / (1 + exp(-1.702 gate)) * (up + 1)
+    # gpt-oss clamps `gate` to at most 7 and `up` to [-7, 7], then computes gate / (1 + exp(-1.702 gate)) * (up + 1).
     CLAMPED_SILU = "clamped silu"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SoftCap(Op):
-    """An op that computes x = cap * tanh(x / cap) in place, where x are the logits."""
+    """An op that computes x = cap * tanh(x / cap) in place on the logits x."""
 
     x: Value
     cap: float
