@@ -1,7 +1,7 @@
 """Commands and environments for Python child processes.
 
-Child processes are used for work that should not happen in the main process: importing Numba, running code that may
-crash, and measuring start-up.
+Child processes are used for work that should not happen in the main process, such as importing Numba, running code that
+may crash, and measuring performance.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     layers = layers_of(keys)
-    if layers != _LAYERS_OF_32B:  # files of other model sizes also have the window key, but do not use it
+    if layers != _LAYERS_OF_32B:  # other model sizes have no window, even if the file has the key
         return Config.of(keys, windows=(0,) * layers)
     return Config.of(keys, windows=windows_of(keys, every=4, default=4096))
 

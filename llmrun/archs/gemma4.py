@@ -112,7 +112,7 @@ def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
     for shape in set(shapes[storing:]):
         last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
         if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
-            raise keys.unsupported("layers that share another KV cache than that of the last layer of their kind")
+            raise keys.unsupported("layers that reuse a KV cache other than that of the last layer of the same kind")
     return storing
 
 

@@ -55,7 +55,7 @@ def survey() -> CacheSurvey:
 
 
 class KernelCache:
-    """The cache folder, as used while kernels are loaded. It collects problems, which `warn` reports at the end."""
+    """Access to the cache folder while kernels are loaded. It collects problems, which `warn` reports at the end."""
 
     def __init__(self) -> None:
         self.folder = folders.cache_folder() / "kernels"

@@ -28,7 +28,7 @@ class Level:
     name: str
     machines: tuple[str, ...]  # values of platform.machine(); empty for any machine
     features: tuple[str, ...]  # LLVM feature names that must all be present
-    baseline: str  # LLVM processor name
+    baseline: str  # the name of a processor in LLVM
     baseline_features: str = ""
 
 
@@ -48,7 +48,7 @@ AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
 NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
 PORTABLE = Level("portable", (), (), "")
 
-LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOT, PORTABLE)  # best first
+LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOT, PORTABLE)  # from best to worst
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class KernelCompileError(LlmrunError):
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}
-_engines: list[llvm.ExecutionEngine] = []  # they own the machine code and must live as long as the process
+_engines: list[llvm.ExecutionEngine] = []  # the engines own the machine code, so they are never freed
 
 
 def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:

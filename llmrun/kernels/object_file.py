@@ -8,8 +8,8 @@ import struct
 # missing in the process that loads the kernel. For example, a call to `__extendhfsf2` jumped to address zero.
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 
-_SYMBOL_TABLE = 2  # sh_type SHT_SYMTAB
-_UNDEFINED = 0  # st_shndx SHN_UNDEF
+_SYMBOL_TABLE = 2  # SHT_SYMTAB, a value of sh_type
+_UNDEFINED = 0  # SHN_UNDEF, a value of st_shndx
 
 
 class ForeignSymbolError(Exception):
@@ -40,7 +40,7 @@ def symbols(image: bytes) -> tuple[set[str], set[str]]:
                 continue
             if section == _UNDEFINED:
                 undefined.add(name)
-            elif info >> 4:  # not STB_LOCAL
+            elif info >> 4:  # the symbol is not STB_LOCAL
                 defined.add(name)
     return defined, undefined
 

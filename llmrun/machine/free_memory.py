@@ -47,7 +47,7 @@ def _container_headroom() -> int | None:
 
 def _container_limit() -> int | None:
     try:
-        return int((_CGROUP / "memory.max").read_text())  # "max" means no limit and raises ValueError
+        return int((_CGROUP / "memory.max").read_text())  # int() raises ValueError for "max", which means no limit
     except (OSError, ValueError):
         return None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from llmrun.machine.energy import nvidia_cards
 from llmrun.machine.processor import processor_name, text_of
 
-_DISPLAY_CLASS = "0x03"  # VGA, 3D and display controllers
+_DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers
 _ACCELERATOR_CLASS = "0x12"
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _NVIDIA = "NVIDIA"
@@ -22,9 +22,12 @@ _NVIDIA = "NVIDIA"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `driver` is the driver's name and version, or empty without a driver. Memory sizes are 0 if unknown."""
+    """One GPU. `driver` is the driver's name and version, or empty if there is no driver.
 
-    maker: str  # "NVIDIA", "AMD", "Intel", "Apple"
+    Memory sizes are 0 if unknown.
+    """
+
+    maker: str  # "NVIDIA", "AMD", "Intel" or "Apple"
     name: str
     driver: str
     memory: int = 0

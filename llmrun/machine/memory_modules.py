@@ -23,7 +23,7 @@ _KINDS = {24: "DDR3", 26: "DDR4", 27: "LPDDR", 28: "LPDDR2", 29: "LPDDR3", 30: "
 class Module:
     """One memory module. `speed` is the configured speed in millions of transfers per second, or 0 if unknown."""
 
-    kind: str  # "DDR5"; empty if unknown
+    kind: str  # for example "DDR5"; empty if unknown
     speed: int
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
-_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # for CPUs without a hypervisor flag
+_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # used on CPUs without a hypervisor flag
 
 
 def processor_name(root: Path = Path("/")) -> str:
@@ -20,7 +20,7 @@ def processor_name(root: Path = Path("/")) -> str:
     known = _cpuinfo(root)
     return (
         known.get("model name")
-        or text_of(root / "proc/device-tree/model")  # "Raspberry Pi 5 Model B Rev 1.0"
+        or text_of(root / "proc/device-tree/model")  # for example "Raspberry Pi 5 Model B Rev 1.0"
         or _name_elsewhere()
         or " ".join(f"{key} {known[key]}" for key in ("CPU implementer", "CPU part") if key in known)
         or platform.processor()

@@ -15,7 +15,7 @@ class AttentionShape:
 
     heads       number of query heads, a multiple of `kv_heads` with grouped-query attention (GQA)
     head_size   features of each query and key head
-    window      number of positions a row attends to, including its own; 0 means all earlier positions
+    window      number of positions that a row attends to, including its own; 0 means all earlier positions
     value_size  features of each value head; 0 means the same as `head_size`
     """
 
@@ -33,7 +33,7 @@ class AttentionShape:
         return HeadLayout(kv_type, self.head_size, self.value_size)
 
     def block_bytes(self, kv_type: str) -> int:
-        """Return the size of one cache block in one layer."""
+        """Return the size in bytes of one cache block in one layer."""
         return self.kv_heads * self.layout(kv_type).n_bytes
 
 

@@ -26,8 +26,8 @@ class Matrix:
 
     name: str
     kind: str  # the name of the weight type in lower case, for example "q4_1"
-    rows: int  # outputs
-    columns: int  # inputs
+    rows: int  # number of outputs
+    columns: int  # number of inputs
     n_bytes: int
     read_into: ReadInto
 

@@ -41,14 +41,14 @@ VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_mxfp4(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 17 n] -> 32 n weights. Values come from the table; each scale covers 32 weights."""
+    """Unpack uint8[..., 17 n] -> 32 n weights with a scale per 32 weights. Values come from the table."""
     blocks = blocks_of(raw, MXFP4_BYTES)
     values = VALUES[planes(blocks[..., 1:], 4)]
     return joined(raw.ndim - 1, values, super_scales=_half_e8m0(blocks[..., :1]), super_block=32, sub_block=32)
 
 
 def unpack_nvfp4(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 36 n] -> 64 n weights. Values come from the table; each scale covers 16 weights."""
+    """Unpack uint8[..., 36 n] -> 64 n weights with a scale per 16 weights. Values come from the table."""
     blocks = blocks_of(raw, NVFP4_BYTES)
     runs = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
     return joined(

@@ -34,7 +34,7 @@ VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_iq4_nl(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 18 n] -> 32 n weights. Values come from the table; each scale covers 32 weights."""
+    """Unpack uint8[..., 18 n] -> 32 n weights with a scale per 32 weights. Values come from the table."""
     blocks = blocks_of(raw, IQ4_NL_BYTES)
     values = VALUES[planes(blocks[..., 2:], 4)]
     return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)

@@ -14,14 +14,14 @@ from enum import StrEnum
 
 GROUP_ROWS = 16
 BLOCK_COLUMNS = 32
-SUPER_BLOCKS = 8  # blocks of 32 columns that share an upper scale
+SUPER_BLOCKS = 8  # number of blocks of 32 columns that share an upper-level scale
 
 
 class Scales(StrEnum):
     """The ways in which scales are stored."""
 
     F16 = "f16"  # one f16 per 32 columns
-    E8M0 = "e8m0"  # one power of two per 32 columns, stored as exponent + 128 in a byte like ggml's MXFP4
+    E8M0 = "e8m0"  # one power of two per 32 columns, stored as a byte that is exponent + 128, as in ggml's MXFP4
     TWO_LEVELS = "two levels"  # one int8 per sub-block, times one f16 per 256 columns
     F32 = "f32"  # one float32 per sub-block
 

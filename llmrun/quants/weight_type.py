@@ -17,7 +17,7 @@ Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 FindUnsound = Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
 
-_HALF_EXPONENT = np.uint16(0x7C00)  # all ones: NaN or infinity
+_HALF_EXPONENT = np.uint16(0x7C00)  # the exponent of NaN and infinity, with all bits set
 
 
 @dataclass(frozen=True)

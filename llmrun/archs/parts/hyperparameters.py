@@ -9,7 +9,7 @@ from llmrun.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.archs.parts.rope_settings import RopeSettings
 from llmrun.plan.kv_shapes import AttentionShape
 
-# No real model comes near these limits. They keep malicious headers from causing absurd amounts of work.
+# These limits are far above the values in real models. They prevent malicious headers from causing too much work.
 MOST_HEADS: Final = 1024
 MOST_WIDTH: Final = 1 << 20
 MOST_CONTEXT: Final = 1 << 27

@@ -12,8 +12,8 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# No real model comes near these limits. They keep malicious headers from causing absurd amounts of work or overflowing
-# float32.
+# These limits are far above the values in real models. They prevent malicious headers from causing too much work or
+# overflowing float32.
 MOST_LAYERS: Final = 1024
 VECTOR: Final = 16  # number of features that kernels process together
 _LARGEST_SCALE = 1e9

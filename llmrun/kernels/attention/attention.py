@@ -185,7 +185,7 @@ def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 
     @inline_function
     def add(state: Any, later: Any) -> Any:
-        """Merge the state of later positions into the state of earlier ones."""
+        """Merge the state of later positions into the state of earlier positions."""
         largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
         faded = exp(simd.splat(load_f32(state + largest_at) - largest))
         weight = exp(simd.splat(load_f32(later + largest_at) - largest))

@@ -24,7 +24,7 @@ _LARGEST_I16 = 32767
 
 
 def takes_unsigned(level: str, packed: PackedType) -> bool:
-    """Return whether `emit_dots` expects the weights as unsigned bytes, which are larger than the values by `bias_of`."""
+    """Return whether `emit_dots` expects the weights as unsigned bytes, which exceed the values by `bias_of`."""
     return level in _VNNI or not packed.is_signed
 
 

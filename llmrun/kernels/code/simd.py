@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16  # floats in a vector, and rows in a group of packed weights
+LANES = 16  # number of floats in a vector, and of rows in a group of packed weights
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()

@@ -62,5 +62,5 @@ def own_copy(op: Any, step: Any, thread: Any, flag: Any) -> Any:
 
 @inline_function
 def private_row(op: Any, step: Any, thread: Any, flag: Any) -> Any:
-    """Return the first row of this thread's copy of a buffer that has as many rows as the op."""
+    """Return the index of the first row of this thread's copy of a buffer. Each copy has as many rows as the op."""
     return own_copy(op, step, thread, flag) * n_rows(op, step)

@@ -52,7 +52,7 @@ class Activations:
         return simd.emit_load(builder, self.scale, simd.F32, 4)
 
     def load_half_sum(self, builder: Any, half: int) -> Any:
-        """Load the negated sum of the integers in one half of the block, an i32."""
+        """Load the negated sum of the integers in one half of the block as an i32."""
         return simd.emit_load(builder, simd.emit_offset(builder, self.half_sums, 4 * half), simd.I32, 4)
 
 

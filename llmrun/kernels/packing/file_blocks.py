@@ -156,7 +156,7 @@ def _six_bits(at: Any, part: Any, first: Any) -> Any:
     """Return the six-bit scale (first = 0) or minimum (first = 4) with index `part`, from the 12 bytes at `at`.
 
     Parts 0 to 3 are the low 6 bits of a byte. For parts 4 to 7, the low 4 bits are in the last 4 bytes (scales in the
-    low nibbles, minimums in the high ones), and the upper 2 bits are the top bits of the byte of `part - 4`.
+    low nibbles, minimums in the high nibbles), and the upper 2 bits are the top bits of the byte for `part - 4`.
     """
     if part < 4:
         return load_u8(at + first + part) & 63
@@ -226,7 +226,7 @@ def _wide_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 
 def _reader(name: str, word: Any, scale: Any = _nothing, minimum: Any = _nothing) -> BlockReader:
-    """Return the reader of a weight type. Sizes and f16 fields come from the type's declaration."""
+    """Create the reader for a weight type. Sizes and f16 fields are taken from the type's declaration."""
     type_ = BY_NAME[name.upper()]
     n_blocks, fields, two_levels = type_.block_weights // 32, type_.half_fields, PACKED_TYPES[name].two_levels
     if two_levels:

@@ -69,7 +69,7 @@ def gated(level: str, activation: str) -> Callable[..., None]:
 
 
 def _activations(level: str) -> dict[Activation, Any]:
-    """Return a function for each activation, which takes 16 values of `gate` and 16 values of `up`."""
+    """Return the functions that apply each activation to 16 values of `gate` and 16 values of `up`."""
     sigmoid = curves.sigmoid(level)
 
     @inline_function
@@ -104,8 +104,8 @@ def _activations(level: str) -> dict[Activation, Any]:
 def add(level: str) -> Callable[..., None]:
     """Build the kernel that computes sum = x + factor * y.
 
-    With a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is rounded twice
-    at every level, so that all levels agree.
+    If there is a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is
+    rounded twice at every level, so that all levels compute the same results.
     """
     sigmoid = curves.sigmoid(level)
 

@@ -109,7 +109,7 @@ def queue_pair(op: int, at: int, symbols: int, following: int, ranks: int, produ
 def merge_long(
     op: int, n: int, symbols: int, previous: int, following: int, ranks: int, products: int, heap: int
 ) -> int:
-    """Merge `n` symbols, move the remaining ones to the front, and return their number.
+    """Merge `n` symbols, move the remaining symbols to the front, and return their number.
 
     A heap entry is rank << 32 | index of the left symbol. It is stale if that symbol's rank has changed.
     """

@@ -88,7 +88,7 @@ def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDAr
 
 
 def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """Compute activation(gate) * up for gate and up float32[rows, width]; returns float32[rows, width]."""
+    """Compute activation(gate) * up, where gate, up and the result are float32[rows, width]."""
     if activation is Activation.CLAMPED_SILU:
         gate = np.minimum(gate, np.float32(CLAMP))
         up = np.clip(up, np.float32(-CLAMP), np.float32(CLAMP)) + np.float32(1)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Gating(StrEnum):
     """The ways in which the router's logits are converted to expert weights."""
 
-    SOFTMAX = "softmax"  # over the logits of all experts
+    SOFTMAX = "softmax"  # softmax over the logits of all experts
     SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over the logits of the chosen experts only
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # softmax over the logits of the chosen experts only
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ExpertLinear(Product):
     x: Value
     weight: Matrix
     routing: Routing
-    out: Value  # CHOSEN
+    out: Value  # its rows are CHOSEN
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -117,7 +117,7 @@ class ExpertBias(Op):
 class Combine(Op):
     """An op that sums weight * y over the experts of each row, in routing order."""
 
-    y: Value  # CHOSEN
+    y: Value  # its rows are CHOSEN
     routing: Routing
     out: Value
     adds: bool  # computes out += sum instead of out = sum

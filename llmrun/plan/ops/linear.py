@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from llmrun.plan.twin import Run
 
-PARTIALS = 4  # partial sums in a product with float weights
+PARTIALS = 4  # number of partial sums in a product with float weights
 
 
 class Product(Op):
@@ -214,9 +214,9 @@ def integer_linear_reference(
 
 
 def float_linear_reference(weights: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply x float32[rows, k] by float weights float32[n, k]; returns float32[rows, n].
+    """Multiply x float32[rows, k] by float weights float32[n, k].
 
-    It adds partial sums in the same order as the kernel.
+    Returns float32[rows, n]. Partial sums are added in the same order as in the kernel.
     """
     partial = np.zeros((PARTIALS, len(x), len(weights)), np.float32)
     for column in range(x.shape[1]):
@@ -240,7 +240,7 @@ class LinearOps(PlanBuilder):
     def head_linear(self, x: Value, weight: Matrix, heads: int) -> Value:
         """Append an op that multiplies each of `heads` equal parts of x by its own matrix.
 
-        `weight` contains the matrices of all heads, [heads * out, part width].
+        `weight` contains the matrices of all heads and has the shape [heads * out, part width].
         """
         out = x.like(weight.rows)
         self.ops.append(HeadLinear(x, weight, heads, out))
