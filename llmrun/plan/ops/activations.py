@@ -1,4 +1,4 @@
-"""The activation functions of feed-forward networks."""
+"""Ops that compute the activation functions of feed-forward networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over the KV cache."""
+"""The op that computes attention over the KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2."""
+"""The op that computes the gated short convolution of LFM2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token embedding."""
+"""The op that looks up token embeddings."""
 
 from __future__ import annotations
 

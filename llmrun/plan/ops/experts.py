@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing rows to experts, running the experts, and combining their outputs."""
+"""Ops for mixtures of experts. They route rows to experts, run the experts, and combine their outputs."""
 
 from __future__ import annotations
 

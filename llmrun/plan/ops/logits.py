@@ -1,4 +1,4 @@
-"""Ops on the logits."""
+"""Ops that transform the logits."""
 
 from __future__ import annotations
 
