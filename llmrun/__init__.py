@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from llmrun.engine.engine import Engine as Engine
 
 __version__ = "0.1.0"
-DISTRIBUTION = "llmrun-gguf"  # its name for pip; on the package index, "llmrun" is a stranger's package
+DISTRIBUTION = "llmrun-gguf"  # the package name for pip; "llmrun" on the package index is an unrelated project
 __all__ = ["Engine", "__version__"]
 
 

@@ -13,8 +13,10 @@ _NOT_A_NUMBER = "–"
 
 
 def format_number(value: float) -> str:
-    """Format with three digits, or with all digits before the point: 0.912, 9.12, 92.0, 311, 1,235. NaN and infinity
-    become a dash."""
+    """Format a number with three digits, or with all digits before the decimal point if there are more.
+
+    Examples: 0.912, 9.12, 92.0, 311, 1,235. NaN and infinity become a dash.
+    """
     if not math.isfinite(value):
         return _NOT_A_NUMBER
     size = abs(value)
@@ -31,7 +33,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def format_tokens(count: int) -> str:
-    """Format a number of tokens of context: `8k` for 8192, "" for 0."""
+    """Format a context size in tokens: `8k` for 8192, "" for 0."""
     if not count:
         return ""
     return f"{count // 1024}k" if count % 1024 == 0 and count < 1 << 20 else f"{count:,}"
@@ -43,7 +45,7 @@ def format_parameters(count: int) -> str:
 
 
 def format_weights(count: int) -> str:
-    """`135M`, `4.02B`: the number of a model's weights, as names of models have it."""
+    """Format a number of weights as in model names: `135M`, `4.02B`."""
     if count >= 999.5e6:
         return f"{count / 1e9:.{2 if count < 9.995e9 else 1 if count < 99.95e9 else 0}f}B"
     return f"{count / 1e6:,.0f}M"
@@ -75,7 +77,10 @@ def format_bytes_done(done: int, total: int) -> str:
 
 
 def format_mebibytes(count: float) -> str:
-    """Format memory that is requested or in use: `1,234 MiB`. llama.cpp and system monitors use this unit."""
+    """Format an amount of memory that is requested or in use: `1,234 MiB`.
+
+    llama.cpp and system monitors use this unit.
+    """
     return f"{count / 2**20:,.0f} MiB" if math.isfinite(count) else _NOT_A_NUMBER
 
 

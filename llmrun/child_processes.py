@@ -1,6 +1,7 @@
 """Commands and environments for Python child processes.
 
-Child processes do what the main process should not: import Numba, run code that may crash, and be measured.
+Child processes are used for work that should not happen in the main process, such as importing Numba, running code that
+may crash, and measuring performance.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import signal
 import sys
 from pathlib import Path
 
-_NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # on some systems, Python needs them
+_NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some systems require them
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command `python -m llmrun.MODULE ...`. An empty `module` means llmrun itself."""
+    """Return the command `python -m llmrun.MODULE ...`. If `module` is empty, the command runs llmrun itself."""
     # -P keeps the working directory off the module search path.
     return [sys.executable, "-P", "-m", f"llmrun.{module}" if module else "llmrun", *arguments]
 
@@ -22,7 +23,7 @@ def command(module: str, *arguments: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Return this process's environment plus its module search path, without NUMBA_* variables.
 
-    NUMBA_* variables could change the machine code or disable the compiler, and cache keys do not cover them.
+    NUMBA_* variables could change the machine code or disable the compiler, and they are not part of the cache keys.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     return {**kept, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # noqa: PTH109
@@ -31,8 +32,8 @@ def environment() -> dict[str, str]:
 def isolated_command(module: str) -> list[str]:
     """Return a command that runs `main()` of `llmrun.MODULE` in an isolated Python.
 
-    That Python ignores environment variables and the user's files, and imports only from this process's module search
-    path. It also starts faster.
+    The isolated Python ignores environment variables and the user's files, and imports only from this process's module
+    search path. It also starts faster.
     """
     program = f"import sys; sys.path[:] = sys.argv[1:]; from llmrun.{module} import main; main()"
     folders = [str(Path(__file__).parent.parent), *(path or os.getcwd() for path in sys.path)]  # noqa: PTH109
@@ -40,12 +41,12 @@ def isolated_command(module: str) -> list[str]:
 
 
 def isolated_environment() -> dict[str, str]:
-    """Return an environment without the user's variables, which may hold keys and tokens."""
+    """Return an environment without the user's variables, which may contain API keys and tokens."""
     return {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
 
 
 def ending(status: int) -> str:
-    """Return how a process ended, in words: "exit status 1", "SIGSEGV"."""
+    """Describe how a process ended, for example "exit status 1" or "SIGSEGV"."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -1,4 +1,4 @@
-"""Routing of kernel warnings to whoever runs the kernels."""
+"""Redirects kernel warnings to a callback of the code that runs the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.errors import KernelWarning
 
 @contextmanager
 def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Pass the text of each KernelWarning to `tell`, once per text. Other warnings are shown as usual."""
+    """Call `tell` once with each distinct KernelWarning message. Other warnings are shown as usual."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", KernelWarning)
         show = warnings.showwarning

@@ -1,4 +1,4 @@
-"""The sampling parameters. Settings, flags, checks and requests are all derived from the declarations in this file.
+"""The sampling parameters. Settings, flags, validation and requests are all derived from the declarations in this file.
 
 They are separate from types.py because every command reads the settings, but few commands need the other types.
 """
@@ -17,12 +17,12 @@ class SamplingParameter(NamedTuple):
     The name of its field in SamplingParams is also the name of the setting (`LLMRUN_*`, config.toml, `/set`) and the
     key in models.toml.
 
-    default   llmrun's default for models without a recommendation; its type is the type of the parameter
-    flags     command-line flags; error messages name the first one
+    default   llmrun's default for models without a recommended value; its type is the type of the parameter
+    flags     command-line flags; error messages use the first flag
     minimum, maximum  limits, both inclusive
-    gguf_key  the metadata key of the model file's default; None if the format has no such key
+    gguf_key  the metadata key of the model file's default; None if the GGUF format has no such key
     wire      the field names in a request to a server; () if no server supports the parameter
-    openai    whether OpenAI's API has these fields; others are left out once a server rejects them
+    openai    whether OpenAI's API has these fields; other fields are omitted after a server has rejected them
     """
 
     default: int | float
@@ -46,7 +46,7 @@ def _declared(parameter: SamplingParameter) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The parameters for choosing the next token. The defaults are llama.cpp's, and --help lists them in this order.
+    """The parameters for choosing the next token. The defaults match llama.cpp's, and --help lists them in this order.
 
     The penalties apply to the last `repeat_last_n` tokens, including the prompt.
     """
@@ -109,7 +109,7 @@ class SamplingParams:
             minimum=0.01,
             maximum=100.0,
             gguf_key="general.sampling.penalty_repeat",
-            wire=("repeat_penalty", "repetition_penalty"),  # llama.cpp's name and vLLM's
+            wire=("repeat_penalty", "repetition_penalty"),  # the names in llama.cpp and in vLLM
         )
     )
     presence_penalty: float = _declared(

@@ -1,4 +1,4 @@
-"""The `cohere2` architecture: like command-r, but three of four layers have a window, and the others use no RoPE.
+"""The `cohere2` architecture: like command-r, but three out of four layers have a window, and the others have no RoPE.
 
 Models: Command R7B and Command A.
 """

@@ -1,6 +1,6 @@
-"""The `deepseek` architecture: like llama, but layers after the first few have experts and a shared expert.
+"""The `deepseek` architecture: like llama, but all layers except the first few have experts and a shared expert.
 
-Models: DeepSeek MoE 16B, the first DeepSeek model with experts.
+Models: DeepSeek MoE 16B, which was the first DeepSeek model with experts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`dense` is the number of layers before the first with experts, `shared` the number of features of the shared
-    expert."""
+    """The hyperparameters of deepseek.
+
+    dense   number of layers before the first layer with experts
+    shared  number of features of the shared expert
+    """
 
     experts: Experts
     dense: int

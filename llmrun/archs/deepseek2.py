@@ -1,13 +1,14 @@
-"""The `deepseek2` architecture: multi-head latent attention (MLA), in which the keys and values of all heads are
-computed from a few latent features, and experts with shared ones.
+"""The `deepseek2` architecture: multi-head latent attention (MLA), and experts with shared experts.
+
+In MLA, the keys and values of all heads are computed from a few latent features.
 
 Models: DeepSeek V2 Lite, GLM-4.7-Flash, GigaChat 3 and Kanana 2.
 
-Newer files split the matrix that computes keys and values into two (attn_k_b, attn_v_b). Queries are multiplied by the
-first and compared with the latent features directly, so all heads share one KV head and the cache is small. Older files
-have the matrix as it was trained (attn_kv_b), and the keys and values of every head are computed.
+Newer files split the matrix that computes keys and values into two matrices (attn_k_b, attn_v_b). Queries are
+multiplied by the first matrix and compared directly with the latent features, so all heads share one KV head and the
+cache is small. Older files contain the original matrix (attn_kv_b), and the keys and values of every head are computed.
 
-The rotated features of a head come first here, but last in the file.
+The rotated features of a head come first in this module, but last in the file.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ if TYPE_CHECKING:
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
 
-# GLM-4.7-Flash is recognized by its number of layers (with or without the one that predicts tokens further ahead) and
-# its vocabulary, because its files are older than the key for the gating function.
+# GLM-4.7-Flash is recognized by its vocabulary size and its number of layers (with or without the layer for multi-token
+# prediction), because its files are older than the metadata key for the gating function.
 _LAYERS_OF_GLM, _VOCABULARY_OF_GLM = (47, 48), 154880
-_MOST_MULTIPLIER = 10.0  # for YaRN; at most 1 in real models
+_MOST_MULTIPLIER = 10.0  # limit for YaRN; real models have at most 1
 _MOST_SCALE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """Latent attention: `rope.dimensions` features of a head are rotated, and the others are `plain`.
+    """The hyperparameters of deepseek2. `rope.dimensions` features of a head are rotated, and the others are `plain`.
 
-    absorbed      use the latent features themselves as keys and values
+    absorbed      whether to use the latent features themselves as keys and values
     latent        number of latent features for the keys and values of all heads
     query_latent  number of latent features for queries; 0 if queries are computed from the whole row
-    value_size    features of each value head
+    value_size    number of features of each value head
     scale         scale of the attention scores
-    unused        layers at the end that predict tokens further ahead
+    unused        number of layers at the end for multi-token prediction, which are not run
     experts       None if all layers are dense
-    dense         layers before the first with experts
-    shared        features of the shared expert
+    dense         number of layers before the first layer with experts
+    shared        number of features of the shared expert
     """
 
     absorbed: bool
@@ -118,7 +119,7 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def _check_heads(keys: Keys, c: Config) -> None:
-    """Check that the file's numbers about heads are consistent, because they determine the layout of the cache."""
+    """Check that the head counts and sizes in the file are consistent, because they determine the cache layout."""
     if c.plain <= 0 or c.plain % VECTOR:
         raise keys.unsupported(f"heads of {c.head_size} features with {c.rotated} rotated features")
     kept = c.shape
@@ -132,7 +133,7 @@ def _check_heads(keys: Keys, c: Config) -> None:
 
 
 def _yarn_multiplier(keys: Keys) -> float:
-    """Return mscale_all_dim of the model's config, which files store divided by ten. 0 if there is none."""
+    """Return mscale_all_dim from the model's config, or 0 if it has none. GGUF files store a tenth of the value."""
     key = "rope.scaling.yarn_log_multiplier"
     multiplier = 10 * keys.number(key, 0.0)
     if not 0 <= multiplier <= _MOST_MULTIPLIER:
@@ -141,15 +142,17 @@ def _yarn_multiplier(keys: Keys) -> float:
 
 
 def _with_own_magnitude(rope: RopeSettings, multiplier: float) -> RopeSettings:
-    """If there is a multiplier, keep the size of rotated features, because the attention scale contains YaRN's
-    magnitude."""
+    """Remove YaRN's scaling of rotated features if there is a multiplier.
+
+    The attention scale then includes YaRN's magnitude.
+    """
     if rope.yarn is None:
         return rope
     return replace(rope, yarn=replace(rope.yarn, log_multiplier=1.0 if multiplier else 0.0))
 
 
 def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_size: int) -> float:
-    """Compute the attention scale like llama.cpp, including scaling without YaRN and models without a multiplier."""
+    """Compute the attention scale in the same way as llama.cpp, even for models without YaRN or a multiplier."""
     spread = log(rope.factor)
     magnitude = rope.magnitude_with_yarn if rope.yarn is not None else rope.magnitude * (1 + 0.1 * spread)
     scale = (magnitude * (1 + 0.1 * multiplier * spread)) ** 2 / sqrt(head_size)
@@ -202,7 +205,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
-    """Use the latent features as values. Each head then projects its result with its own matrix."""
+    """Compute attention with the latent features as values. Each head projects its result with its own matrix."""
     plain, rotated = _queries(w, block, h, c)
     q = w.plan.concat(rotated, w.head_linear(f"{block}.attn_k_b", plain, c.latent, c.heads), c.heads)
     latent, rotated = _latent(w, block, h, c)
@@ -212,7 +215,10 @@ def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Ro
 
 
 def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
-    """Compute keys and values for every head. All heads share the rotated part of the key, which is broadcast."""
+    """Compute attention with separate keys and values for every head.
+
+    The rotated part of the key is broadcast to all heads.
+    """
     plain, rotated = _queries(w, block, h, c)
     q = w.plan.concat(rotated, plain, c.heads)
     latent, rotated = _latent(w, block, h, c)
@@ -223,7 +229,7 @@ def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) 
 
 
 def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """Return (plain, rotated): the features of each head that RoPE leaves alone, and those that it rotates."""
+    """Return (plain, rotated): the features of each head that RoPE leaves unchanged, and those that it rotates."""
     if c.query_latent:
         latent = w.rmsnorm(f"{block}.attn_q_a_norm", w.linear(f"{block}.attn_q_a", h, c.query_latent))
         q = w.linear(f"{block}.attn_q_b", latent, c.heads * c.head_size)
@@ -233,8 +239,7 @@ def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Val
 
 
 def _latent(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """Return (latent, rotated): the latent features for keys and values, and the features of the keys that RoPE
-    rotates."""
+    """Return (latent, rotated): the latent features for keys and values, and the key features that RoPE rotates."""
     both = w.linear(f"{block}.attn_kv_a_mqa", h, c.latent + c.rotated)
     latent = w.rmsnorm(f"{block}.attn_kv_a_norm", w.plan.slice(both, 0, c.latent))
     return latent, w.plan.slice(both, c.latent, c.rotated)

@@ -1,4 +1,4 @@
-"""The `ernie4_5` architecture: identical to llama without experts."""
+"""The `ernie4_5` architecture, which is identical to llama without experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_config(file: GGUFFile) -> llama.Config:
-    """Read the config. Raises UnsupportedModel for a bias that llama.cpp loads but ignores."""
+    """Read the config. Raises UnsupportedModel if the file has a bias that llama.cpp loads but ignores."""
     keys = Keys(file)
     refuse_experts(keys)
     if any(name.endswith(".attn_output.bias") for name in file.tensors):

@@ -30,8 +30,11 @@ class Config(Hyperparameters):
 
 
 def attention_scale(config: Hyperparameters, *, largest: int) -> float:
-    """Return the attention scale. The largest model, which has `largest` layers, derives it from the width per head
-    instead of the head size."""
+    """Return the attention scale.
+
+    It is derived from the head size, except in the largest model (with `largest` layers), which uses the width per
+    head.
+    """
     size = config.width // config.heads if config.layers == largest else config.head_size
     return 1 / sqrt(size)
 

@@ -23,7 +23,7 @@ _LAYERS_OF_27B = 62
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`logit_cap` is 0 if logits are not capped."""
+    """The hyperparameters of gemma3. `logit_cap` is 0 if logits are not capped."""
 
     windows: tuple[int, ...]
     window_base: float

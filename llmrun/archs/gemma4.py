@@ -1,7 +1,7 @@
-"""The `gemma4` architecture: like gemma3, but layers with a window have a different size and number of heads.
+"""The `gemma4` architecture: like gemma3, but layers with a window have heads of a different size and number.
 
-The small models (E2B, E4B) have a second embedding table that feeds every layer, and their last layers attend to the
-keys and values of earlier layers. 26B-A4B has experts in addition to the feed-forward.
+The small models (E2B, E4B) have a second embedding table with an input for every layer, and their last layers attend to
+the keys and values of earlier layers. 26B-A4B has experts in addition to the feed-forward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
 
-_LEAST_STORING = 2  # layers with their own KV cache, if other layers share it; llama.cpp aborts with fewer
+_LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers share it; llama.cpp aborts with fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,11 @@ class Config(Hyperparameters):
     """The hyperparameters of gemma4.
 
     shapes          attention shape of each layer
-    feed_forwards   feed-forward features of each layer
-    window_rotated  features of a head that are rotated in layers with a window; `window_base` is the RoPE base there
-    storing         layers before the first that uses the KV cache of earlier layers
-    table_width     features for each layer in the second table; 0 if there is none
+    feed_forwards   number of feed-forward features of each layer
+    window_rotated  number of features of a head that are rotated in layers with a window
+    window_base     RoPE base in layers with a window
+    storing         number of layers before the first layer that uses the KV cache of an earlier layer
+    table_width     number of features for each layer in the second embedding table; 0 if there is no such table
     logit_cap       0 if logits are not capped
     experts         None if all layers are dense
     """
@@ -103,15 +104,15 @@ def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
 def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
     """Return the number of layers that store keys and values.
 
-    The other layers reuse the keys and values of one of these layers. llama.cpp reuses the last one, or the one before
-    it in layers with a window. The plan reuses the last one of the same shape. In all existing models the result is the
-    same.
+    The other layers reuse the keys and values of one of these layers. llama.cpp reuses the last of these layers, or, in
+    layers with a window, the second to last. The plan reuses the last layer of the same shape. In all existing models,
+    this is the same layer.
     """
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
     for shape in set(shapes[storing:]):
         last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
         if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
-            raise keys.unsupported("layers that share another KV cache than that of the last layer of their kind")
+            raise keys.unsupported("layers that reuse a KV cache other than that of the last layer of the same kind")
     return storing
 
 
@@ -148,15 +149,19 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
-    """Return the RoPE of layers without a window. Its factors determine which features are not rotated, so they are
-    required."""
+    """Return the RoPE of layers without a window.
+
+    Its frequency factors are required, because they determine which features are not rotated.
+    """
     w.tensors.vector("rope_freqs.weight", c.rope.dimensions // 2)
     return w.rope(Pairing.NEOX)
 
 
 def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:
-    """Return the extra input of every layer: (table row of the token + normalized projection of the embedding) *
-    sqrt(1/2)."""
+    """Return the extra input of every layer.
+
+    It is (table row of the token + normalized projection of the embedding) * sqrt(1/2).
+    """
     width, half = c.layers * c.table_width, sqrt(0.5)
     table = w.tensors.matrix("per_layer_token_embd.weight", width, c.vocabulary_size)
     looked_up = w.plan.embed(table, sqrt(c.table_width) * half)
@@ -169,9 +174,9 @@ def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:
 
 
 def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope: Rope | None, *, stores: bool) -> Value:
-    """Compute attention. Values are normalized per head too, but without a weight.
+    """Compute attention. Values are also normalized per head, but without a weight.
 
-    Layers without a value matrix use the keys, before their norm, as values.
+    Layers without a value matrix use the keys as values, before the keys are normalized.
     """
     size = shape.head_size
     if not stores:
@@ -189,7 +194,7 @@ def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope:
 
 
 def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, experts: Experts | None) -> Value:
-    """Compute the feed-forward. In layers with experts, add their output."""
+    """Compute the feed-forward. In layers with experts, add the output of the experts."""
     h = w.rmsnorm(f"{block}.ffn_norm", x)
     y = w.linear(f"{block}.ffn_down", w.gated(block, h, Activation.GELU, size), x.width)
     if experts is None or f"{block}.ffn_gate_inp.weight" not in w.tensors:
@@ -201,7 +206,7 @@ def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, experts: Exper
 
 
 def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> Value:
-    """Compute the experts. Their router normalizes its input separately."""
+    """Compute the output of the experts. The router normalizes its input separately."""
     scale = w.tensors.vector(f"{block}.ffn_gate_inp.scale", x.width) / np.float32(sqrt(x.width))
     logits = w.linear(f"{block}.ffn_gate_inp", w.plan.rmsnorm(x, scale, w.epsilon), experts.count)
     routing = w.plan.route(

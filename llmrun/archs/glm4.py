@@ -1,4 +1,4 @@
-"""The `glm4` architecture: norms before and after attention and feed-forward, gate and up in one matrix, and RoPE for a
+"""The `glm4` architecture: norms before and after attention and feed-forward, one matrix for gate and up, and RoPE on
 part of each head."""
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """If `attention_scale` is None, it depends on the head size."""
+    """The hyperparameters of granite. If `attention_scale` is None, the scale is derived from the head size."""
 
     embedding_scale: float
     attention_scale: float | None

@@ -1,4 +1,4 @@
-"""The `granitemoe` architecture: like granite, with experts as the feed-forward and in some models a shared expert."""
+"""The `granitemoe` architecture: like granite, with experts as the feed-forward. Some models have a shared expert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """If `attention_scale` is None, it depends on the head size. `shared` is 0 if there is no shared expert."""
+    """The hyperparameters of granitemoe.
+
+    attention_scale  None if the scale is derived from the head size
+    shared           number of features of the shared expert; 0 if there is no shared expert
+    """
 
     embedding_scale: float
     attention_scale: float | None

@@ -1,4 +1,4 @@
-"""The `internlm2` architecture: identical to llama without experts."""
+"""The `internlm2` architecture, which is identical to llama without experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `lfm2` architecture: most layers are short convolutions over positions, the others are attention."""
+"""The `lfm2` architecture: most layers are short convolutions over positions, and the others are attention layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`looks_back` says which layers are attention. Their `window` is 0 if they see all earlier positions."""
+    """The hyperparameters of lfm2.
+
+    looks_back  whether each layer is an attention layer
+    window      window of the attention layers; 0 if they attend to all earlier positions
+    """
 
     looks_back: tuple[bool, ...]
     taps: int

@@ -1,4 +1,4 @@
-"""The `lfm2moe` architecture: like lfm2, but layers after the first few have experts."""
+"""The `lfm2moe` architecture: like lfm2, but all layers except the first few have experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`looks_back` says which layers are attention. `dense` is the number of layers before the first with experts."""
+    """The hyperparameters of lfm2moe.
+
+    looks_back  whether each layer is an attention layer
+    dense       number of layers before the first layer with experts
+    """
 
     looks_back: tuple[bool, ...]
     taps: int

@@ -1,5 +1,4 @@
-"""The `mistral3` architecture: like llama, with YaRN parameters from the file, and queries that grow with their
-position.
+"""The `mistral3` architecture: like llama, with YaRN parameters from the file and queries scaled by their position.
 
 Models: Ministral 3.
 """

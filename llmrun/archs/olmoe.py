@@ -1,4 +1,4 @@
-"""The `olmoe` architecture: like llama, with experts, and norms over all query heads and over all key heads."""
+"""The `olmoe` architecture: like llama, with experts, one norm over all query heads and one norm over all key heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `qwen2` architecture: like llama, with NeoX RoPE, and biases for queries, keys and values.
+"""The `qwen2` architecture: like llama, with NeoX RoPE and with biases for queries, keys and values.
 
 Models: Qwen2 and Qwen2.5.
 """

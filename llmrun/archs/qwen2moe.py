@@ -1,4 +1,4 @@
-"""The `qwen2moe` architecture: like qwen2, with experts as the feed-forward, and a shared expert with its own gate."""
+"""The `qwen2moe` architecture: like qwen2, with experts as the feed-forward and a shared expert that has a gate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`shared` is the number of features of the shared expert."""
+    """The hyperparameters of qwen2moe. `shared` is the number of features of the shared expert."""
 
     experts: Experts
     shared: int

@@ -1,4 +1,4 @@
-"""The `qwen3` architecture: like qwen2, with norms for each query and key head."""
+"""The `qwen3` architecture: like qwen2, with a norm for each query head and each key head."""
 
 from __future__ import annotations
 

@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture. `read_config` reads the config; `plan` builds the plan and checks every tensor against the
-    config.
+    """An architecture that llmrun supports.
 
-    models  the names under which users know its models
-    notes   its unusual features
+    read_config  reads the config from a file
+    plan         builds the plan, and checks every tensor against the config
+    models       the common names of its models
+    notes        its unusual features
     """
 
     read_config: Callable[[GGUFFile], Any]
@@ -113,7 +114,7 @@ ARCHITECTURES = {
     ),
 }
 
-# Messages name only these, because the full list would be too long.
+# Error messages list only these architectures, because the full list would be too long.
 _KNOWN_BEST = ("llama", "qwen3", "gemma3", "phi3")
 
 
@@ -131,14 +132,14 @@ def architecture_of(file: GGUFFile) -> Architecture:
 
 
 def table() -> str:
-    """Return the table of architectures in docs/models.md: name, models, notes."""
+    """Return the table of architectures for docs/models.md, with the columns name, models and notes."""
     rows = [("`general.architecture`", "models", "notes"), ("---", "---", "---")]
     rows += [(f"`{name}`", found.models, found.notes) for name, found in ARCHITECTURES.items()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def plan_of_header(file: GGUFFile) -> Plan:
-    """Return the plan of a model without reading its weights, to compute sizes. Raises BadGGUF and UnsupportedModel."""
+    """Return the plan of a model for computing sizes, without reading weights. Raises BadGGUF and UnsupportedModel."""
     architecture = architecture_of(file)
     made_up = file.with_placeholder_weights()
     return architecture.plan(made_up, architecture.read_config(made_up))

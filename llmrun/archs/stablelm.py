@@ -1,6 +1,6 @@
-"""The `stablelm` architecture: LayerNorm, and RoPE for a part of each head.
+"""The `stablelm` architecture: LayerNorm, and RoPE on part of each head.
 
-In layers without a second norm, attention and feed-forward share the same input.
+In layers without a second norm, attention and feed-forward have the same input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The on-disk cache of compiled kernels: a folder with one file per key.
 
-An entry is the sha256 of key and object, followed by the object. It is checked before every use: in a test with 60
-single-bit flips in a cached object, 6 led to a crash and one to wrong results. A problem with the folder costs a
-compilation and one warning, but is never an error.
+An entry consists of the SHA-256 of key and object, followed by the object. The hash is checked before every use. In a
+test with 60 single-bit flips in a cached object, 6 led to a crash and one to wrong results. If the folder cannot be
+used, kernels are compiled again and the user gets one warning, but no error is raised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIGEST_BYTES = 32
 _SUFFIX = ".o"
 _MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
 _POLL_SECONDS = 0.02
-_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling a kernel takes a second
+_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; a kernel compiles in a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def survey() -> CacheSurvey:
 
 
 class KernelCache:
-    """The cache folder during one load of kernels. It collects problems, which `warn` reports at the end."""
+    """Access to the cache folder while kernels are loaded. It collects problems, which `warn` reports at the end."""
 
     def __init__(self) -> None:
         self.folder = folders.cache_folder() / "kernels"
@@ -90,8 +90,8 @@ class KernelCache:
     def make(self, key: str, compile_object: Callable[[], bytes], given_up: threading.Event) -> bytes:
         """Return the object that `compile_object` produces, and store it as an entry.
 
-        If another process is already compiling the same entry, wait for its object. When the wait takes too long or
-        `given_up` is set, call `compile_object` anyway. Exceptions of `compile_object` are not caught.
+        If another process is already compiling the same entry, wait for its object. If the wait takes too long or
+        `given_up` is set, call `compile_object` anyway. Exceptions raised by `compile_object` are propagated.
         """
         deadline = time.monotonic() + _MAX_WAIT_SECONDS
         while True:
@@ -106,7 +106,7 @@ class KernelCache:
                 return compile_object()
 
     def warn(self) -> None:
-        """Report all problems with the folder in one KernelWarning, which is raised if warnings are errors."""
+        """Issue one KernelWarning about all problems with the folder. Raises it if warnings are turned into errors."""
         if self._trouble is not None:
             where = self._trouble.filename2 or self.folder
             words = f"cannot save compiled kernels, so every start compiles them: {where}: {self._trouble.strerror}"
@@ -120,9 +120,10 @@ class KernelCache:
         return self.folder / f"{key}{_SUFFIX}"
 
     def _claim(self, key: str) -> int | None:
-        """Lock the file that will become the entry. Returns its descriptor, or None while another process holds it.
+        """Lock the file that will become the entry. Returns its descriptor, or None if another process has locked it.
 
-        The lock ends with its process. If a process is killed, the next one that needs the entry takes over its file.
+        The lock is released when its process ends. If a process is killed, the next process to need the entry takes
+        over the file.
         Raises OSError.
         """
         path = self._claim_path(key)
@@ -140,13 +141,13 @@ class KernelCache:
         return None
 
     def _claim_path(self, key: str) -> Path:
-        # Windows has no such locks. Two processes may create the same entry there, and the later one wins.
+        # Windows has no such locks. Two processes may create the same entry there, and the last one to finish wins.
         return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
     def _make_claimed(self, key: str, claim: int, compile_object: Callable[[], bytes]) -> bytes:
         kept = False
         try:
-            image = self.read(key)  # another process may have created it since the first look
+            image = self.read(key)  # another process may have created it since the first read
             if image is None:
                 image = compile_object()
                 kept = self._save(key, claim, image)
@@ -158,7 +159,7 @@ class KernelCache:
             os.close(claim)
 
     def _save(self, key: str, claim: int, image: bytes) -> bool:
-        """Write the claimed file and rename it to the entry, so that entries are always complete."""
+        """Write the locked file, then rename it to the entry. Entries are therefore always complete."""
         try:
             os.ftruncate(claim, 0)
             with os.fdopen(claim, "wb", closefd=False) as file:
@@ -177,7 +178,7 @@ def _digest(key: str, image: bytes) -> bytes:
 
 
 def _lock(file: int) -> bool:
-    """Try to lock a file and return whether that worked. On file systems without locks, it always works."""
+    """Try to lock a file and return whether that succeeded. On file systems without locks, it always succeeds."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""A check that the processor really runs the instructions it reports.
+"""Checks that the processor can really execute the instructions it reports.
 
-A hypervisor or an emulator may report instructions that it then rejects. So each instruction level is tried once, in a
-child process that may crash. Successes are remembered in the cache folder, keyed by the processor and by the code that
-was tried.
+A hypervisor or an emulator may report instructions that it does not execute. Therefore each instruction level is tried
+once, in a child process that may crash. Successes are recorded in the cache folder. The key consists of the processor
+and the code of the probe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmrun import child_processes, folders
 
-# The sources of the probe, which are part of the key.
+# The folder with the probe's source files, which are part of the key.
 _KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _TRIED = ("level_probe.py", "code/dots.py", "code/simd.py", "code/unpack.py")
 _WORKED = b"worked\n"
@@ -52,7 +52,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
 
 
 def _remember(path: Path) -> None:
-    """Record a success. If that fails, the next start runs the probe again."""
+    """Record a success. If it cannot be recorded, the next start runs the probe again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -1,6 +1,6 @@
-"""Instruction levels: the sets of instructions that kernels may use, and which of them this processor has.
+"""Instruction levels: the sets of instructions that kernels may use, and the levels that this processor supports.
 
-A process chooses its level once. It takes the best level that the processor reports and that passed its probe
+A process chooses its level once. It uses the best level that the processor reports and that passes the probe
 (level_check.py). `LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
 """
 
@@ -22,13 +22,13 @@ from llmrun.errors import KernelWarning, UsageError
 class Level:
     """One instruction level.
 
-    If the level is forced below the host's best one, LLVM targets the processor `baseline` plus `baseline_features`.
+    If a level below the host's best level is forced, LLVM targets the processor `baseline` with `baseline_features`.
     """
 
     name: str
     machines: tuple[str, ...]  # values of platform.machine(); empty for any machine
     features: tuple[str, ...]  # LLVM feature names that must all be present
-    baseline: str  # LLVM processor name
+    baseline: str  # the name of a processor in LLVM
     baseline_features: str = ""
 
 
@@ -41,14 +41,14 @@ AVX512_VNNI = Level(
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
     "icelake-server",
 )
-# The baseline is not Alder Lake, the first processor with AVX-VNNI, because that also has GFNI, which this level does
-# not require.
+# Alder Lake was the first processor with AVX-VNNI. It is not the baseline, because it also has GFNI, which this level
+# does not require.
 AVX_VNNI = Level("avxvnni", _X86, ("avx2", "fma", "f16c", "avxvnni"), "haswell", "+avxvnni")
 AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
 NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
 PORTABLE = Level("portable", (), (), "")
 
-LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOT, PORTABLE)  # best first
+LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOT, PORTABLE)  # from best to worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Target:
 
 
 def host_levels() -> list[Level]:
-    """Return the levels that this processor reports, best first.
+    """Return the levels that this processor claims to support, best first.
 
     LLVM's detection also checks that the operating system has enabled the registers (XCR0).
     """
@@ -89,9 +89,9 @@ def target_for(level: Level, best: Level) -> Target:
 
 @functools.cache
 def host_target() -> Target:
-    """Return the target of this process: the best level that works, or the level that LLMRUN_CPU_LEVEL names.
+    """Return the target of this process, with the best level that works or the level given in LLMRUN_CPU_LEVEL.
 
-    Raises UsageError if the named level does not exist or this processor cannot run it.
+    Raises UsageError if the given level does not exist or this processor does not support it.
     """
     levels = host_levels()
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")

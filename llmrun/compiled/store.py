@@ -1,7 +1,8 @@
-"""Loading of kernels by name. They are compiled on first use and then come from a cache, without importing Numba.
+"""Loads kernels by name. They are compiled on first use and then loaded from a cache, without importing Numba.
 
-The cache key covers everything the machine code depends on: the sources of the kernel's file and of the files it
-imports, its parameters, the versions of Python, Numba and llvmlite, and the target. cache.py keeps the objects on disk.
+The cache key covers everything that the machine code depends on: the source files of the kernel and of the modules it
+imports, its parameters, the versions of Python, Numba and llvmlite, and the target. cache.py stores the objects on
+disk.
 """
 
 from __future__ import annotations
@@ -32,19 +33,23 @@ from llmrun.compiled.levels import Target, host_target
 from llmrun.errors import LlmrunError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# Imports from the folders that machine code depends on. In `from FOLDER import NAMES`, the names are files.
+# Machine code depends on imports from these folders. In `from FOLDER import NAMES`, the names are modules.
 _ROOMS = "kernels|layouts|plan|quants"
 _IMPORT = re.compile(rf"^from llmrun\.((?:{_ROOMS})[\w.]*) import (.+)", re.MULTILINE)
 
-Progress = Callable[[int, int], None]  # (kernels ready, kernels to compile)
+Progress = Callable[[int, int], None]  # called with (number of kernels ready, number of kernels to compile)
 
 _Function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelName:
-    """The name of a kernel: `function` in the file `module` (dotted, below llmrun/kernels), with the `parameters` of a
-    kernel family."""
+    """The name of a kernel.
+
+    module      dotted name of the module, below llmrun.kernels
+    function    name of the kernel or kernel family in the module
+    parameters  parameters of the kernel family
+    """
 
     module: str
     function: str
@@ -56,14 +61,14 @@ class KernelName:
 
 
 class Kernel:
-    """Machine code at `address`, with the signature (op, step, thread, n_threads)."""
+    """A compiled kernel: machine code at `address` with the signature (op, step, thread, n_threads)."""
 
     def __init__(self, address: int) -> None:
         self.address = address
         self._function = _Function(address)
 
     def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
-        """Run the kernel, with the GIL released."""
+        """Run the kernel without holding the GIL."""
         scratch = (ctypes.c_int64 * 2)()  # for the return value and the error of Numba's calling convention
         base = ctypes.addressof(scratch)
         self._function(base, base + 8, op, step, thread, n_threads)
@@ -75,16 +80,16 @@ class Kernel:
 
 
 class KernelCompileError(LlmrunError):
-    """A kernel could not be compiled, because of a bug in llmrun or a Numba that does not work here."""
+    """A kernel could not be compiled, because of a bug in llmrun or a Numba installation that does not work."""
 
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}
-_engines: list[llvm.ExecutionEngine] = []  # they own the machine code and must live as long as the process
+_engines: list[llvm.ExecutionEngine] = []  # the engines own the machine code, so they are never freed
 
 
 def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
-    """Return one kernel for this process's level. If it is not cached, compile it, which takes about a second."""
+    """Return one kernel for this process's target. If it is not cached, it is compiled, which takes about a second."""
     name = KernelName.of(module, function, **parameters)
     return load_kernels([name])[name]
 
@@ -92,9 +97,9 @@ def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
 def load_kernels(
     names: Sequence[KernelName], progress: Progress | None = None, target: Target | None = None
 ) -> dict[KernelName, Kernel]:
-    """Return the named kernels, from memory, from the cache or from the compiler.
+    """Return kernels by name. Those that are neither in memory nor in the cache are compiled.
 
-    Kernels are compiled in parallel, and `progress` is called after each one. Raises KernelCompileError.
+    Kernels are compiled in parallel, and `progress` is called after each kernel. Raises KernelCompileError.
     """
     target = target or host_target()
     with _lock:
@@ -176,9 +181,9 @@ def _source_digest(module: str) -> str:
 
 
 def sources(module: str) -> dict[str, str]:
-    """Return the digests, by name, of a kernel's file and of all the files it imports directly or indirectly.
+    """Return the digests of a kernel's source file and of all files that it imports, directly or indirectly, by name.
 
-    Only imports from the folders that machine code depends on count.
+    Only imports from the folders that machine code depends on are included.
     """
     seen: dict[str, str] = {}
     waiting = [f"kernels.{module}"]
@@ -192,7 +197,7 @@ def sources(module: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> tuple[str, list[str]]:
-    """Return the digest of a module's source and the files it imports.
+    """Return the digest of a module's source and the modules that it imports.
 
     This is cached, because most kernels share most of their files.
     """
@@ -201,7 +206,7 @@ def _source(module: str) -> tuple[str, list[str]]:
 
 
 def _imported_files(source: str) -> list[str]:
-    """Return the imported files that machine code depends on, as dotted names below the package."""
+    """Return the dotted names (below the package) of the imported modules that machine code depends on."""
     files = []
     for module, names in _IMPORT.findall(source):
         is_file = _path_of(module).is_file()
@@ -218,7 +223,7 @@ def _path_of(module: str) -> Path:
 
 
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile and cache kernels with one child process per core (8 at most). Yields them as they finish."""
+    """Compile and cache kernels with one child process per core (8 at most). Yields each kernel as it is finished."""
     if not names:
         return
     n_children = min(len(names), os.cpu_count() or 1, 8)
@@ -299,7 +304,7 @@ class _Child:
             env=environment,
             start_new_session=True,  # the parent handles Ctrl-C
         )
-        self._errors = bytearray()  # kept in memory because the disk may be full
+        self._errors = bytearray()  # stderr is kept in memory because the disk may be full
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -333,7 +338,7 @@ class _Child:
         return image
 
     def _listen(self) -> None:
-        """Collect the process's stderr, so that it never blocks on a full pipe."""
+        """Collect the process's stderr, so that the process never blocks on a full pipe."""
         assert self._process.stderr is not None
         with self._process.stderr as stderr:
             for line in stderr:
@@ -354,7 +359,7 @@ class _Child:
 
     def close(self) -> None:
         for pipe in self._pipes():
-            with contextlib.suppress(BrokenPipeError):  # flushing buffered input to a process that has exited
+            with contextlib.suppress(BrokenPipeError):  # the process may have exited before a flush
                 pipe.close()
         self._process.wait()
         self._listener.join()

@@ -2,9 +2,9 @@
 
     python -m llmrun.kernels.compiler
 
-It reads one JSON request per line on stdin and answers each with a JSON header line and the bytes of the object on
-stdout. Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the
-user interrupt the parent.
+It reads one JSON request per line from stdin, and writes a JSON header line and the bytes of the object file to stdout.
+Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the user
+interrupt the parent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Mark a function (op, step, thread, n_threads) of int64 arguments as a kernel. It is compiled only on request."""
+    """Mark a function (op, step, thread, n_threads) of int64 arguments as a kernel. Kernels are compiled on request."""
     function.is_kernel = True  # type: ignore[attr-defined]
     return function
 
@@ -37,7 +37,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Callable[..., None]]:
     """Mark a function (level, **parameters) that builds a kernel for an instruction level and parameters.
 
-    A family whose kernels are the same at every level takes no `level`.
+    If the kernels of a family are the same at every level, its function has no `level` parameter.
     """
     build.is_kernel_family = True  # type: ignore[attr-defined]
     return build
@@ -87,7 +87,7 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     )
     llvm_module.triple = triple
     llvm_module.data_layout = str(machine.target_data)
-    # Each inlined helper leaves a public copy behind, so two kernels would define the same name.
+    # Each inlined helper leaves a public copy behind, which would make two kernels define the same name.
     for function in llvm_module.functions:
         if not function.is_declaration and function.name != symbol:
             function.linkage = llvm.Linkage.internal
@@ -106,7 +106,7 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
 def _make_no_code_for_this_process() -> None:
     """Stop Numba from generating machine code for this process too.
 
-    Nothing here runs that code, and LLVM would abort the process on intrinsics that this processor lacks.
+    This process never runs that code, and LLVM would abort the process if the processor does not support an intrinsic.
     """
     codegen.JITCodeLibrary._finalize_specific = lambda library: None
     codegen.JITCPUCodegen.set_env = lambda codegen, name, environment: None
@@ -119,13 +119,13 @@ def serve() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     output = sys.stdout.buffer
-    sys.stdout = sys.stderr  # a stray print must not end up between the header and the bytes of an answer
+    sys.stdout = sys.stderr  # a stray print must not end up in the middle of a response
     for line in sys.stdin:
         request = json.loads(line)
         identity = request.pop("id")
         try:
             emitted, error = compile_kernel(**request), ""
-        except Exception:  # noqa: BLE001 - the parent reports every error, with its traceback
+        except Exception:  # noqa: BLE001 - the parent process reports every error with its traceback
             emitted, error = b"", traceback.format_exc()
         header = {"id": identity, "bytes": len(emitted), "error": error}
         output.write(json.dumps(header).encode() + b"\n" + emitted)

@@ -1,10 +1,10 @@
-"""A probe that tells whether an instruction level works on this processor.
+"""A probe that checks whether an instruction level works on this processor.
 
     python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES
 
-It exits with 0 if the level works. It runs in a child process (level_check.py), because an illegal instruction kills
-the process. It compiles the building blocks of the kernels for the level and for the portable level, and checks that
-both compute the same results.
+It exits with 0 if the level works. level_check.py runs it in a child process, because an illegal instruction kills the
+process. The probe compiles the building blocks of the kernels for this level and for the portable level, and checks
+that both compute the same results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYMBOL = "trial"
 
 
 def results(target: Target) -> NDArray[np.uint8]:
-    """Run the building blocks at this level on fixed inputs and return their results, uint8[9, 64]."""
+    """Run the building blocks for this target on fixed inputs, and return their results as uint8[9, 64]."""
     random = np.random.default_rng(1)
     memory = np.zeros((_INPUTS + _RESULTS, _LINE), np.uint8)
     memory[0] = random.integers(0, 16, _LINE)
@@ -76,7 +76,7 @@ def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
     signed = PACKED_TYPES["q8_0"]
     weights = any_bytes
     bias = zero
-    if dots.takes_unsigned(level, signed):  # use weights that are 128 larger, and subtract the difference again
+    if dots.takes_unsigned(level, signed):  # add 128 to the weights, and correct for it in the sum
         weights = builder.xor(any_bytes, simd.constant(I8X64, -128))
         ones = dots.emit_dots(builder, "portable", signed, [simd.constant(I8X64, 1)], [activation], [zero])[0]
         bias = builder.mul(ones, simd.constant(I32X16, -128))

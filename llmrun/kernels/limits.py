@@ -1,7 +1,7 @@
-"""Kernels that measure the limits of this machine: its memory bandwidth and its rate of integer products.
+"""Kernels that measure this machine's limits: its memory bandwidth and its integer multiply throughput.
 
-Decoding reads all weights for each token, and prefill multiplies by them for each row. Speeds are judged as shares of
-these limits.
+Decoding reads all weights for each token, and prefill multiplies by them for each row. Benchmarks report speeds as
+percentages of these limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ = records.offsets(ReadWords)
 _MULTIPLY = records.offsets(MultiplyWords)
 
 _LINE = 64
-_STREAM = 8  # consecutive lines per read
+_STREAM = 8  # consecutive cache lines per iteration
 
 
 @intrinsic
@@ -46,7 +46,7 @@ def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
 
 @kernel
 def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Read memory in chunks whose size is a multiple of 512 bytes. `results` has 64 bytes for each thread."""
+    """Read memory in chunks whose size is a multiple of 512 bytes. `results` has 64 bytes per thread."""
     n_chunks, chunk_bytes = load_i64(op + _READ.chunks), load_i64(op + _READ.chunk_bytes)
     total = simd.splat(types.float32(0))
     chunk = claim(op)
@@ -60,9 +60,9 @@ def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 @kernel_family
 def multiply(level: str) -> Callable[..., None]:
-    """Build a kernel that computes dot products of bytes in registers, `rounds` times.
+    """Build a kernel that repeats integer dot products in registers `rounds` times.
 
-    `vectors` holds weights, 64 bytes for each sum. `results` has the same size for each thread.
+    `vectors` contains the weights, 64 bytes for each sum. `results` has the same size for each thread.
     """
     n_sums = independent_sums(level)
     load, add, store = _sums(level, n_sums)
@@ -79,7 +79,7 @@ def multiply(level: str) -> Callable[..., None]:
 
 
 def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
-    """Return (load, add, store) for `count` vectors of 16 integers held in registers."""
+    """Return (load, add, store) for `count` vectors of 16 integers that stay in registers."""
     tile = simd.VectorType(f"i32x16x{count}", ir.ArrayType(simd.I32X16, count))
     packed = PACKED_TYPES["q4_1"]
 
@@ -98,7 +98,7 @@ def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
     def add(typingctx: Any, sums: Any, weights: Any, number: Any) -> Any:
         """Add the product of weights and activations to every sum.
 
-        The activations differ in each round, so that the compiler cannot move the products out of the loop.
+        The activations differ in each round. Otherwise, the compiler could hoist the products out of the loop.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -1,15 +1,15 @@
-"""A reader of ELF symbol tables, which checks what a kernel's object defines and which functions it calls."""
+"""Reads ELF symbol tables, to check which symbol a kernel's object file defines and which functions it calls."""
 
 from __future__ import annotations
 
 import struct
 
-# LLVM may replace loops with calls of these functions, and every process has them. Any other function may be missing in
-# the process that loads the kernel. A call of `__extendhfsf2`, for example, jumped to address zero.
+# LLVM may replace loops with calls to these functions, and they exist in every process. Any other function may be
+# missing in the process that loads the kernel. For example, a call to `__extendhfsf2` jumped to address zero.
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 
-_SYMBOL_TABLE = 2  # sh_type SHT_SYMTAB
-_UNDEFINED = 0  # st_shndx SHN_UNDEF
+_SYMBOL_TABLE = 2  # SHT_SYMTAB, a value of sh_type
+_UNDEFINED = 0  # SHN_UNDEF, a value of st_shndx
 
 
 class ForeignSymbolError(Exception):
@@ -40,13 +40,13 @@ def symbols(image: bytes) -> tuple[set[str], set[str]]:
                 continue
             if section == _UNDEFINED:
                 undefined.add(name)
-            elif info >> 4:  # not STB_LOCAL
+            elif info >> 4:  # the symbol is not STB_LOCAL
                 defined.add(name)
     return defined, undefined
 
 
 def check_symbols(image: bytes, symbol: str) -> None:
-    """Raise ForeignSymbolError unless the object defines `symbol` and needs only functions on the allow-list."""
+    """Raise ForeignSymbolError unless the object defines `symbol` and calls only functions on the allow-list."""
     defined, undefined = symbols(image)
     if symbol not in defined:
         raise ForeignSymbolError(f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}")

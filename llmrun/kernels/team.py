@@ -1,8 +1,8 @@
-"""The main loop of the team's threads: run the plan, wait at barriers, sleep between steps.
+"""The main loop of the worker threads, which run the plan, wait at barriers, and sleep between steps.
 
-A barrier consists of an arrival counter and a generation number, which a thread reads before it arrives. Waiting
-threads first spin, because the others usually arrive within microseconds. Then they sleep on a futex, because another
-program may be using the cores of the others.
+A barrier consists of an arrival counter and a generation number, which each thread reads before it arrives. Waiting
+threads first spin, because the other threads usually arrive within microseconds. Then they sleep on a futex, because
+another program may be using the cores that the other threads need.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ SYNC_EXIT = records.SYNC_EXIT
 
 @inline_function
 def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
-    """Sleep while the low half of a word equals `value`, until a wake-up or until the timeout.
+    """Sleep while the low half of a word equals `value`, until a wake-up or the timeout.
 
-    `timeout` is the address of a timespec, or 0 to wait forever. Without futexes, sleep once for a short time.
+    `timeout` is the address of a timespec, or 0 to wait forever. On systems without futexes, sleep once for a short
+    time.
     """
     futex = load_i64(sync + records.SYNC_FUTEX)
     if futex != 0:
@@ -61,12 +62,12 @@ def _wake_all(sync: Any, word: Any) -> Any:
 
 @inline_function
 def _no_stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
-    """Do nothing. It takes the place of `_stamp` in teams that are not timed."""
+    """Do nothing. Teams that are not timed use this function instead of `_stamp`."""
 
 
 @inline_function
 def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
-    """Write the time into stamp `number` of a thread."""
+    """Write the current time to a thread's time stamp with index `number`."""
     n_stamps = 1 + 2 * load_i64(step + records.STEP_N_OPS)
     at = load_i64(step + records.STEP_STAMPS) + (thread * n_stamps + number) * records.STAMP_BYTES
     clock, identity = load_i64(sync + records.SYNC_CLOCK), load_i64(sync + records.SYNC_CLOCK_ID)
@@ -106,7 +107,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
     def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
         """Wait for all threads and return whether the step is cancelled.
 
-        The last thread to arrive decides that, so all threads agree.
+        The last thread to arrive makes this decision, so all threads agree.
         """
         generation = atomic_load(sync + SYNC_GENERATION)
         if atomic_add(sync + SYNC_ARRIVED, 1) == n_threads - 1:
@@ -162,7 +163,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
 
 @kernel
 def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Let the workers run step number `op`, or exit if SYNC_EXIT is set. The main thread calls this."""
+    """Make the workers run step number `op`, or exit if SYNC_EXIT is set. The main thread calls this function."""
     sync = load_i64(step + records.STEP_SYNC)
     atomic_store(sync + SYNC_STEP, op)
     if atomic_load(sync + SYNC_PARKED) != 0:
@@ -173,7 +174,7 @@ def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 def wait(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Sleep until the step is done, a signal arrives, or the time in the timespec at `thread` has passed.
 
-    The main thread calls this. `op` is the number of the previous step.
+    The main thread calls this function. `op` is the number of the previous step.
     """
     sync = load_i64(step + records.STEP_SYNC)
     if atomic_load(sync + SYNC_DONE) == op:

@@ -1,4 +1,4 @@
-"""The default number of threads: one for each physical core that this process may run on."""
+"""Computes the default number of threads, one for each physical core that this process may run on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def default_threads() -> int:
-    """Return one thread per physical core, within the CPU limit of the container.
+    """Return the number of physical cores, up to the CPU limit of the container.
 
     A second thread on the same core would share its vector units and caches.
     """
@@ -20,8 +20,10 @@ def default_threads() -> int:
 
 
 def most_threads() -> int:
-    """Return how many threads can run at the same time. With more, threads would wait for each other at every op of a
-    step."""
+    """Return the number of threads that can run at the same time.
+
+    With more threads than that, they would wait for each other at every op of a step.
+    """
     return max(1, min(len(_allowed()), _container_limit()))
 
 
@@ -31,8 +33,7 @@ def _allowed() -> Collection[int]:
 
 
 def _core_of(cpu: int) -> str:
-    """Return the logical processors that share a core with this one, as the kernel lists them, or `cpu` itself if
-    unknown."""
+    """Return the kernel's list of the logical processors that share a core with `cpu`, or `cpu` itself if unknown."""
     try:
         return (_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
     except OSError:
@@ -40,7 +41,7 @@ def _core_of(cpu: int) -> str:
 
 
 def _container_limit() -> int:
-    """Return the number of whole processors in the cgroup's quota, or a very large number without a quota."""
+    """Return the cgroup's CPU quota in whole processors, or a very large number if there is no quota."""
     try:
         quota, period = _CGROUP_LIMIT.read_text().split()
         return max(1, int(quota) // int(period))

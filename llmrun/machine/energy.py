@@ -1,7 +1,7 @@
 """Measures the energy that processors and GPUs use, with their own counters.
 
-RAPL counts the energy of processor packages (Intel, and AMD through the same files), NVML that of NVIDIA GPUs. Neither
-includes fans, disks, power supply losses or, on many machines, memory.
+RAPL counts the energy used by processor packages (on Intel, and on AMD through the same files). NVML counts the energy
+used by NVIDIA GPUs. Neither includes fans, disks or power supply losses, and on many machines neither includes memory.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ class EnergySource(Protocol):
     """A counter of joules.
 
     name      "RAPL package" or "NVML"
-    interval  the longest time between two readings, in seconds; 0 if reading it at the start and the end is enough
+    interval  the longest allowed time between two readings, in seconds; 0 if one reading at the start and one at the
+              end are enough
     """
 
     name: str
     interval: float
 
     def joules(self) -> float:
-        """Return the energy since the last call. The first call may count from any earlier moment. Raises OSError."""
+        """Return the energy used since the previous call, in joules.
+
+        The first call may include energy used at any earlier time. Raises OSError if the counter cannot be read.
+        """
 
 
 class RaplPackage:
@@ -43,7 +47,10 @@ class RaplPackage:
     name = "RAPL package"
 
     def __init__(self, zone: Path) -> None:
-        """Raises OSError or ValueError if the counter cannot be read. On most systems only root may read it."""
+        """Open the counter of a zone. Raises OSError or ValueError if it cannot be read.
+
+        On most systems, only root may read it.
+        """
         self._counter = zone / "energy_uj"
         self._range = int((zone / "max_energy_range_uj").read_text())
         self._last = self._read()
@@ -65,7 +72,7 @@ class NvmlCounter:
     interval = 0.0
 
     def __init__(self, nvml: Any, device: Any) -> None:
-        """Raises OSError if the GPU does not count energy."""
+        """Open the energy counter of a GPU. Raises OSError if the GPU does not have one."""
         self._read: Callable[[], float] = _translated(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, device)
         self._last = self._read()
 
@@ -81,7 +88,7 @@ class NvmlPower:
     interval = _POWER_INTERVAL
 
     def __init__(self, nvml: Any, device: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises OSError if the GPU does not report its power."""
+        """Start to read the power of a GPU. Raises OSError if the GPU does not report its power."""
         self._clock = clock
         self._read: Callable[[], float] = _translated(nvml, nvml.nvmlDeviceGetPowerUsage, device)
         self._last = (clock(), self._read())
@@ -103,9 +110,10 @@ def _translated(nvml: Any, question: Callable[[Any], Value], device: Any) -> Cal
 
 
 def rapl_sources(root: Path = Path("/")) -> list[EnergySource]:
-    """Return the processor packages.
+    """Return the processor packages whose counters can be read.
 
-    Cores and caches are zones below the packages, and the `psys` zone includes the packages, so both would count twice.
+    Other zones are excluded so that no energy is counted twice: cores and caches are parts of a package, and the `psys`
+    zone includes the packages.
     """
     sources: list[EnergySource] = []
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
@@ -127,7 +135,7 @@ def nvml_sources() -> list[EnergySource]:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of NVIDIA GPUs. This starts nothing on them."""
+    """Return the names of the NVIDIA GPUs without running anything on them."""
     nvml = _nvml()
     with contextlib.suppress(OSError):
         return [str(_translated(nvml, nvml.nvmlDeviceGetName, device)()) for device in _devices(nvml)]
@@ -136,7 +144,7 @@ def gpu_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaCard:
-    """A GPU as NVIDIA's driver reports it. Byte counts are 0 if unknown (MIG slices, shared memory)."""
+    """A GPU as reported by NVIDIA's driver. Memory sizes are 0 if unknown (MIG slices, shared memory)."""
 
     name: str
     driver: str
@@ -145,8 +153,10 @@ class NvidiaCard:
 
 
 def nvidia_cards() -> list[NvidiaCard]:
-    """Return NVIDIA's GPUs with the driver version, or an empty list without a working driver. This starts nothing on
-    them."""
+    """Return the NVIDIA GPUs and their driver version, or an empty list if there is no working driver.
+
+    Nothing is run on the GPUs.
+    """
     nvml = _nvml()
     cards = []
     with contextlib.suppress(OSError):
@@ -163,7 +173,7 @@ def nvidia_cards() -> list[NvidiaCard]:
 
 @functools.cache
 def _nvml() -> Any:
-    """Return the initialized library, or None without a driver."""
+    """Return the initialized NVML library, or None if there is no driver."""
     import pynvml
 
     try:
@@ -184,19 +194,21 @@ def _devices(nvml: Any) -> list[Any]:
 
 @dataclass(slots=True)
 class Reading:
-    """The result of a measurement, filled in when it ends: joules of all sources, and seconds.
+    """The result of a measurement, filled in when it ends: the energy from all sources, and the duration.
 
     `joules` is None if a counter failed.
     """
 
-    source: str  # names of the sources: "RAPL package + NVML"
+    source: str  # the names of the sources, for example "RAPL package + NVML"
     joules: float | None = None
     seconds: float = 0.0
 
 
 class EnergyMeter:
-    """Measures energy with the given sources. For models that run on the CPU only, pass the RAPL sources alone, because
-    idle GPUs use energy too."""
+    """Measures energy with the given sources.
+
+    For models that run only on the CPU, pass only the RAPL sources, because idle GPUs use energy too.
+    """
 
     def __init__(self, sources: Sequence[EnergySource]) -> None:
         self._sources = sources
@@ -205,7 +217,7 @@ class EnergyMeter:
     def measure(self) -> Iterator[Reading]:
         """Measure the energy used inside the `with` block. Measurements must not overlap.
 
-        `joules` is None without a source.
+        `joules` is None if there are no sources.
         """
         reading = Reading(" + ".join(dict.fromkeys(source.name for source in self._sources)))
         sampler = _Sampler(self._sources)
@@ -218,7 +230,7 @@ class EnergyMeter:
 
 
 class _Sampler:
-    """Sums what the sources count. Starts a thread if a source must be read during the measurement."""
+    """Sums the energy from all sources. Starts a thread if a source must be read during the measurement."""
 
     def __init__(self, sources: Sequence[EnergySource]) -> None:
         self._sources = sources
@@ -249,7 +261,7 @@ class _Sampler:
             try:
                 joules = source.joules()
             except (OSError, ValueError):
-                self._joules = None  # stays None, because a partial sum would be misleading
+                self._joules = None  # it stays None, because a partial sum would be misleading
                 return
             if self._joules is not None:
                 self._joules += joules

@@ -1,4 +1,4 @@
-"""How much memory this process can still allocate before the system starts to kill processes."""
+"""Reports how much memory this process can still allocate before the system starts to kill processes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Return the bytes available without swapping, within the memory limit of the container. None if unknown."""
+    """Return the bytes available without swapping, up to the container's memory limit. Returns None if unknown."""
     bounds = [bound for bound in (_available(), _container_headroom()) if bound is not None]
     return min(bounds, default=None)
 
 
 def whole_memory() -> int | None:
-    """Return the memory of this machine in bytes, or the container's limit if that is lower. None if unknown."""
+    """Return this machine's memory in bytes, or the container's limit if that is lower. Returns None if unknown."""
     bounds = [bound for bound in (_meminfo_bytes("MemTotal"), _container_limit()) if bound is not None]
     return min(bounds, default=None)
 
@@ -47,15 +47,15 @@ def _container_headroom() -> int | None:
 
 def _container_limit() -> int | None:
     try:
-        return int((_CGROUP / "memory.max").read_text())  # "max" means no limit and raises ValueError
+        return int((_CGROUP / "memory.max").read_text())  # int() raises ValueError for "max", which means no limit
     except (OSError, ValueError):
         return None
 
 
 def _file_pages() -> int:
-    """Return the bytes of the container's page cache, such as a model that was just downloaded.
+    """Return the size in bytes of the container's page cache, which may hold a model that was just downloaded.
 
-    These pages count as used, but the kernel frees them as soon as memory is needed.
+    These pages count as used memory, but the kernel frees them as soon as memory is needed.
     """
     try:
         lines = (_CGROUP / "memory.stat").read_text().splitlines()

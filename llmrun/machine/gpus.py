@@ -1,7 +1,7 @@
-"""The GPUs of this machine and their drivers, as the system reports them. Nothing is started on the GPUs.
+"""Lists the GPUs of this machine and their drivers. Nothing is run on the GPUs.
 
-NVIDIA GPUs come from NVIDIA's driver. Other GPUs are found on the PCI bus, where Linux lists the vendor and driver of
-each device. Macs with Apple silicon have a built-in GPU.
+NVIDIA GPUs are reported by NVIDIA's driver. Other GPUs are found on the PCI bus, where Linux lists the vendor and
+driver of each device. Macs with Apple silicon have a built-in GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from llmrun.machine.energy import nvidia_cards
 from llmrun.machine.processor import processor_name, text_of
 
-_DISPLAY_CLASS = "0x03"  # VGA, 3D and display controllers
+_DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers
 _ACCELERATOR_CLASS = "0x12"
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _NVIDIA = "NVIDIA"
@@ -22,9 +22,12 @@ _NVIDIA = "NVIDIA"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `driver` is its name and version if known, or empty without a driver. Byte counts are 0 if unknown."""
+    """One GPU. `driver` is the driver's name and version, or empty if there is no driver.
 
-    maker: str  # "NVIDIA", "AMD", "Intel", "Apple"
+    Memory sizes are 0 if unknown.
+    """
+
+    maker: str  # "NVIDIA", "AMD", "Intel" or "Apple"
     name: str
     driver: str
     memory: int = 0
@@ -32,7 +35,7 @@ class Gpu:
 
 
 def gpus(root: Path = Path("/")) -> list[Gpu]:
-    """Return every GPU that the system reports and that could run models."""
+    """Return every GPU in the system that could run models."""
     found = [Gpu(_NVIDIA, card.name, f"driver {card.driver}", card.memory, card.memory_free) for card in nvidia_cards()]
     found += [gpu for gpu in _pci_gpus(root) if not (found and gpu.maker == _NVIDIA)]
     if sys.platform == "darwin" and platform.machine() == "arm64":

@@ -1,6 +1,7 @@
-"""The type and speed of the memory modules, from the firmware's tables (SMBIOS structures of type 17).
+"""Reads the type and speed of the memory modules from the firmware's SMBIOS tables (structures of type 17).
 
-Only root may read these tables. udev, if it runs, has read them at boot and makes them available to all users.
+Only root may read these tables. On systems with udev, udev reads them at boot and makes the values available to all
+users.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _KINDS = {24: "DDR3", 26: "DDR4", 27: "LPDDR", 28: "LPDDR2", 29: "LPDDR3", 30: "
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One memory module. `speed` is in millions of transfers per second as configured, or 0 if unknown."""
+    """One memory module. `speed` is the configured speed in millions of transfers per second, or 0 if unknown."""
 
-    kind: str  # "DDR5"; empty if unknown
+    kind: str  # for example "DDR5"; empty if unknown
     speed: int
 
 
 def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
-    """Return the facts `memory_modules` (a count), `memory_type` and `memory_mts` (slowest speed). None if unknown."""
+    """Return `memory_modules` (a count), `memory_type` and `memory_mts` (the slowest speed), each None if unknown."""
     modules = _udev_modules(text_of(root / "run/udev/data/+dmi:id") or "") or _smbios_modules(root)
     return {
         "memory_modules": len(modules) or None,
@@ -65,7 +66,7 @@ def _smbios_modules(root: Path) -> list[Module]:
         body = table[start : start + length]
         if kind == _END or len(body) != length or length < 4:
             break
-        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # size 0: empty slot
+        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # a size of 0: empty
             (rated,) = struct.unpack_from("<H", body, 0x15)
             configured = struct.unpack_from("<H", body, 0x20)[0] if length >= 0x22 else 0
             modules.append(Module(_KINDS.get(body[0x12], ""), _known(configured) or _known(rated)))

@@ -1,6 +1,6 @@
 """Facts about the processor: its name, its frequency, and whether it is virtual.
 
-`root` is the directory that holds Linux's system files. Other systems are queried through their own interfaces.
+`root` is the directory that contains Linux's system files. Other systems are queried through their own interfaces.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
-_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # for CPUs without a hypervisor flag
+_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # used on CPUs without a hypervisor flag
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """Return the vendor's name of the processor. If it has none, describe the processor as well as the system can."""
+    """Return the processor's model name. If the system does not report one, return the best available description."""
     known = _cpuinfo(root)
     return (
         known.get("model name")
-        or text_of(root / "proc/device-tree/model")  # "Raspberry Pi 5 Model B Rev 1.0"
+        or text_of(root / "proc/device-tree/model")  # for example "Raspberry Pi 5 Model B Rev 1.0"
         or _name_elsewhere()
         or " ".join(f"{key} {known[key]}" for key in ("CPU implementer", "CPU part") if key in known)
         or platform.processor()
@@ -43,7 +43,7 @@ def _name_elsewhere() -> str | None:
 
 
 def frequency_facts(root: Path = Path("/")) -> dict[str, str | float | None]:
-    """Return the frequency policy and the frequencies of the first core. None for what the system does not report."""
+    """Return the frequency policy and the frequencies of the first core. Values that are unknown are None."""
     return {
         "governor": text_of(root / _POLICY / "scaling_governor"),
         "energy_preference": text_of(root / _POLICY / "energy_performance_preference"),
@@ -53,8 +53,10 @@ def frequency_facts(root: Path = Path("/")) -> dict[str, str | float | None]:
 
 
 def machine_facts(root: Path = Path("/")) -> dict[str, str | bool | None]:
-    """Return `machine` (vendor and model), `virtual` (a virtual machine), and `container` (its kind; None outside
-    containers)."""
+    """Return `machine` (the vendor and model), `virtual` (whether this is a virtual machine), and `container`.
+
+    `container` is the kind of container, or None outside containers.
+    """
     dmi = root / "sys/class/dmi/id"
     vendor = text_of(dmi / "sys_vendor")
     words = [word for word in (vendor, text_of(dmi / "product_name")) if word]
@@ -66,7 +68,7 @@ def machine_facts(root: Path = Path("/")) -> dict[str, str | bool | None]:
 
 
 def _is_virtual(known: Mapping[str, str], vendor: str | None) -> bool | None:
-    if "flags" in known:  # on x86, hypervisors set a CPU flag
+    if "flags" in known:  # on x86, virtual machines have the CPU flag "hypervisor"
         return "hypervisor" in known["flags"].split()
     if vendor is not None:
         return vendor.startswith(_VIRTUAL_VENDORS)
@@ -85,7 +87,7 @@ def _container(root: Path) -> str | None:
 
 
 def processor_quota(root: Path = Path("/")) -> float | None:
-    """Return the container's CPU limit in processors, or None without a limit."""
+    """Return the container's CPU limit in processors, or None if there is no limit."""
     words = (text_of(root / "sys/fs/cgroup/cpu.max") or "").split()
     quota, period = (_number(words[0]), _number(words[1])) if len(words) == 2 else (None, None)
     return quota / period if quota and period else None
@@ -124,7 +126,7 @@ def _number(text: str | None) -> float | None:
 
 
 def text_of(path: Path) -> str | None:
-    """Return the text of a system file, without surrounding whitespace and NULs. None if empty or unreadable."""
+    """Return a system file's text without surrounding whitespace and NULs, or None if it is empty or unreadable."""
     try:
         return path.read_text("utf-8", "replace").strip(" \t\n\0") or None
     except OSError:

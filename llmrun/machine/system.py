@@ -1,4 +1,4 @@
-"""Facts about this machine and its software, as the system reports them."""
+"""Facts about this machine and its software, as reported by the operating system."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 
 
 def system_facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Return facts by name: text, numbers, lists of them, or None if unknown.
+    """Return facts about the system by name.
 
-    Sizes are in bytes, times in seconds. `root` is the directory that holds Linux's system files.
+    Each is a string, a number, a list of either, or None if unknown. Sizes are in bytes and times in seconds. `root` is
+    the directory that contains Linux's system files.
     """
     return {
         "cpu": processor_name(root),
@@ -57,7 +58,10 @@ def _free_memory() -> int | None:
 
 
 def _stolen_time() -> dict[str, float | None]:
-    """Return the time stolen from all logical processors since boot, in which the host ran other virtual machines."""
+    """Return the steal time of all logical processors since boot.
+
+    Steal time is the time in which the host ran other virtual machines instead of this one.
+    """
     times = _query_or_none(psutil.cpu_times)
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}
@@ -74,7 +78,7 @@ def _power() -> dict[str, Any]:
 
 
 def _query_or_none(query: Callable[[], Any]) -> Any:
-    """Return the answer to a system query, or None if the system has none."""
+    """Return the result of a system query, or None if the system cannot answer it."""
     try:
         return query()
     except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):

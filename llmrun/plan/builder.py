@@ -1,4 +1,4 @@
-"""The state of a plan while it is built. The methods of every op family append to it."""
+"""The state of a plan while it is being built. The methods of every op family append to it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmrun.plan.values import Value
 class PlanBuilder:
     """The ops added to a plan so far, and the caches and ropes they use.
 
-    logits  the value that the caller reads; `output` sets it
-    groups  the layers that use the KV cache, grouped by the shape of their cache
+    logits  the plan's result, set by `output`
+    groups  the layers that use the KV cache, grouped by cache shape
     ropes   the distinct rotary embeddings that layers use
     """
 
@@ -40,7 +40,7 @@ class PlanBuilder:
         return LayerKV(shape, number, self.groups[number].layers - 1)
 
     def rope_number(self, rope: Rope | None) -> int | None:
-        """Return the index of a rope in `ropes`, and append it if it is new. Returns None for None."""
+        """Return the index of a rope in `ropes`, appending it if it is new. Returns None if `rope` is None."""
         if rope is None:
             return None
         for number, known in enumerate(self.ropes):

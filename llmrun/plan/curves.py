@@ -1,4 +1,4 @@
-"""Smooth NumPy functions that the twins of several ops share."""
+"""NumPy functions (sigmoid, soft cap, softmax) that the twins of several ops share."""
 
 from __future__ import annotations
 

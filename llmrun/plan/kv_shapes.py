@@ -1,4 +1,4 @@
-"""The shapes of what layers keep in the KV cache."""
+"""The shapes of the data that layers store in the KV cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The head counts and sizes of an attention layer. Under grouped-query attention (GQA), `heads` is a multiple of
-    `kv_heads`.
+    """The head counts and sizes of an attention layer.
 
+    heads       number of query heads, a multiple of `kv_heads` with grouped-query attention (GQA)
     head_size   features of each query and key head
-    window      number of positions a row attends to, including its own; 0 means all earlier positions
+    window      number of positions that a row attends to, including its own; 0 means all earlier positions
     value_size  features of each value head; 0 means the same as `head_size`
     """
 
@@ -33,14 +33,16 @@ class AttentionShape:
         return HeadLayout(kv_type, self.head_size, self.value_size)
 
     def block_bytes(self, kv_type: str) -> int:
-        """Return the size of one cache block in one layer."""
+        """Return the size in bytes of one cache block in one layer."""
         return self.kv_heads * self.layout(kv_type).n_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """A short convolution over positions. Each row sees `taps` positions, including its own. The cache's blocks store
-    them as float32[position, feature]."""
+    """A short convolution over positions. Each row depends on `taps` positions, including its own.
+
+    The cache's blocks store the inputs as float32[position, feature].
+    """
 
     width: int
     taps: int
@@ -58,8 +60,7 @@ KVShape = AttentionShape | ConvolutionShape
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The location of one layer's keys and values in the KV cache: its group, and its index among the layers of that
-    group."""
+    """The location of one layer's keys and values in the KV cache: the layer's group, and its index in that group."""
 
     shape: KVShape
     group: int
@@ -68,7 +69,7 @@ class LayerKV:
 
 @dataclass(slots=True)
 class KVGroup:
-    """All layers of one shape. Their cache is a single array."""
+    """All layers of one shape. They share a single cache array."""
 
     shape: KVShape
     layers: int = 0

@@ -1,4 +1,4 @@
-"""Weight matrices as a plan refers to them. Their bytes stay in the model file until they are needed."""
+"""The weight matrices of a plan. Their bytes stay in the model file until they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 SUPPORTED = frozenset(PACKED_TYPES) - {WIDE} | WIDENED_TYPES | frozenset(FLOAT_BYTES)
 
-# Fills a uint8[n] array with the bytes of a matrix, starting at an offset. Can be called from any thread.
+# A function that fills a uint8[n] array with the bytes of a matrix, starting at an offset. It can be called from any
+# thread.
 ReadInto = Callable[[int, "NDArray[np.uint8]"], None]
 
 
@@ -24,9 +25,9 @@ class Matrix:
     """A weight matrix in the file. Its bytes are read on demand."""
 
     name: str
-    kind: str  # "q4_1": the weight type's name in lower case
-    rows: int  # outputs
-    columns: int  # inputs
+    kind: str  # the name of the weight type in lower case, for example "q4_1"
+    rows: int  # number of outputs
+    columns: int  # number of inputs
     n_bytes: int
     read_into: ReadInto
 
@@ -49,8 +50,10 @@ class Matrix:
         return Matrix(name, self.kind, rows, self.columns, rows * self.row_bytes, read_into)
 
     def part_of_each(self, n: int, first: int, rows: int) -> Matrix:
-        """Split the matrix into `n` equal parts, and return `rows` rows of each part, starting at `first`, as one
-        matrix."""
+        """Split the matrix into `n` equal parts, take `rows` rows of each part, and return them as one matrix.
+
+        `first` is the first row to take from each part.
+        """
         name = f"{self.name}[each {first}:{first + rows}]"
         whole, start, size = self.n_bytes // n, first * self.row_bytes, rows * self.row_bytes
 
@@ -80,5 +83,5 @@ class Matrix:
 
     @property
     def packed(self) -> str:
-        """The form in which the kernels hold the matrix: a key of PACKED_TYPES, or the name of a float type."""
+        """The kernels' storage format for the matrix: a key of PACKED_TYPES or the name of a float type."""
         return packed_name(self.kind)

@@ -1,8 +1,7 @@
 """The plan of a model: the list of ops that turn tokens into logits.
 
-An architecture calls the methods of Plan in the order in which the model computes. Each method appends an op and
-returns the value that the op produces. Every family of ops (plan/ops) adds its own methods and defines what its ops
-compute.
+An architecture calls the methods of Plan in the order of the model's computation. Each method appends an op and returns
+the value that the op produces. Every family of ops (plan/ops) adds its own methods and defines the results of its ops.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class Plan(EmbeddingOps, NormOps, LinearOps, RowOps, AttentionOps, ActivationOps
 
     @property
     def windows(self) -> list[int]:
-        """The distinct windows of the cache groups. Each window has its own block table; 0 keeps every position."""
+        """The distinct window sizes of the cache groups. Each has its own block table, and 0 means no window."""
         return list(dict.fromkeys(group.shape.window for group in self.groups))
 
     @property
     def experts_used(self) -> int:
-        """The number of rows that a CHOSEN value has for each row of the step; 1 if the model has no router."""
+        """The number of rows in a CHOSEN value for each row of the step; 1 if the model has no router."""
         return next((routing.used for op in self.ops if (routing := op.routed_by)), 1)

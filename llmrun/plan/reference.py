@@ -1,8 +1,8 @@
-"""Runs a plan with the NumPy twins of its ops. This is slow and short, and it defines what the kernels compute.
+"""Runs a plan with the NumPy twins of its ops. It is slow and simple, and defines the correct results of the kernels.
 
-`exact` keeps activations and the KV cache in float32 and multiplies by dequantized weights, so it computes the model
-without rounding. `quantizing` rounds wherever the kernels round: activations to int8 for integer weights, and keys and
-values to the type of the KV cache.
+`exact` keeps activations and the KV cache in float32 and multiplies by dequantized weights, so nothing is quantized at
+run time. `quantizing` rounds in the same places as the kernels: activations to int8 if the weights are integers, and
+keys and values to the type of the KV cache.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
 
 
 def exact(plan: Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Compute logits float32[n, vocabulary] for every position of one sequence, without rounding activations."""
+    """Compute logits float32[n, vocabulary] for every position of one sequence, without quantizing activations."""
     return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, None)
 
 
 def quantizing(plan: Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
-    """Compute the same logits as `exact`, but round everything that the kernels round."""
+    """Compute the same logits as `exact`, but round in the same places as the kernels."""
     return _run(plan, tokens, _multiply_quantizing, kv_type)
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
-    """Unpack a matrix into (integers int8[rows, blocks, 32], scales, mins), where scales and mins are float32[rows,
-    blocks, sub-blocks]. `mins` is None for types without minimums."""
+    """Unpack a matrix into (integers, scales, mins).
+
+    Integers are int8[rows, blocks, 32]. Scales and mins are float32[rows, blocks, sub-blocks]; `mins` is None for types
+    without minimums.
+    """
     unpack = BY_NAME[matrix.kind.upper()].unpack
     assert unpack is not None
     weights = unpack(matrix.read())

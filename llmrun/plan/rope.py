@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Pairing(StrEnum):
-    """How the features of a head are paired."""
+    """The ways in which the features of a head are paired."""
 
-    INTERLEAVED = "interleaved"  # features 2i and 2i + 1, llama.cpp's "norm"
+    INTERLEAVED = "interleaved"  # features 2i and 2i + 1, called "norm" in llama.cpp
     NEOX = "neox"  # features i and i + pairs
 
 
@@ -26,9 +26,9 @@ class Rope:
 
     frequencies  float64[pairs], radians per position
     magnitude    factor applied to the rotated features (the attention factor of YaRN and LongRoPE)
-    longer       (context size, Rope): the Rope that replaces this one in contexts of more than that many tokens
-    growth       (factor, tokens): also multiply rotated features by 1 + factor * log(1 + position // tokens), for
-                 queries in long contexts
+    longer       (context size, Rope): a Rope that replaces this one if the context is larger than the given size
+    growth       (factor, tokens): for long contexts, queries are also multiplied by
+                 1 + factor * log(1 + position // tokens)
     """
 
     frequencies: NDArray[np.float64]
@@ -52,8 +52,10 @@ class Rope:
         return self
 
     def rotations(self, positions: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return float32[rows, pairs, 2]: the cosine and sine of each row's angles, times `magnitude`. Computed in
-        float64."""
+        """Return the cosines and sines of each row's angles, times `magnitude`, as float32[rows, pairs, 2].
+
+        They are computed in float64.
+        """
         angles = positions[:, None].astype(np.float64) * self.frequencies
         both = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
         if self.growth is not None:

@@ -1,10 +1,10 @@
-"""The keys and values that the KV cache returns for each of its types (kv_blocks.py), in NumPy.
+"""NumPy references for the keys and values that are read back from each type of KV cache (kv_blocks.py).
 
 In a q8_0 cache, keys are multiplied by a Hadamard matrix before they are rounded to 8 bits. A few features of SmolLM2's
 keys are many times larger than the others and dominate the scale of their group. The rotation evens out the features of
 a group, and a query rotated in the same way has the same dot product with the key. This reduces the divergence caused
-by the q8_0 cache from 6.0e-4 to 2.5e-4 nats. llama.cpp rotates keys too, and its divergence is 3.0e-4. Values are more
-even and would gain little.
+by the q8_0 cache from 6.0e-4 to 2.5e-4 nats. llama.cpp also rotates keys, and its divergence is 3.0e-4. Values are not
+rotated, because their features have similar magnitudes and the gain would be small.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ QUERY_FACTORS = {32: 1 / 8, 16: 1 / 4}
 def entered_reference(
     queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return (queries, keys, values) as attention reads them once they are in the cache, each float32[..., its head
-    size]."""
+    """Return the (queries, keys, values) that attention uses, after a round trip through the cache.
+
+    Each is float32[..., its head size].
+    """
     if kv_type == Q8_0:
         queries, keys = hadamard_reference(queries, QUERY_FACTORS), hadamard_reference(keys, KEY_FACTORS)
     return queries, stored_reference(keys, kv_type), stored_reference(values, kv_type)

@@ -1,4 +1,4 @@
-"""The values of one sequence, for all positions at once, as the NumPy twins of the ops compute them."""
+"""The state of a NumPy run of a plan: the values for all positions of one sequence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Run:
     """One run of a plan on a single sequence.
 
     multiply  computes x . matrix for x float32[rows, columns]
-    kv_type   the type that keys and values are rounded to, or None to keep them in float32
+    kv_type   the type to which keys and values are rounded, or None to keep them in float32
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Run:
         return self.parts(value, value.width // head_size)
 
     def put_parts(self, value: Value, parts: NDArray[np.float32]) -> None:
-        """Set a value from float32[rows, groups, width of a group], flattening each row."""
+        """Set a value to parts float32[rows, groups, width of a group], with each row flattened."""
         self.values[value] = parts.reshape(len(parts), -1)
 
     def rotation(self, rope: int) -> tuple[NDArray[np.float32], Pairing]:

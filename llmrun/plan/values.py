@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Rows(StrEnum):
-    """Which rows a value has."""
+    """The rows that a value contains."""
 
     ALL = "all"  # every row of the step
     WANTED = "wanted"  # only the rows whose logits are requested
@@ -16,8 +16,10 @@ class Rows(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A float32[rows, width] array. If the rows are CHOSEN, `copies` is the number of experts that each row is routed
-    to."""
+    """A float32[rows, width] array.
+
+    If the rows are CHOSEN, `copies` is the number of experts that each row is routed to.
+    """
 
     width: int
     rows: Rows = Rows.ALL
@@ -30,7 +32,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """The `used` experts (out of `experts`) that each row is routed to, most probable first, and their weights."""
+    """The experts that each row is routed to, most probable first, and their weights.
+
+    Each row is routed to `used` of the `experts` experts.
+    """
 
     experts: int
     used: int

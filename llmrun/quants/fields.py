@@ -15,14 +15,19 @@ def blocks_of(raw: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:
 
 
 def halves(field: NDArray[np.uint8], times: float = 1.0) -> NDArray[np.float32]:
-    """Decode f16 numbers and multiply them by a power of two near 1, exactly: uint8[..., 2 n] -> float32[..., n]."""
+    """Decode f16 numbers and multiply them by a power of two: uint8[..., 2 n] -> float32[..., n].
+
+    The result is exact if the power of two is near 1.
+    """
     with np.errstate(invalid="ignore"):  # multiplying a signaling NaN would raise a warning
         return np.ascontiguousarray(field).view("<f2").astype(np.float32) * np.float32(times)
 
 
 def half_bytes(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Encode numbers as f16: float32[..., n] -> uint8[..., 2 n]. Rounds to nearest even; numbers beyond 65504 become
-    infinite."""
+    """Encode numbers as f16: float32[..., n] -> uint8[..., 2 n].
+
+    Numbers are rounded to nearest even. Numbers beyond 65504 become infinite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(numbers).astype("<f2").view(np.uint8)
 
@@ -47,7 +52,7 @@ def planes(field: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def sequence(field: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Extract consecutive numbers of `bits` bits: uint8[..., m] -> uint8[..., 8 m / bits].
+    """Extract consecutive `bits`-bit numbers: uint8[..., m] -> uint8[..., 8 m / bits].
 
     The numbers of the first byte come first, starting with its lowest bits.
     """

@@ -14,36 +14,37 @@ from llmrun.quants.weight_type import WeightType, all_set
 
 
 def dequantize_f32(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Decode uint8[..., 4 n] -> float32[..., n], exactly. Returns a view of `raw` if its memory layout allows it."""
+    """Decode uint8[..., 4 n] -> float32[..., n]. Returns a view of `raw` if its memory layout allows it."""
     return np.ascontiguousarray(raw).view("<f4").astype(np.float32, copy=False)
 
 
 def quantize_f32(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Encode float32[..., n] -> uint8[..., 4 n], exactly."""
+    """Encode float32[..., n] -> uint8[..., 4 n]. The result is exact."""
     return np.ascontiguousarray(values, "<f4").view(np.uint8)
 
 
 def dequantize_f16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Decode uint8[..., 2 n] -> float32[..., n], exactly."""
+    """Decode f16 numbers: uint8[..., 2 n] -> float32[..., n]. The result is exact."""
     return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
 def quantize_f16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Encode float32[..., n] -> uint8[..., 2 n]. Rounds to nearest even; numbers beyond 65504 become infinite."""
+    """Encode float32[..., n] -> uint8[..., 2 n], rounding to nearest even. Numbers beyond 65504 become infinite."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values).astype("<f2").view(np.uint8)
 
 
 def dequantize_bf16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Decode uint8[..., 2 n] -> float32[..., n], exactly."""
+    """Decode bf16 numbers: uint8[..., 2 n] -> float32[..., n]. The result is exact."""
     halves = np.ascontiguousarray(raw).view("<u2").astype(np.uint32)
     return (halves << np.uint32(16)).view(np.float32)
 
 
 def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Encode float32[..., n] -> uint8[..., 2 n]. Rounds to nearest even; NaNs become quiet NaNs."""
+    """Encode float32[..., n] -> uint8[..., 2 n], rounding to nearest even. NaNs become quiet NaNs."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # 0x7FFF is just under half of the last kept bit. Adding 1 more if that bit is set sends ties to the even neighbour.
+    # 0x7FFF is just below half of the lowest bit that remains. If that bit is set, 1 more is added, which rounds ties
+    # to even.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)

@@ -8,15 +8,17 @@
 
     weight[i] = scale * value[nibble[i]]         weight[i] = scales[i / 16] * value[nibble[i]]
 
-A nibble is a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. This module doubles the values, which makes them integers, and
-halves the scales. In each 16 bytes of MXFP4, byte j holds weight j in its low half and weight j + 16 in its high half.
-In each 8 bytes of NVFP4, the high half of byte j holds weight j + 8.
+A nibble encodes a sign and a magnitude of 0, 0.5, 1, 1.5, 2, 3, 4 or 6. This module doubles the values, which makes
+them integers, and halves the scales. In every 16 bytes of MXFP4, byte j holds weight j in its low half and weight
+j + 16 in its high half. In every 8 bytes of NVFP4, byte j holds weight j in its low half and weight j + 8 in its high
+half.
 
-e8m0 is a power of two: 2^(byte - 127). Half of that is 2^(byte - 128), which is subnormal for bytes 0 and 1. Byte 255,
-which means NaN in the standard, is read as 2^128 like any other byte.
+e8m0 is a power of two: 2^(byte - 127). Half of that is 2^(byte - 128), which is subnormal for bytes 0 and 1. The
+standard reserves byte 255 for NaN, but it is decoded like any other byte, as 2^128.
 
 ue4m3 has a 4-bit exponent above a 3-bit fraction: 2^(exponent - 7) * (1 + fraction / 8), or 2^-9 * fraction if the
-exponent is 0. Byte 127 means 0. The eighth bit is ignored, except that byte 255 means 480, not 0 like 127.
+exponent is 0. Byte 127 means 0. The eighth bit is ignored, with one exception: byte 255 means 480, although byte 127
+means 0.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_mxfp4(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 17 n] -> 32 n weights. Values come from the table; each scale covers 32 weights."""
+    """Unpack uint8[..., 17 n] -> 32 n weights with a scale per 32 weights. Values come from the table."""
     blocks = blocks_of(raw, MXFP4_BYTES)
     values = VALUES[planes(blocks[..., 1:], 4)]
     return joined(raw.ndim - 1, values, super_scales=_half_e8m0(blocks[..., :1]), super_block=32, sub_block=32)
 
 
 def unpack_nvfp4(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 36 n] -> 64 n weights. Values come from the table; each scale covers 16 weights."""
+    """Unpack uint8[..., 36 n] -> 64 n weights with a scale per 16 weights. Values come from the table."""
     blocks = blocks_of(raw, NVFP4_BYTES)
     runs = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
     return joined(
@@ -77,16 +79,16 @@ def quantize_mxfp4(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _half_e8m0(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Compute 2^(stored - 128), exactly."""
+    """Compute 2^(stored - 128). The result is exact."""
     return np.ldexp(np.float32(1), stored.astype(np.int32) - 128)
 
 
 def _half_ue4m3(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Decode ue4m3 numbers and halve them, exactly."""
+    """Decode ue4m3 numbers and halve them. The result is exact."""
     exponent, fraction = (stored.astype(np.int32) >> 3) & 15, stored.astype(np.int32) & 7
     is_normal = exponent > 0
     significand = np.where(is_normal, 8 + fraction, fraction).astype(np.float32)
-    # 11 is the bias of 7, plus the 3 bits of fraction, plus 1 for halving.
+    # 11 is the sum of the bias (7), the fraction bits (3) and 1 for the halving.
     numbers = np.ldexp(significand, np.where(is_normal, exponent, 1) - 11)
     return np.where(stored == 127, np.float32(0), numbers)
 
@@ -97,7 +99,7 @@ def _unsound_e8m0(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _unsound_ue4m3(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Ignore the eighth bit of each scale."""
+    """Return a mask of the blocks whose scales decode to NaN, ignoring the eighth bit of each scale."""
     unsound: NDArray[np.bool_] = ((blocks[:, :4] & np.uint8(127)) == 127).any(axis=1)
     return unsound
 

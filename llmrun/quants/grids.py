@@ -1,8 +1,8 @@
 """The grids of IQ1, IQ2 and IQ3: lists of vectors of 8 or 4 weights that these types index.
 
-Each vector can be read as a number in base 3 or 8: every weight is a digit (its index among the levels of the grid),
-and the first weight is the lowest digit. All grids are sorted by this number. It is therefore enough to store a bitmap
-of the numbers that occur: 3^8 or 8^4 bits, lowest first, encoded with Python's `b85encode`.
+Each vector can be read as a number in base 3 or 8. Every weight is a digit (its index in the levels of the grid), and
+the first weight is the lowest digit. All grids are sorted by this number. A bitmap of the numbers that occur is
+therefore enough to store a grid. It has 3^8 or 8^4 bits, lowest first, encoded with Python's `b85encode`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# The magnitudes of the weights in a grid. For IQ1, the values with their sign.
+# The magnitudes of the weights in a grid. The levels of IQ1 are signed values instead.
 _IQ2_LEVELS = (8, 25, 43)
 _IQ3_XXS_LEVELS = (4, 12, 20, 28, 36, 44, 52, 62)
 _IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)
@@ -127,16 +127,17 @@ _IQ1 = (
 
 # --- signs: one bit per weight, 1 if it is negative -------------------------------------------------------------------
 
-# Some types store only 7 sign bits for 8 weights. The eighth bit makes the number of negative weights even.
+# Some types store only 7 sign bits for 8 weights. The eighth has the value that makes the number of negative weights
+# even.
 _EIGHT_BITS = np.array([seven | (seven.bit_count() % 2) << 7 for seven in range(128)], np.uint8)
 
 
 def signs(bits: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Turn sign bits into factors of 1 and -1: uint8[...] -> int8[..., 8]. The lowest bit is the first weight's."""
+    """Convert sign bits, lowest first, to factors of 1 and -1: uint8[...] -> int8[..., 8]."""
     is_negative = (bits[..., None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)
     return np.int8(1) - np.int8(2) * is_negative.astype(np.int8)
 
 
 def even_signs(seven_bits: NDArray[np.integer]) -> NDArray[np.int8]:
-    """Turn 7 stored sign bits (0 to 127) into 8 factors: integers[...] -> int8[..., 8] of 1 and -1."""
+    """Convert 7 stored sign bits (0 to 127) to 8 factors of 1 and -1: integers[...] -> int8[..., 8]."""
     return signs(_EIGHT_BITS[seven_bits])

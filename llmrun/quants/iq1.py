@@ -1,6 +1,6 @@
 """IQ1_S and IQ1_M: groups of 8 weights, each a grid vector of -1, 0 and 1 shifted by plus or minus 1/8.
 
-    IQ1_S, 50 bytes, 1.5625 bits a weight        IQ1_M, 56 bytes, 1.75 bits a weight
+    IQ1_S, 50 bytes, 1.5625 bits per weight      IQ1_M, 56 bytes, 1.75 bits per weight
 
     offset  bytes  field                         offset  bytes  field
     0       2      scale  f16                    0       32     grid indices, low 8 bits
@@ -11,14 +11,14 @@
 
 In IQ1_S, s = d = i / 32. In IQ1_M, s = i / 16 and d = i / 8. A delta is -1/8 if its bit is 1, and 1/8 otherwise.
 
-In IQ1_S, each u16 of `groups` covers 32 weights: the high 3 bits of 4 grid indices, 3 bits of sub-scale, and the bit of
-the delta. In IQ1_M, each nibble covers 8 weights: the high 3 bits of a grid index, and the bit of the delta. Each u16
-of `quarters` covers 64 weights: 4 sub-scales of 3 bits, then 4 bits of the f16 scale, whose lowest bits are in the
-first quarter. The low nibble of a byte comes first.
+In IQ1_S, each u16 of `groups` covers 32 weights and holds the high 3 bits of 4 grid indices, a 3-bit sub-scale, and the
+delta bit. In IQ1_M, each nibble covers 8 weights and holds the high 3 bits of a grid index and the delta bit. Each u16
+of `quarters` covers 64 weights and holds 4 sub-scales of 3 bits, then 4 bits of the f16 scale. The first quarter holds
+the lowest bits of the scale. The low nibble of a byte comes first.
 
-Scales have 11 significant bits, sub-scales 4, and grid and delta together 4, so nothing is ever rounded. This is why
-the delta needs no minimum: an unpacked weight is (scale / 8) * (2 sub_scale + 1) * (8 grid + 8 delta), whose last
-factor is an odd integer.
+Scales have 11 significant bits, sub-scales have 4, and the sum of grid and delta has 4, so nothing is ever rounded.
+The delta can therefore be part of the value instead of a minimum. An unpacked weight is
+(scale / 8) * (2 sub_scale + 1) * (8 grid + 8 delta), where the last factor is an odd integer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _THREES = np.array([0, 3, 6, 9], np.uint16)  # bit offsets of the four 3-bit num
 
 
 def unpack_iq1_s(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 50 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9, with an odd sub-scale of 1 to 15 per 32
-    weights."""
+    """Unpack uint8[..., 50 n] -> 256 n weights.
+
+    Values are -9, -7, -1, 1, 7 or 9. Each group of 32 weights has an odd sub-scale of 1 to 15.
+    """
     blocks = blocks_of(raw, IQ1_S_BYTES)
     groups = words16(blocks[..., 34:])
     high_bits = (groups[..., None] >> _THREES) & np.uint16(7)
@@ -56,8 +58,10 @@ def unpack_iq1_s(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_iq1_m(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 56 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9, with an odd sub-scale of 1 to 15 per 16
-    weights."""
+    """Unpack uint8[..., 56 n] -> 256 n weights.
+
+    Values are -9, -7, -1, 1, 7 or 9. Each group of 16 weights has an odd sub-scale of 1 to 15.
+    """
     blocks = blocks_of(raw, IQ1_M_BYTES)
     nibbles, quarters = sequence(blocks[..., 32:48], 4).astype(np.uint16), words16(blocks[..., 48:])
     parts = (quarters >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
@@ -86,7 +90,7 @@ def _odd(sub_scales: NDArray[np.uint16]) -> NDArray[np.int16]:
 
 
 def _unsound_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Assemble the f16 scale from the highest 4 bits of four words, and check it."""
+    """Return a mask of the blocks whose f16 scale, assembled from the highest 4 bits of four words, is not finite."""
     high = (words16(blocks[:, 48:56]) >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
     return unsound_halves(np.bitwise_or.reduce(high, axis=1))
 

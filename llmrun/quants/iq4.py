@@ -1,4 +1,4 @@
-"""IQ4_NL and IQ4_XS: 4-bit weights that index a table of 16 values, which are closer together around zero.
+"""IQ4_NL and IQ4_XS: 4-bit weights that index a table of 16 values. The values are closer together near zero.
 
     IQ4_NL, 18 bytes for 32 weights, 4.5 bits    IQ4_XS, 136 bytes for 256 weights, 4.25 bits
 
@@ -10,9 +10,9 @@
 
     weight[i] = scale * value[nibble[i]]         weight[i] = (scale * (sub_scale[i / 32] - 32)) * value[nibble[i]]
 
-In each 16 bytes of nibbles, byte j holds weight j of 32 in its low half and weight j + 16 in its high half. IQ4_XS has
-8 sub-scales of 6 bits: sub-scale s consists of low nibble s and high pair s, counted from the lowest bits of the first
-byte.
+Every 16 bytes of nibbles cover 32 weights: byte j holds weight j in its low half and weight j + 16 in its high half.
+IQ4_XS has 8 sub-scales of 6 bits. Sub-scale s consists of low nibble s and high pair s, counted from the lowest bits of
+the first byte.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_iq4_nl(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 18 n] -> 32 n weights. Values come from the table; each scale covers 32 weights."""
+    """Unpack uint8[..., 18 n] -> 32 n weights with a scale per 32 weights. Values come from the table."""
     blocks = blocks_of(raw, IQ4_NL_BYTES)
     values = VALUES[planes(blocks[..., 2:], 4)]
     return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)
 
 
 def unpack_iq4_xs(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 136 n] -> 256 n weights. Values come from the table, with a sub-scale of -32 to 31 per 32
-    weights."""
+    """Unpack uint8[..., 136 n] -> 256 n weights.
+
+    Values come from the table. Each group of 32 weights has a sub-scale of -32 to 31.
+    """
     blocks = blocks_of(raw, IQ4_XS_BYTES)
     high_pairs, low_nibbles = sequence(blocks[..., 2:4], 2), sequence(blocks[..., 4:8], 4)
     runs = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)

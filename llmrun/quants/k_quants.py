@@ -1,6 +1,6 @@
-"""Q2_K to Q6_K: blocks of 256 weights with an integer sub-scale per 16 or 32 weights, and an f16 scale for the block.
+"""Q2_K to Q6_K: blocks of 256 weights with an integer sub-scale per 16 or 32 weights and an f16 scale per block.
 
-    Q2_K, 84 bytes, 2.625 bits a weight        Q3_K, 110 bytes, 3.4375 bits a weight
+    Q2_K, 84 bytes, 2.625 bits per weight      Q3_K, 110 bytes, 3.4375 bits per weight
 
     offset  bytes  field                       offset  bytes  field
     0       16     sub-scales, sub-minimums    0       32     high bits
@@ -8,7 +8,7 @@
     80      2      scale    f16                96      12     sub-scales
     82      2      minimum  f16                108     2      scale  f16
 
-    Q4_K, 144 bytes, 4.5 bits a weight         Q5_K, 176 bytes, 5.5 bits a weight
+    Q4_K, 144 bytes, 4.5 bits per weight       Q5_K, 176 bytes, 5.5 bits per weight
 
     offset  bytes  field                       offset  bytes  field
     0       2      scale    f16                0       2      scale    f16
@@ -17,7 +17,7 @@
     16      128    nibbles                     16      32     high bits
                                                48      128    nibbles
 
-    Q6_K, 210 bytes, 6.5625 bits a weight
+    Q6_K, 210 bytes, 6.5625 bits per weight
 
     offset  bytes  field
     0       128    nibbles
@@ -29,18 +29,18 @@ Q2_K, Q4_K, Q5_K:  weight[i] = (scale * sub_scale[s]) * level[i] - minimum * sub
 Q3_K, Q6_K:        weight[i] = (scale * sub_scale[s]) * value[i]
 
 s is i / 16 in Q2_K, Q3_K and Q6_K, and i / 32 in Q4_K and Q5_K. The bits of the 256 levels are stored in planes. A
-plane consists of the same bits of consecutive bytes, and holds consecutive weights.
+plane consists of the bits at the same position in consecutive bytes, and holds consecutive weights.
 
 high bits      bit p of byte j belongs to weight 32 p + j
-pairs          two runs of 32 bytes, each with 4 planes of 2 bits for 128 weights
-nibbles        runs of 32 bytes, each with 2 planes of 4 bits for 64 weights; in Q6_K, 64 bytes for 128 weights
+pairs          two runs of 32 bytes, each with 4 planes of 2 bits that hold 128 weights
+nibbles        runs of 32 bytes, each with 2 planes of 4 bits that hold 64 weights; in Q6_K, 64 bytes hold 128 weights
 
-A Q3_K value is the pair, minus 4 if the high bit is 0. A Q6_K value has the nibble as its low bits and the pair as its
-high bits, minus 32.
+A Q3_K value is the pair if the high bit is 1, and the pair minus 4 otherwise. A Q6_K value consists of the nibble (its
+low bits) and the pair (its high bits), minus 32.
 
-In Q2_K, byte s holds sub-scale s in its low half and sub-minimum s in its high half. Q3_K stores sub-scales as 6 bits
-with an offset of 32: the low 4 bits in two planes of 8 bytes, the high 2 bits in four planes of 4 bytes. In Q4_K and
-Q5_K, the 12 bytes are three runs of 4:
+In Q2_K, byte s holds sub-scale s in its low half and sub-minimum s in its high half. Q3_K stores 6-bit sub-scales with
+an offset of 32. Their low 4 bits are in two planes of 8 bytes and their high 2 bits in four planes of 4 bytes. In Q4_K
+and Q5_K, the 12 bytes consist of three runs of 4 bytes:
 
     run 0, byte k   sub-scale k, 6 bits                   and the high 2 bits of sub-scale k + 4
     run 1, byte k   sub-minimum k, 6 bits                 and the high 2 bits of sub-minimum k + 4
@@ -65,8 +65,10 @@ Q6_K_BYTES = 210
 
 
 def unpack_q2_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 84 n] -> 256 n weights: values 0 to 3, with a sub-scale and sub-minimum of 0 to 15 per 16
-    weights."""
+    """Unpack uint8[..., 84 n] -> 256 n weights.
+
+    Values are 0 to 3. Each group of 16 weights has a sub-scale and a sub-minimum of 0 to 15.
+    """
     blocks = blocks_of(raw, Q2_K_BYTES)
     sub_scales, sub_minimums = _split(planes(blocks[..., :16], 4))
     return joined(
@@ -99,15 +101,19 @@ def unpack_q3_k(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_q4_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 144 n] -> 256 n weights: values 0 to 15, with a sub-scale and sub-minimum of 0 to 63 per 32
-    weights."""
+    """Unpack uint8[..., 144 n] -> 256 n weights.
+
+    Values are 0 to 15. Each group of 32 weights has a sub-scale and a sub-minimum of 0 to 63.
+    """
     blocks = blocks_of(raw, Q4_K_BYTES)
     return _with_minimums(raw.ndim - 1, blocks, _runs(blocks[..., 16:144], 32, bits=4))
 
 
 def unpack_q5_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 176 n] -> 256 n weights: values 0 to 31, with a sub-scale and sub-minimum of 0 to 63 per 32
-    weights."""
+    """Unpack uint8[..., 176 n] -> 256 n weights.
+
+    Values are 0 to 31. Each group of 32 weights has a sub-scale and a sub-minimum of 0 to 63.
+    """
     blocks = blocks_of(raw, Q5_K_BYTES)
     high_bits = _runs(blocks[..., 16:48], 32, bits=1)
     levels = _runs(blocks[..., 48:176], 32, bits=4) | (high_bits << np.uint8(4))
@@ -130,7 +136,7 @@ def unpack_q6_k(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def _with_minimums(n_rows_axes: int, blocks: NDArray[np.uint8], levels: NDArray[np.uint8]) -> Unpacked:
-    """Decode the 16-byte header that Q4_K and Q5_K share, and attach it to the levels."""
+    """Decode the 16-byte header that Q4_K and Q5_K share, and combine it with the levels."""
     first, second, third = (blocks[..., start : start + 4] for start in (4, 8, 12))
     low_scales, low_minimums = _split(planes(third, 4))
     return joined(
@@ -146,7 +152,7 @@ def _with_minimums(n_rows_axes: int, blocks: NDArray[np.uint8], levels: NDArray[
 
 
 def _six_bits(run: NDArray[np.uint8], low_bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Assemble eight 6-bit numbers from two uint8[..., 4]: uint8[..., 8].
+    """Assemble eight 6-bit numbers from two uint8[..., 4] arrays -> uint8[..., 8].
 
     The first four are the low 6 bits of `run`. The others combine `low_bits` with the high 2 bits of `run`.
     """
@@ -154,14 +160,14 @@ def _six_bits(run: NDArray[np.uint8], low_bits: NDArray[np.uint8]) -> NDArray[np
 
 
 def _runs(field: NDArray[np.uint8], run_bytes: int, *, bits: int) -> NDArray[np.uint8]:
-    """Extract the planes of each run of bytes, one run after the other: uint8[..., m] -> uint8[..., 8 m / bits]."""
+    """Extract the planes of consecutive runs of bytes: uint8[..., m] -> uint8[..., 8 m / bits]."""
     lead, count = field.shape[:-1], field.shape[-1]
     runs = field.reshape(*lead, count // run_bytes, run_bytes)
     return planes(runs, bits).reshape(*lead, count * (8 // bits))
 
 
 def _split(pair: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Split uint8[..., 2, m] into two uint8[..., m]."""
+    """Split uint8[..., 2, m] into two uint8[..., m] arrays."""
     return pair[..., 0, :], pair[..., 1, :]
 
 

@@ -1,10 +1,10 @@
-"""The form in which kernels hold integer weight types: planes of values, a map to integers, scales and minimums.
+"""The packed layouts that kernels use for integer weight types: bit planes, a table of integers, scales and minimums.
 
     weight = scale * integer + minimum
 
-The bits of a value are stored in one or two planes (kernels/packing/pack.py), with the lowest bits in the first. A
-scale is either one number per 32 columns, or it has two levels: a small integer per 16 or 32 columns, times a number
-per 256 columns. Both levels and their product are exact in float32.
+The bits of a value are stored in one or two planes (kernels/packing/pack.py), with the lowest bits in the first plane.
+A scale is either a single number per 32 columns or has two levels: a small integer per 16 or 32 columns, multiplied by
+a number per 256 columns. Both levels and their product are exact in float32.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from enum import StrEnum
 
 GROUP_ROWS = 16
 BLOCK_COLUMNS = 32
-SUPER_BLOCKS = 8  # blocks of 32 columns that share an upper scale
+SUPER_BLOCKS = 8  # number of blocks of 32 columns that share an upper-level scale
 
 
 class Scales(StrEnum):
-    """How scales are stored."""
+    """The ways in which scales are stored."""
 
     F16 = "f16"  # one f16 per 32 columns
-    E8M0 = "e8m0"  # one power of two per 32 columns, stored as exponent + 128 in a byte like ggml's MXFP4
+    E8M0 = "e8m0"  # one power of two per 32 columns, stored as a byte that is exponent + 128, as in ggml's MXFP4
     TWO_LEVELS = "two levels"  # one int8 per sub-block, times one f16 per 256 columns
     F32 = "f32"  # one float32 per sub-block
 
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """The packed form of one integer weight type.
+    """The packed layout of one integer weight type.
 
-    planes       bits of a value in each plane: (4, 2) for 6 bits; (8,) is a signed byte
+    planes       bits per value in each plane: (4, 2) for 6-bit values, (8,) for signed bytes
     zero         zero point, subtracted from the unsigned value
     table        the 16 integers that 4-bit values index, or () if the values are used directly
-    mins         whether each scale comes with a minimum
+    mins         whether each scale is paired with a minimum
     sub_columns  columns that share a scale (and a minimum): 16 or 32
     """
 
@@ -50,8 +50,7 @@ class PackedType:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the values, or the integers of their table, are signed bytes. Otherwise they are unsigned and at most
-        63."""
+        """Whether the values (or the integers in the table) are signed bytes. Unsigned values are at most 63."""
         return self.bits == 8 or bool(self.table)
 
     @property
@@ -61,17 +60,17 @@ class PackedType:
 
     @property
     def scale_bytes(self) -> int:
-        """The size of the scales in one block of one row."""
+        """The size in bytes of the scales of one row's block."""
         return {Scales.F16: 2, Scales.F32: 4}.get(self.scales, 1) * self.sub_blocks
 
     @property
     def block_bytes(self) -> int:
-        """The size of a block of 16 rows x 32 columns, without upper scales."""
+        """The size in bytes of a block of 16 rows x 32 columns, without the upper-level scales."""
         return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
 
     @property
     def panel_block_bytes(self) -> int:
-        """The size of an unpacked block (kernels/linear/tiles.py): int8 weights with float32 scales and minimums."""
+        """The size in bytes of an unpacked block of int8 weights and float32 scales and minimums (linear/tiles.py)."""
         return GROUP_ROWS * (BLOCK_COLUMNS + 4 * self.sub_blocks * (1 + self.mins))
 
     @property

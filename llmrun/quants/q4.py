@@ -1,6 +1,6 @@
 """Q4_0 and Q4_1: blocks of 32 weights of 4 bits, with a scale. Q4_1 also has a minimum.
 
-    Q4_0, 18 bytes, 4.5 bits a weight        Q4_1, 20 bytes, 5 bits a weight
+    Q4_0, 18 bytes, 4.5 bits per weight      Q4_1, 20 bytes, 5 bits per weight
 
     offset  bytes  field                     offset  bytes  field
     0       2      scale    f16              0       2      scale    f16
@@ -51,7 +51,7 @@ def unpack_q4_1(raw: NDArray[np.uint8]) -> Unpacked:
 def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 32 n] -> uint8[..., 18 n].
 
-    The weights must be finite. The weight of the largest magnitude becomes -8 times the scale.
+    The weights must be finite. The weight with the largest magnitude becomes -8 times the scale.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, levels = around_zero(blocks, 8)
@@ -62,7 +62,7 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 32 n] -> uint8[..., 20 n].
 
-    The weights must be finite. The smallest becomes level 0, the largest level 15.
+    The weights must be finite. The smallest weight becomes level 0 and the largest becomes level 15.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, minimum, levels = above_the_least(blocks, 15)

@@ -1,6 +1,6 @@
 """Q5_0 and Q5_1: blocks of 32 weights of 5 bits, with a scale. Q5_1 also has a minimum.
 
-    Q5_0, 22 bytes, 5.5 bits a weight        Q5_1, 24 bytes, 6 bits a weight
+    Q5_0, 22 bytes, 5.5 bits per weight      Q5_1, 24 bytes, 6 bits per weight
 
     offset  bytes  field                     offset  bytes  field
     0       2      scale      f16            0       2      scale      f16
@@ -53,7 +53,7 @@ def unpack_q5_1(raw: NDArray[np.uint8]) -> Unpacked:
 def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 32 n] -> uint8[..., 22 n].
 
-    The weights must be finite. The weight of the largest magnitude becomes -16 times the scale.
+    The weights must be finite. The weight with the largest magnitude becomes -16 times the scale.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, levels = around_zero(blocks, 16)
@@ -64,7 +64,7 @@ def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 32 n] -> uint8[..., 24 n].
 
-    The weights must be finite. The smallest becomes level 0, the largest level 31.
+    The weights must be finite. The smallest weight becomes level 0 and the largest becomes level 31.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, minimum, levels = above_the_least(blocks, 31)

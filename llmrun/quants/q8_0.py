@@ -1,4 +1,4 @@
-"""Q8_0: blocks of 32 weights in 34 bytes, 8.5 bits a weight.
+"""Q8_0: blocks of 32 weights in 34 bytes, 8.5 bits per weight.
 
 offset  bytes  field
 0       2      scale    f16
@@ -32,7 +32,7 @@ def unpack(raw: NDArray[np.uint8]) -> Unpacked:
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 32 n] -> uint8[..., 34 n].
 
-    The weights must be finite. The weight of the largest magnitude in each block becomes 127 or -127.
+    The weights must be finite. The weight with the largest magnitude in each block becomes 127 or -127.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)

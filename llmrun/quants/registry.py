@@ -1,7 +1,7 @@
-"""All weight types that a GGUF file may hold, by number and by name. Each type is declared in the file of its format.
+"""All weight types that a GGUF file may contain, by ID and by name. Each type is declared in the module of its format.
 
-The numbers and sizes are those of ggml's `enum ggml_type` and its block structs. The missing numbers (4, 5, 31 to 33,
-and 36 to 38) belong to types that ggml has removed.
+The IDs and sizes match ggml's `enum ggml_type` and its block structs. The missing IDs (4, 5, 31 to 33, and 36 to 38)
+belong to types that ggml has removed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from llmrun.quants.weight_type import WeightType
 
 _FORMATS = (floats, q4, q5, q8_0, k_quants, iq1, iq2, iq3, iq4, ternary, fp4)
 
-# Types that the format defines but this build does not read.
+# Types that the GGUF format defines but llmrun cannot read.
 _KNOWN = (
-    # gguf-py gives 40 bytes, but ggml's struct is two f16 and 32 int8. No file contains this type.
+    # gguf-py lists 40 bytes, but ggml's struct has two f16 and 32 int8, which is 36. No file contains this type.
     WeightType("Q8_1", 9, 32, 36),
-    WeightType("Q8_K", 15, 256, 292),  # for activations only; no file contains this type either
+    WeightType("Q8_K", 15, 256, 292),  # ggml uses this type for activations only, so no file contains it
     WeightType("I8", 24, 1, 1),
     WeightType("I16", 25, 1, 2),
     WeightType("I32", 26, 1, 4),

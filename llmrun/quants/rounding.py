@@ -1,4 +1,4 @@
-"""Rounding of weights to levels, shared by all types that gguf-py can write.
+"""Functions that round weights to levels, shared by all types that gguf-py can write.
 
 Inverse scales are computed from the float32 scale, before it is rounded to f16.
 """
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Compute 1 / scale in float32. Returns 0 for a scale of 0 (a block of zeros, or of equal weights)."""
+    """Compute 1 / scale in float32. Returns 0 for a scale of 0, which occurs if all weights of a block are equal."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
 
@@ -18,7 +18,7 @@ def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 def around_zero(blocks: NDArray[np.float32], middle: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Quantize blocks symmetrically: float32[n, block] -> scale float32[n, 1], levels uint8[n, block].
 
-    Levels are 0 to 2 * middle - 1, and weight = scale * (level - middle). The weight of the largest magnitude in a
+    Levels are 0 to 2 * middle - 1, and weight = scale * (level - middle). The weight with the largest magnitude in a
     block becomes level 0.
     """
     widest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1, keepdims=True), axis=-1)

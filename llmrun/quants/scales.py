@@ -1,8 +1,8 @@
 """Finds NaNs and infinities in stored weights.
 
-Only the scales are checked, because every weight of a block is multiplied by them. A NaN or an infinity in a scale
-comes from a damaged file or a failed conversion, and ruins every answer. The check takes one pass over the bytes and
-computes no weights, which is a hundredth of the work of `dequantize`.
+Only the scales are checked, because every weight of a block is multiplied by them. A NaN or an infinity in a scale is
+caused by a damaged file or a failed conversion, and makes every answer useless. The check makes one pass over the bytes
+without computing any weights, so it does about a hundredth of the work of `dequantize`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmrun.quants.weight_type import WeightType, unsound_half_field
 def unsound_blocks(type_: WeightType, raw: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Find the blocks with a NaN or an infinity in their scales: uint8[n * block_bytes] -> bool[n].
 
-    In float types each weight is its own block. Integer types without scales are never reported.
+    In float types, each weight is a block. Types without scales never have such blocks.
     """
     blocks = blocks_of(raw, type_.block_bytes)
     found = np.zeros(len(blocks), np.bool_)

@@ -1,6 +1,6 @@
 """TQ1_0 and TQ2_0: blocks of 256 weights of -1, 0 or 1, with one scale.
 
-    TQ1_0, 54 bytes, 1.6875 bits a weight        TQ2_0, 66 bytes, 2.0625 bits a weight
+    TQ1_0, 54 bytes, 1.6875 bits per weight      TQ2_0, 66 bytes, 2.0625 bits per weight
 
     offset  bytes  field                         offset  bytes  field
     0       32     fives: weights 0 to 159       0       64     pairs
@@ -10,12 +10,13 @@
 
     weight[i] = scale * (digit[i] - 1)           weight[i] = scale * (pair[i] - 1)
 
-In TQ2_0, the pairs are two runs of 32 bytes, each with 4 planes of 2 bits. A pair of 3 is the weight 2, but no encoder
-writes it.
+In TQ2_0, the pairs are stored in two runs of 32 bytes, each with 4 planes of 2 bits. A pair of 3 would mean the weight
+2, but no encoder writes it.
 
-In TQ1_0, each byte holds five digits of 0 to 2 as a fraction of 256 in base 3, rounded up. Multiplying the byte by 3
-carries the first digit beyond 8 bits; the remaining 8 bits hold the other digits in the same way. The first digits of
-all bytes of a field come first, then the second digits, and so on. The fours do not use the last digit.
+In TQ1_0, each byte encodes five base-3 digits (0 to 2) as a fraction of 256, rounded up. Multiplying the byte by 3
+shifts the first digit above the low 8 bits, which then encode the remaining digits in the same way. A field stores its
+weights in this order: the first digits of all bytes, then the second digits, and so on. The fours do not use the last
+digit.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ def unpack_tq1_0(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_tq2_0(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 66 n] -> 256 n weights: values -1 to 1 (2 for the unused bit pattern), with a scale per 256
-    weights."""
+    """Unpack uint8[..., 66 n] -> 256 n weights with a scale per 256 weights.
+
+    Values are -1 to 1, or 2 for the unused bit pattern.
+    """
     blocks = blocks_of(raw, TQ2_0_BYTES)
     runs = blocks[..., :64].reshape(*blocks.shape[:-1], 2, 32)
     values = planes(runs, 2).astype(np.int8) - np.int8(1)
@@ -58,7 +61,7 @@ def unpack_tq2_0(raw: NDArray[np.uint8]) -> Unpacked:
 def quantize_tq1_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 256 n] -> uint8[..., 54 n].
 
-    The weights must be finite. The weight of the largest magnitude becomes the scale or its negative.
+    The weights must be finite. The scale is the largest magnitude in the block.
     """
     scale, digits = _levels(values)
     fields, start = [], 0
@@ -75,7 +78,7 @@ def quantize_tq1_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def quantize_tq2_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., 256 n] -> uint8[..., 66 n].
 
-    The weights must be finite. The weight of the largest magnitude becomes the scale or its negative.
+    The weights must be finite. The scale is the largest magnitude in the block.
     """
     scale, digits = _levels(values)
     pairs = digits.reshape(-1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
@@ -86,7 +89,7 @@ def quantize_tq2_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _digits(field: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     """Extract the first digit of every byte, then the second digit, and so on: uint8[..., m] -> uint8[..., count m]."""
     powers = np.array([3**place for place in range(count)], np.uint8)
-    rests = field[..., None, :] * powers[:, None]  # modulo 256, which drops the preceding digits
+    rests = field[..., None, :] * powers[:, None]  # uint8 arithmetic is modulo 256, which drops the preceding digits
     digits = (rests.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
     return digits.reshape(*field.shape[:-1], count * field.shape[-1])
 

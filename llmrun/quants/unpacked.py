@@ -1,9 +1,9 @@
-"""The unpacked form of most weight types: integers, and the factors to multiply them by.
+"""The unpacked form of the integer weight types: integers, and the factors that scale them.
 
     weight = (super_scale * sub_scale) * value - super_minimum * sub_minimum
 
-All operations are in float32 and in this order, as in ggml. If a type lacks a factor, the multiplication is skipped;
-the factor is not set to 1.
+All operations are in float32 and in this order, as in ggml. If a type lacks a factor, the multiplication is skipped
+instead of multiplying by 1.
 
 An f16 has 11 significant bits, and in every type the sub-scale and the value have at most 12 together. The products are
 therefore exact in any order. Only the subtraction rounds, once.
@@ -26,10 +26,10 @@ class Unpacked:
 
     values          int8[..., n]: the stored values after applying the offset, table or grid, and the sign
     super_block     number of weights that share a super-scale: 16, 32 or 256
-    sub_block       number of weights that share a sub-scale: 16 or 32; types without sub-scales set it to at most the
-                    number that share a super-scale
-    super_scales    float32[..., n / super_block]: the f16 from the file (or half of an 8-bit float). For IQ1 and IQ2
-                    it is divided by 8, for IQ3_XXS by 4, which is exact here but not always in f16
+    sub_block       number of weights that share a sub-scale: 16 or 32; for types without sub-scales, a number that is
+                    at most `super_block`
+    super_scales    float32[..., n / super_block]: the f16 scale from the file, or half of an 8-bit float scale. It is
+                    divided by 8 for IQ1 and IQ2 and by 4 for IQ3_XXS, which is exact in float32 but not always in f16
     sub_scales      int16[..., n / sub_block]
     super_minimums  float32[..., n / super_block], subtracted; for Q4_1 and Q5_1 it is the negated stored minimum
     sub_minimums    int16[..., n / sub_block]
@@ -58,7 +58,7 @@ def joined(
     super_minimums: NDArray[np.float32] | None = None,
     sub_minimums: NDArray[Any] | None = None,
 ) -> Unpacked:
-    """Concatenate the blocks of each row. Every array is [*rows, blocks, ...], with any axes inside a block."""
+    """Concatenate the blocks of each row. Every array has shape [*rows, blocks, ...] with any number of inner axes."""
 
     def join(array: NDArray[Any], dtype: Any) -> Any:
         rows, within = array.shape[:n_rows_axes], array.shape[n_rows_axes:]
@@ -90,14 +90,16 @@ def dequantize(weights: Unpacked) -> NDArray[np.float32]:
 
 
 def _products(factors: NDArray[np.float32], integers: NDArray[np.int16] | None) -> NDArray[np.float32]:
-    """Multiply float32[..., s] factors by int16[..., s k] integers: float32[..., s k]. Without integers, return the
-    factors."""
+    """Multiply factors float32[..., s] by integers int16[..., s k], which returns float32[..., s k].
+
+    Without integers, return the factors.
+    """
     if integers is None:
         return factors
     return (_grouped(integers, factors) * factors[..., None]).reshape(integers.shape)
 
 
 def _grouped(integers: NDArray[Any], factors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Reshape [..., s k] -> float32[..., s, k], grouping the integers that share each of the s factors."""
+    """Reshape integers [..., s k] -> float32[..., s, k], so that each of the s factors has its own row."""
     count = integers.shape[-1] // max(factors.shape[-1], 1)
     return integers.astype(np.float32).reshape(*factors.shape, count)

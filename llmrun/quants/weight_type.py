@@ -1,4 +1,4 @@
-"""Weight types: the number and block size of each type in the file, and how to read, write, check and pack it."""
+"""Weight types: each type's GGUF type ID and block size, and how to read, write, check and pack it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 FindUnsound = Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
 
-_HALF_EXPONENT = np.uint16(0x7C00)  # all ones: NaN or infinity
+_HALF_EXPONENT = np.uint16(0x7C00)  # the exponent of NaN and infinity, with all bits set
 
 
 @dataclass(frozen=True)
 class WeightType:
     """A format for storing weights: `block_weights` consecutive weights of a row take `block_bytes` bytes.
 
-    ggml_id       the type's number in ggml's `enum ggml_type`, as stored in the file
-    dequantize    uint8[..., blocks * block_bytes] -> float32[..., blocks * block_weights], the reference; None for
-                  types that the format defines but this build does not read
-    quantize      the inverse, rounding like gguf-py; None if gguf-py cannot write the type
-    unpack        splits the same bytes into integers and scales (unpacked.py), which `dequantize` multiplies; None for
-                  floats
+    ggml_id       the type's ID in ggml's `enum ggml_type`, as stored in the file
+    dequantize    the reference decoder, uint8[..., blocks * block_bytes] -> float32[..., blocks * block_weights]; None
+                  for types that the format defines but llmrun cannot read
+    quantize      the inverse of `dequantize`, which rounds like gguf-py; None if gguf-py cannot write the type
+    unpack        splits the same bytes into the integers and scales (unpacked.py) that `dequantize` multiplies; None
+                  for float types
     half_fields   offsets of the f16 fields in a block: the scale, then the minimum
-    other_scales  uint8[n, block_bytes] -> bool[n]: which blocks have a NaN or an infinity in a scale that is not f16
-    packed        how the kernels hold the integers; None for floats, and for types that are packed as bytes
+    other_scales  uint8[n, block_bytes] -> bool[n]: a mask of the blocks with a NaN or an infinity in a scale that is
+                  not f16
+    packed        the layout in which the kernels store the integers; None for float types and for types packed as bytes
     """
 
     name: str
@@ -47,7 +48,7 @@ class WeightType:
     packed: PackedType | None = None
 
     def row_bytes(self, n: int) -> int:
-        """Return the bytes of a row of n weights. Raises ValueError unless n is a multiple of the block size."""
+        """Return the size in bytes of a row of n weights. Raises ValueError if n is not a whole number of blocks."""
         blocks, rest = divmod(n, self.block_weights)
         if rest:
             raise ValueError(
@@ -68,7 +69,7 @@ def integer_type(
     other_scales: FindUnsound | None = None,
     packed: PackedType | None = None,
 ) -> WeightType:
-    """Declare a type made of integers and scales. `dequantize` is derived from `unpack`."""
+    """Create a weight type made of integers and scales. `dequantize` is derived from `unpack`."""
     return WeightType(
         name,
         ggml_id,
@@ -84,16 +85,16 @@ def integer_type(
 
 
 def all_set(words: NDArray[np.unsignedinteger], bits: np.unsignedinteger) -> NDArray[np.bool_]:
-    """Return which words have all of these bits set."""
+    """Return a mask of the words in which all of the given bits are set."""
     found: NDArray[np.bool_] = (words & bits) == bits
     return found
 
 
 def unsound_halves(words: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """Return which f16 numbers are NaN or infinite."""
+    """Return a mask of the f16 numbers that are NaN or infinite."""
     return all_set(words, _HALF_EXPONENT)
 
 
 def unsound_half_field(blocks: NDArray[np.uint8], offset: int) -> NDArray[np.bool_]:
-    """Return which blocks have a NaN or an infinity in the f16 field at an offset: uint8[n, block_bytes] -> bool[n]."""
+    """Return a mask of the blocks whose f16 field at `offset` is NaN or infinite: uint8[n, block_bytes] -> bool[n]."""
     return unsound_halves(words16(blocks[:, offset : offset + 2])[:, 0])

@@ -1,4 +1,4 @@
-"""Mixtures of experts: reading their hyperparameters, and adding their ops to a plan."""
+"""Functions for mixtures of experts. They read the hyperparameters and add the ops to a plan."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of a layer: `count` feed-forwards of `feed_forward` features, of which each row uses `used`.
+    """The experts of a layer: `count` feed-forward networks of `feed_forward` features. Each row uses `used` of them.
 
-    normalized  divide the weights of the used experts by their sum
-    scale       factor applied to the weights last
+    normalized  whether to divide the weights of the used experts by their sum
+    scale       factor that is applied to the weights last
     """
 
     count: int
@@ -46,7 +46,7 @@ def has_experts(keys: Keys) -> bool:
 def experts_of(
     keys: Keys, feed_forward: int, *, normalized: bool, gating: Gating = Gating.SOFTMAX, scale: float = 1.0
 ) -> Experts:
-    """Read the settings of the experts. Raises BadGGUF and UnsupportedModel."""
+    """Read the hyperparameters of the experts. Raises BadGGUF and UnsupportedModel."""
     count = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS)
     if keys.integer("expert_group_count", 0, minimum=0, maximum=count) > 1:
         raise keys.unsupported("experts chosen in groups")
@@ -61,7 +61,7 @@ def expert_size(keys: Keys) -> int:
 def expert_size_or_share(keys: Keys) -> int:
     """Return the number of features of each expert.
 
-    If the file does not say, it is the size of the feed-forward divided by the number of used experts.
+    If the file does not specify it, this is the feed-forward size divided by the number of used experts.
     """
     return keys.of_all_layers(_SIZE, 0, minimum=0, maximum=MOST_WIDTH) or feed_forward_of(keys) // _used(keys)
 
@@ -72,7 +72,7 @@ def shared_size(keys: Keys, default: int) -> int:
 
 
 def shared_size_by_count(keys: Keys) -> int:
-    """Return the number of features of all shared experts together, for files that give their count."""
+    """Return the total number of features of all shared experts, for files that specify how many there are."""
     return expert_size(keys) * keys.integer("expert_shared_count", minimum=1, maximum=MAX_EXPERTS)
 
 
@@ -86,7 +86,7 @@ def scale_of(keys: Keys) -> float:
 
 
 def gating_of(keys: Keys) -> Gating:
-    """Return the gating function that the file names. Raises BadGGUF and UnsupportedModel."""
+    """Return the gating function specified in the file. Raises BadGGUF and UnsupportedModel."""
     number = keys.integer("expert_gating_func", minimum=0, maximum=255)
     if number not in _GATINGS:
         raise keys.unsupported(f"a {keys.name('expert_gating_func')} of {number}")
@@ -103,8 +103,8 @@ def add_experts(
 ) -> None:
     """Add the weighted sum of the experts' outputs for h to `to`.
 
-    Biases are used where the file has them. The router's bias affects both choosing and weighting; `exp_probs_b`
-    affects choosing only.
+    Biases are added if the file contains them. The router's bias affects both the choice of experts and their weights,
+    while `exp_probs_b` affects only the choice.
     """
     logits = w.linear(f"{block}.ffn_gate_inp", h, experts.count)
     routing = w.plan.route(
@@ -132,7 +132,7 @@ def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width:
 
 
 def _gate_and_up(w: PlanWriter, block: str, h: Value, rows: int, routing: Routing) -> tuple[Value, Value]:
-    """Compute gate and up from two tensors, or from a fused one (`ffn_gate_up_exps`)."""
+    """Compute gate and up from two tensors, or from one fused tensor (`ffn_gate_up_exps`)."""
     fused = f"{block}.ffn_gate_up_exps.weight"
     if fused in w.tensors:
         halves = w.tensors.halves_of_experts(fused, h.width, rows, routing.experts)

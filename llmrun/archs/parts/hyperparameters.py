@@ -1,4 +1,4 @@
-"""The hyperparameters that all architectures share, with limits against malicious headers."""
+"""The hyperparameters that all architectures share, with limits that protect against malicious headers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmrun.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.archs.parts.rope_settings import RopeSettings
 from llmrun.plan.kv_shapes import AttentionShape
 
-# No real model comes near these limits. They keep malicious headers from causing absurd amounts of work.
+# These limits are far above the values in real models. They prevent malicious headers from causing too much work.
 MOST_HEADS: Final = 1024
 MOST_WIDTH: Final = 1 << 20
 MOST_CONTEXT: Final = 1 << 27
@@ -20,8 +20,10 @@ LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The sizes of the layers, the epsilon of the norms, and the RoPE settings. Architectures may add fields in a
-    subclass."""
+    """The sizes of the layers, the epsilon of the norms, and the RoPE settings.
+
+    Architectures may add fields in a subclass.
+    """
 
     layers: int
     width: int
@@ -36,9 +38,10 @@ class Hyperparameters:
 
     @classmethod
     def of(cls, keys: Keys, *, kv_heads: int | None = None, **more: Any) -> Self:
-        """Read the metadata of an architecture whose layers are all alike. Raises BadGGUF and UnsupportedModel.
+        """Read the hyperparameters of a model whose layers all have the same sizes.
 
-        Pass `kv_heads` if some layers have none. `more` is passed to `of_largest`.
+        Pass `kv_heads` if some layers have no KV heads. `more` is passed to `of_largest`. Raises BadGGUF and
+        UnsupportedModel.
         """
         if kv_heads is None:
             kv_heads = keys.of_all_layers("attention.head_count_kv", heads_of(keys), minimum=1, maximum=heads_of(keys))
@@ -58,11 +61,11 @@ class Hyperparameters:
         unused_layers: int = 0,
         **more: Any,
     ) -> Self:
-        """Read the metadata of an architecture whose layers differ. Raises BadGGUF and UnsupportedModel.
+        """Read the hyperparameters of a model whose layers have different sizes. Raises BadGGUF and UnsupportedModel.
 
         Heads and RoPE settings are those of layers without a window. `kv_heads` and `feed_forward` are the maximum over
         all layers. Pass `head_size` if keys and values have different sizes. `unused_layers` is the number of layers at
-        the end that the plan leaves out. `more` holds the fields of a subclass.
+        the end that the plan omits. `more` contains the fields of a subclass.
         """
         _refuse_variants(keys, unused_layers)
         width, heads = width_of(keys), heads_of(keys)
@@ -88,22 +91,23 @@ class Hyperparameters:
         )
 
     def attention(self, window: int = 0) -> AttentionShape:
-        """Return the attention shape of a layer whose rows see `window` positions (0 means all earlier positions)."""
+        """Return the attention shape of a layer with the given window (0 means all earlier positions)."""
         return AttentionShape(self.heads, self.kv_heads, self.head_size, window)
 
 
 def refuse_experts(keys: Keys) -> None:
-    """Refuse models with experts, for architectures that have none here. Raises UnsupportedModel."""
+    """Raise UnsupportedModel if the model has experts. Architectures without support for experts call this function."""
     experts = keys.integer("expert_count", 0, minimum=0, maximum=MOST_WIDTH)
     if experts:
         raise keys.unsupported(f"a mixture of {experts} experts")
 
 
 def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
-    """Return for each layer the number of positions that a row sees, including its own; 0 means all earlier positions.
+    """Return the window size of each layer. It includes the row's own position, and 0 means all earlier positions.
 
-    All layers except each `every`th have the window, unless the file gives another period or a value for each layer. If
-    `default` is None, the file must name the window. If it is 0 and the file names no window, no layer has one.
+    Every layer except each `every`th has the window, unless the file specifies another period or a value per layer. If
+    `default` is None, the file must specify the window. If `default` is 0 and the file does not specify a window, no
+    layer has one.
     """
     layers = layers_of(keys)
     window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)
@@ -119,7 +123,7 @@ def layers_of(keys: Keys) -> int:
 
 
 def layers_ahead(keys: Keys) -> int:
-    """Return the number of layers at the end that predict tokens further ahead (multi-token prediction).
+    """Return the number of layers at the end for multi-token prediction.
 
     At least one other layer must remain.
     """

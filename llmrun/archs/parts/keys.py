@@ -12,19 +12,19 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# No real model comes near these limits. They keep malicious headers from causing absurd amounts of work or overflowing
-# float32.
+# These limits are far above the values in real models. They prevent malicious headers from causing too much work or
+# overflowing float32.
 MOST_LAYERS: Final = 1024
-VECTOR: Final = 16  # features that kernels process at once
+VECTOR: Final = 16  # number of features that kernels process together
 _LARGEST_SCALE = 1e9
 _LARGEST_NUMBER = 1e30
 
 
 class Keys:
-    """Getters for the metadata keys of one file, without the architecture prefix. A default of None makes the key
-    required.
+    """Getters for the metadata of one file. Key names omit the architecture prefix.
 
-    All getters raise BadGGUF if the key is missing, has the wrong type or is out of range.
+    A default of None makes a key required. All getters raise BadGGUF if the key is missing, has the wrong type or is
+    out of range.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -44,7 +44,7 @@ class Keys:
         return self.file.integer(name, default, minimum=minimum, maximum=maximum)
 
     def features(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
-        """Return a number of features, which must be a whole number of vectors. Raises UnsupportedModel otherwise."""
+        """Return a number of features. Raises UnsupportedModel if it is not a whole number of vectors."""
         count = self.integer(key, default, minimum=minimum, maximum=maximum)
         if count % VECTOR:
             raise self.unsupported(f"{self.name(key)} must be a multiple of {VECTOR}, not {count}")
@@ -66,14 +66,14 @@ class Keys:
         return value
 
     def factor(self, key: str, default: float | None = None) -> float:
-        """Return a factor for which 0 means 0."""
+        """Return a factor. Unlike in `scale`, a stored 0 returns 0."""
         value = self.number(key, default)
         if abs(value) > _LARGEST_SCALE:
             raise self.bad(key, f"must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")
         return value
 
     def scale(self, key: str, default: float | None = None) -> float:
-        """Return a scale. A stored 0 means that there is no scale, and returns 1.0."""
+        """Return a scale. A stored 0 means that there is no scale, so 1.0 is returned."""
         value = self.number(key, default) or 1.0
         if not 1 / _LARGEST_SCALE <= abs(value) <= _LARGEST_SCALE:
             raise self.bad(key, f"must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")
@@ -88,7 +88,7 @@ class Keys:
     def of_all_layers(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
         """Return an integer, or the common value of an array with one integer per layer.
 
-        Raises UnsupportedModel if layers differ.
+        Raises UnsupportedModel if the layers have different values.
         """
         if not isinstance(self.file.metadata.get(self.name(key)), np.ndarray):
             return self.integer(key, default, minimum=minimum, maximum=maximum)
@@ -113,7 +113,7 @@ class Keys:
     def in_each_layer(
         self, key: str, layers: int, default: int | None = None, *, minimum: int, maximum: int
     ) -> tuple[int, ...]:
-        """Return an integer per layer, from an array or from one value for all layers."""
+        """Return an integer per layer. The file may contain an array or a single value for all layers."""
         if not self.is_array(key):
             return (self.integer(key, default, minimum=minimum, maximum=maximum),) * layers
         values = self.of_each_layer(key, layers)

@@ -1,7 +1,8 @@
 """RoPE settings from the metadata, and the Rope objects built from them.
 
-In all scalings the angle remains linear in the position, so each scaling can be expressed as frequencies and one
-magnitude. The formulas are those of ggml's rope with llama.cpp's defaults. Its `freq_scale` is 1 / factor here.
+With every scaling method, the angle is linear in the position, so each method can be expressed as a set of frequencies
+and one magnitude. The formulas are those of ggml's rope with llama.cpp's defaults. llama.cpp's `freq_scale` is
+1 / factor here.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
     from llmrun.archs.parts.tensors import Tensors
     from llmrun.gguf.reader import GGUFFile
 
-_MOST_FREQUENCY = 1e9  # 1 in real models
+_MOST_FREQUENCY = 1e9  # radians per position; real models have at most 1
 _MOST_CONTEXT = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
 class YarnSettings:
-    """The settings of YaRN, which keeps the frequency of fast feature pairs and divides that of slow pairs by the
-    factor.
+    """The settings of YaRN.
 
-    original_context  tokens
-    fast, slow        full rotations within the original context: pairs with more than `fast` are kept, pairs with fewer
-                      than `slow` are slowed down, and pairs in between are interpolated
-    log_multiplier    mscale_all_dim in DeepSeek's config; 0 computes the magnitude as in the paper
+    YaRN keeps the frequency of fast feature pairs and divides the frequency of slow pairs by the factor.
+
+    original_context  context size before scaling, in tokens
+    fast, slow        thresholds in full rotations within the original context; pairs with more than `fast` rotations
+                      keep their frequency, pairs with fewer than `slow` are slowed down, and pairs in between are
+                      interpolated
+    log_multiplier    mscale_all_dim in DeepSeek's config; 0 selects the paper's formula for the magnitude
     """
 
     original_context: int
@@ -44,13 +47,13 @@ class YarnSettings:
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
-    """The RoPE settings of all layers that are rotated in the same way.
+    """The RoPE settings shared by all layers with the same rotation.
 
     dimensions        number of features of a head that are rotated, starting with the first
     base              base of the geometric series of frequencies
-    factor            divides the positions; with YaRN, only those of slow pairs
-    yarn              None if all pairs are scaled alike
-    original_context  tokens; longer contexts use LongRoPE's long factors
+    factor            divisor for the positions; YaRN applies it only to slow pairs
+    yarn              None if all pairs are scaled equally
+    original_context  context size in tokens above which LongRoPE's long factors are used
     magnitude         `rope.scaling.attn_factor`
     """
 
@@ -65,7 +68,7 @@ class RopeSettings:
     def of(cls, keys: Keys, head_size: int, train_context: int) -> Self:
         """Read the settings. Raises BadGGUF."""
         dimensions = rotated_features(keys, "rope.dimension_count", head_size, head_size)
-        kind = keys.string("rope.scaling.type", "linear")  # the GGUF reader has checked this value
+        kind = keys.string("rope.scaling.type", "linear")  # the GGUF reader has already checked this value
         base = keys.positive("rope.freq_base", 10000.0)
         factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
         original = keys.integer("rope.scaling.original_context_length", train_context, minimum=1, maximum=_MOST_CONTEXT)
@@ -84,7 +87,10 @@ class RopeSettings:
         return replace(self, base=base)
 
     def with_yarn_of(self, keys: Keys) -> RopeSettings:
-        """Return the settings with the file's YaRN parameters, which llama.cpp reads only for a few architectures."""
+        """Return the settings with the YaRN parameters from the file.
+
+        llama.cpp reads these parameters only for a few architectures.
+        """
         if self.yarn is None:
             return self
         fast = _turns(keys, "rope.scaling.yarn_beta_fast", self.yarn.fast)
@@ -98,12 +104,14 @@ class RopeSettings:
         return replace(self, dimensions=dimensions)
 
     def unscaled(self) -> RopeSettings:
-        """Return the settings without scaling, for layers that only see a window."""
+        """Return the settings without scaling, for layers with a window."""
         return replace(self, factor=1.0, yarn=None)
 
     def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
-        """Build the Rope. `factors` float32[pairs] divide the frequency of each pair. Raises BadGGUF for absurd
-        frequencies."""
+        """Build the Rope. The frequency of each pair is divided by its element of `factors` float32[pairs].
+
+        Raises BadGGUF if a frequency is too high.
+        """
         divisors = np.ones(1) if factors is None else factors.astype(np.float64)
         exponents = np.arange(self.dimensions // 2, dtype=np.float64) * 2 / self.dimensions
         with np.errstate(over="ignore"):
@@ -123,7 +131,9 @@ class RopeSettings:
         return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
 
     def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
-        """Build the Rope with the factors in the file's tensors: those of Llama 3.1, or the two sets of LongRoPE.
+        """Build the Rope with the frequency factors in the file's tensors.
+
+        These are either Llama 3.1's factors or the two sets of factors of LongRoPE.
 
         Raises BadGGUF and UnsupportedModel.
         """
@@ -143,7 +153,7 @@ class RopeSettings:
         return factors
 
     def _kept_by_yarn(self, yarn: YarnSettings) -> NDArray[np.float64]:
-        """Return float64[pairs] from 0 to 1: the share of its own frequency that each pair keeps."""
+        """Return how much of its frequency each pair keeps, as float64[pairs] from 0 to 1."""
 
         def pair_of(turns: float) -> float:
             """Return the fractional index of the pair that makes `turns` rotations within the original context."""
@@ -172,7 +182,7 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:
-    """Read YaRN's `beta_fast` or `beta_slow`, which are 32 and 1 in real models."""
+    """Read YaRN's `beta_fast` or `beta_slow`. Real models have 32 and 1."""
     turns = keys.positive(key, default)
     if not 1e-6 <= turns <= 1e6:
         raise keys.bad(key, f"must be 1e-06 to 1e+06, not {turns:g}")

@@ -1,4 +1,4 @@
-"""Short convolution layers: reading their hyperparameters, and adding their ops to a plan."""
+"""Functions for short convolution layers. They read the hyperparameters and add the ops to a plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from llmrun.archs.parts.writer import PlanWriter
     from llmrun.plan.values import Value
 
-_MOST_TAPS = 64  # 3 in real models
-_FEATURES_AT_ONCE = 16  # the kernel processes whole vectors
+_MOST_TAPS = 64  # real models have 3
+_FEATURES_AT_ONCE = 16  # the vector size of the kernel
 
 
 def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
-    """Return which layers are attention layers, and the number of KV heads of those layers.
+    """Return whether each layer is an attention layer, and the number of KV heads of the attention layers.
 
     Convolution layers have no KV heads. Raises BadGGUF and UnsupportedModel.
     """
@@ -27,14 +27,14 @@ def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
     some = set(counts) - {0}
     if len(some) > 1:
         raise keys.unsupported(f"different values of {keys.name(key)} in different layers")
-    kv_heads = some.pop() if some else 1  # unused without attention layers
+    kv_heads = some.pop() if some else 1  # the value is not used if there are no attention layers
     if not 1 <= kv_heads <= MOST_HEADS:
         raise keys.bad(key, f"must be 0 to {MOST_HEADS}, not {kv_heads}")
     return tuple(count > 0 for count in counts), kv_heads
 
 
 def taps_of(keys: Keys) -> int:
-    """Return the number of positions that a row sees, including its own. Raises BadGGUF."""
+    """Return the number of positions that a convolution covers, including the row's own. Raises BadGGUF."""
     return keys.integer("shortconv.l_cache", minimum=2, maximum=_MOST_TAPS)
 
 

@@ -22,11 +22,11 @@ Shape = tuple[int, ...]
 
 
 class Tensors:
-    """The tensors of a file, requested by name with the shape that follows from the metadata.
+    """The tensors of a file. They are requested by name, with the shape that the metadata implies.
 
-    `finish` refuses files with tensors that nobody has requested, because ignoring a bias would compute a different
-    model. Raises BadGGUF for tensors that are missing or have the wrong shape, and UnsupportedModel for weight types
-    without kernels.
+    `finish` rejects files with tensors that have not been requested, because ignoring a bias, for example, would give
+    wrong results. Raises BadGGUF for tensors that are missing or have the wrong shape, and UnsupportedModel for weight
+    types without kernels.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -58,7 +58,7 @@ class Tensors:
         self._left_out += prefixes
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
-        """Return float32[size], or float32[copies * size]."""
+        """Return a vector of floats as float32[copies * size]."""
         self._ask(name, (size, copies))
         return vector(self.file, name)
 
@@ -87,8 +87,10 @@ class Tensors:
 
 
 def matrix(file: GGUFFile, name: str) -> Matrix:
-    """Return a weight matrix, which can be read while the file is open. Raises UnsupportedModel for types without
-    kernels."""
+    """Return a weight matrix, which can be read while the file is open.
+
+    Raises UnsupportedModel for weight types without kernels.
+    """
     tensor = file.tensors[name]
     kind = tensor.type.name.lower()
     if kind not in SUPPORTED:
@@ -103,7 +105,7 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
 def experts(file: GGUFFile, name: str, n: int) -> Matrix:
     """Return the matrices of `n` experts, one after the other, from a three-dimensional tensor checked by `Tensors`.
 
-    Raises UnsupportedModel as `matrix` does, and if the outputs of an expert are not a whole number of groups.
+    Raises UnsupportedModel in the same cases as `matrix`, or if an expert's outputs are not a whole number of groups.
     """
     found = matrix(file, name)
     outputs = found.rows // n
@@ -127,7 +129,7 @@ def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
 
 
 def common_type(file: GGUFFile) -> str:
-    """Return the weight type that takes the most bytes, which people call the quantization of the file."""
+    """Return the weight type that uses the most bytes, commonly called the quantization of the file."""
     sizes: dict[str, int] = {}
     for tensor in file.tensors.values():
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes

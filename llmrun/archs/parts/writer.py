@@ -1,4 +1,4 @@
-"""The writer with which architectures build their plans from the tensors of a file."""
+"""A writer that architectures use to build their plans from the tensors of a file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class PlanWriter:
-    """A writer that adds ops to `plan`. Their weights are tensors, named as in the file but without `.weight`.
+    """A writer that adds ops to `plan`. Methods take the names of weight tensors, without the suffix `.weight`.
 
-    If the file also has a `.bias`, it is added. All methods raise BadGGUF and UnsupportedModel for tensors that do not
-    match the config.
+    If the file also contains a tensor with the suffix `.bias`, that bias is added. All methods raise BadGGUF and
+    UnsupportedModel for tensors that do not match the config.
     """
 
     def __init__(self, file: GGUFFile, config: Hyperparameters) -> None:
@@ -50,7 +50,10 @@ class PlanWriter:
         return self.plan.rmsnorm(x, self.tensors.vector(f"{name}.weight", x.width), self.epsilon)
 
     def headnorm(self, name: str, x: Value, head_size: int | None = None) -> Value:
-        """Apply RMSNorm to each head, with the same weight for all. Pass `head_size` if it differs between layers."""
+        """Apply RMSNorm to each head, with the same weight for all heads.
+
+        Pass `head_size` if it differs between layers.
+        """
         weight = self.tensors.vector(f"{name}.weight", head_size or self._config.head_size)
         return self.plan.headnorm(x, weight, self.epsilon)
 
@@ -80,7 +83,7 @@ class PlanWriter:
     def queries_keys_values(
         self, block: str, x: Value, shape: AttentionShape | None = None
     ) -> tuple[Value, Value, Value]:
-        """Compute queries, keys and values from three matrices, or from a fused one (`attn_qkv`).
+        """Compute queries, keys and values from three matrices, or from one fused matrix (`attn_qkv`).
 
         Pass `shape` if it differs between layers.
         """
@@ -105,7 +108,7 @@ class PlanWriter:
         return q, k, v
 
     def queries(self, block: str, x: Value, shape: AttentionShape) -> Value:
-        """Compute the queries only."""
+        """Compute queries without keys and values."""
         rows, fused = shape.heads * shape.head_size, f"{block}.attn_qkv.weight"
         if fused not in self.tensors:
             return self.linear(f"{block}.attn_q", x, rows)
@@ -122,7 +125,7 @@ class PlanWriter:
         return self.gated(block, x, Activation.SILU)
 
     def fused_swiglu(self, block: str, x: Value) -> Value:
-        """Compute SwiGLU from one matrix (`ffn_up`), which holds the rows of the gate followed by those of up."""
+        """Compute SwiGLU from one matrix (`ffn_up`), which contains the rows of gate followed by the rows of up."""
         size = self._config.feed_forward
         fused = self.tensors.matrix(f"{block}.ffn_up.weight", x.width, 2 * size)
         return self.plan.swiglu(self.plan.linear(x, fused.part(0, size)), self.plan.linear(x, fused.part(size, size)))
@@ -150,7 +153,7 @@ class PlanWriter:
     # --- rotary positions ---
 
     def rope(self, pairing: Pairing) -> Rope:
-        """Return the Rope with the frequency factors of the file."""
+        """Return the Rope, including any frequency factors in the file."""
         return self._config.rope.rope_of(self.tensors, pairing)
 
     def _biased(self, name: str, x: Value) -> Value:
@@ -159,5 +162,5 @@ class PlanWriter:
 
 
 def _scaled(weight: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
-    """Scale the last norm's weight, which scales the logits without an extra op because they are linear in it."""
+    """Scale the weight of the last norm. The logits are linear in it, so this scales the logits without an extra op."""
     return weight if scale == 1.0 else weight * np.float32(scale)

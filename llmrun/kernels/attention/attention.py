@@ -2,14 +2,14 @@
 
 For each chunk, chunk.py computes the scores, their maximum, the exponentials, their sum, and the weighted sum of the
 values. Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In
-a step of one row, the threads share the chunks, and `merge` merges them. In a step of many rows, each thread merges the
-chunks of its own rows. Both ways perform the same operations in the same order. Chunks begin at multiples of 128
-wherever the window begins, so a result depends only on the row's own positions.
+a step of one row, the chunks are distributed among the threads, and `merge` merges them. In a step of many rows, each
+thread merges the chunks of its own rows. Both methods perform the same operations in the same order. Chunks always
+begin at multiples of 128, even if the window does not, so a result depends only on the row's own positions.
 
-A head's attention sink is its state before the first chunk: a score with weight 1 and a value of 0.
+A head's attention sink initializes its state before the first chunk, as a score with weight 1 and a value of 0.
 
-Query heads that share a KV head (GQA) and consecutive rows of a sequence form a tile, so that a key is converted to
-float32 only once for all of them.
+Query heads that share a KV head (GQA) and consecutive rows of a sequence form a tile. A key is converted to float32
+only once per tile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def capped_attention(level: str, head_size: int, value_size: int, group: int, kv
 
 @inline_function
 def _first_chunk(length: Any, window: Any) -> Any:
-    """Return the first chunk for a row that sees the last `window` of `length` positions."""
+    """Return the index of the first chunk for a row that attends to the last `window` of `length` positions."""
     return max(length - window, 0) // CHUNK
 
 
@@ -58,7 +58,7 @@ def _end_chunk(length: Any) -> Any:
 def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
     """Build an attention kernel.
 
-    An item is a tile of heads combined with one chunk in a step of one row, or with a tile of rows otherwise.
+    An item is a tile of heads combined with one chunk (in a step of one row) or with a tile of rows (otherwise).
     """
     heads = _tile_heads(level, group)
     tile_rows = _tile_queries(level) // heads
@@ -104,8 +104,8 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
             return
         row_tiles = (rows + tile_rows - 1) // tile_rows
         while item < head_tiles * row_tiles:
-            # Heads come one after the other, so that a head's keys and values stay in the CPU cache. The last rows of a
-            # head come first, because in a long prompt they take the longest.
+            # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The last
+            # rows of a head are processed first, because they take the longest in a long prompt.
             first = (row_tiles - 1 - item % row_tiles) * tile_rows
             tile = item // row_tiles
             head = tile * heads
@@ -130,7 +130,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
 def merge(level: str, value_size: int) -> Callable[..., None]:
     """Build the kernel that merges the chunks of every head in order, in a step of one row.
 
-    Every thread merges all heads for itself.
+    Every thread computes the results of all heads.
     """
     begin, add, finish = _states(level, value_size)
     state_bytes = 4 * state_floats(value_size)
@@ -158,14 +158,14 @@ def _tile_queries(level: str) -> int:
 
 
 def _tile_heads(level: str, group: int) -> int:
-    """Return how many query heads of a KV head form a tile."""
+    """Return the number of query heads per tile that share a KV head."""
     return max(n for n in range(1, _tile_queries(level) + 1) if group % n == 0)
 
 
 def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
     """Return (begin, add, finish) for the state of a query.
 
-    The state is the weighted sum of the values [value size], the maximum score, and the sum of the weights.
+    The state consists of the weighted sum of the values [value size], the maximum score, and the sum of the weights.
     """
     operations = simd.Operations(level)
     fma, exp = operations.fma, operations.exp
@@ -185,7 +185,7 @@ def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 
     @inline_function
     def add(state: Any, later: Any) -> Any:
-        """Merge the state of later positions into the state of earlier ones."""
+        """Merge the state of later positions into the state of earlier positions."""
         largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
         faded = exp(simd.splat(load_f32(state + largest_at) - largest))
         weight = exp(simd.splat(load_f32(later + largest_at) - largest))
@@ -208,7 +208,7 @@ def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """Return a function that computes the attention of `heads` x `rows` queries over all chunks.
 
-    Its `length` is the length of the first row. Each further row is one position longer.
+    The function's `length` is the number of positions up to the first row. Each further row has one more position.
     """
     value_size = layout.value_size
     one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)

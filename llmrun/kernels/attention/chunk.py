@@ -1,10 +1,10 @@
 """Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
-A row sees the positions from the start of its window to its own position. The rows of a tile are consecutive, so all
-of them see most positions of a chunk. Only some rows see the few positions at both ends, because the windows of later
-rows start later and earlier rows end sooner. These positions are added row by row. Positions that a row does not see
-are skipped, not multiplied by 0, because 0 times NaN is NaN. Blocks that no row of the tile sees are never read, nor
-are their entries in the block table.
+A row attends to the positions from the start of its window to its own position. The rows of a tile are consecutive, so
+most positions of a chunk are visible to all of them. The few positions at both ends are visible only to some rows,
+because later rows have later windows. These positions are added row by row. Positions that are not visible to a row are
+skipped instead of multiplied by 0, because 0 times NaN is NaN. Blocks that are not visible to any row of the tile are
+never read, and neither are their entries in the block table.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ WORDS = records.offsets(AttentionWords)
 
 LOWEST = -3.0e38
 
-# Loops over queries and features have a `hidden` bound, so that LLVM does not unroll them. Unrolled, the kernel had
-# 88 KB and took 4.6 s to compile. Now it has 30 KB and takes 2.8 s, at the same speed: 124 to 150 ms instead of 132 to
-# 143 ms for 256 rows at position 1,024 of a 1.24B model.
+# Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, the
+# kernel had 88 KB and took 4.6 s to compile. Now it has 30 KB and takes 2.8 s to compile. Its speed is the same. For
+# 256 rows at position 1,024 of a 1.24B model, it takes 124 to 150 ms, compared with 132 to 143 ms when unrolled.
 
 
 def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
-    Its `length` is the length of the first row. `weights`, a float32[2, queries, CHUNK], is scratch memory for the
-    weights and for the weights times the scales of the values.
+    The function's `length` is the number of positions up to the first row. `weights`, a float32[2, queries, CHUNK], is
+    scratch memory for the weights and for the weights times the scales of the values.
     """
     queries = heads * rows
     head_size, value_size = layout.head_size, layout.value_size
@@ -57,8 +57,8 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
         query_stride = load_i64(op + WORDS.q_stride)
         scale = load_f32(op + WORDS.scale)
         table += 4 * (start // BLOCK)
-        # The first row sees the chunk's positions from `first` up to `end`. For row i, both are i positions later. They
-        # are clipped to the chunk below.
+        # The chunk's positions from `first` up to `end` are visible to the first row. For row i, both bounds are i
+        # positions later. They are clipped to the chunk below.
         first = length - load_i64(op + WORDS.window) - start
         end = length - start
         for block in range(max(first, 0) // BLOCK, (min(end + rows - 1, CHUNK) + BLOCK - 1) // BLOCK):
@@ -94,7 +94,7 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
 
 
 def _soften(level: str, *, capped: bool) -> Any:
-    """Return a function that turns scores into weights, which are exponentials relative to the maximum score."""
+    """Return a function that converts scores to weights, which are exponentials relative to the maximum score."""
     exp = simd.Operations(level).exp
     tanh = curves.tanh(level)
 
@@ -127,7 +127,7 @@ def _soften(level: str, *, capped: bool) -> Any:
 def _sum_of_values(level: str, layout: HeadLayout, queries: int) -> Any:
     """Return a function that adds the weighted values of positions `first` to `end` to the state of each query.
 
-    It processes two vectors of features at a time, which is one group of q8_0.
+    It processes two vectors of features at a time. This is the size of a q8_0 group.
     """
     tiles = {vectors: weighted_values(level, layout, queries, vectors) for vectors in (1, 2)}
     load, step, store = tiles[2]

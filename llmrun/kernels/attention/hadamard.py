@@ -1,4 +1,4 @@
-"""The Hadamard rotation of keys and queries for a q8_0 cache. stored_kv.py explains it and has the NumPy twin."""
+"""The Hadamard rotation of keys and queries for a q8_0 cache. stored_kv.py explains it and contains the NumPy twin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _rotation(head_size: int, factors: dict[int, float]) -> Any:
 
 @intrinsic
 def _hadamard(typingctx: Any, vector: Any) -> Any:
-    """Multiply 16 floats by a 16 x 16 Hadamard matrix, through sums and differences of lanes 1, 2, 4 and 8 apart."""
+    """Multiply 16 floats by a 16 x 16 Hadamard matrix, using sums and differences of lanes 1, 2, 4 and 8 apart."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         [vector] = args

@@ -1,4 +1,4 @@
-"""Storing of keys and values in the KV cache, for each of its types (kv_blocks.py)."""
+"""Functions that store keys and values in each type of KV cache (kv_blocks.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from llmrun.layouts.kv_blocks import BLOCK, GROUP, HeadLayout, n_groups
 def storing(level: str, layout: HeadLayout) -> tuple[Any, Any]:
     """Return (store_key, store_value) for one head.
 
-    Both take the address of the float32 vector, the address of the head's part of a block, and the slot in the block.
+    Both functions take the address of the float32 vector, the address of the head's part of a block, and the slot in
+    that block.
     """
     return _storing_integers(level, layout) if layout.has_scales else _storing_halves(level, layout)
 
@@ -122,12 +123,12 @@ def _store_integers(stride: int) -> Any:
     def store_integers(typingctx: Any, address: Any, vector: Any) -> Any:
         """Write 16 floats as int8, `stride` bytes apart.
 
-        They are rounded to nearest even and clamped to -127..127. NaN becomes 0.
+        The floats are rounded to nearest even and clamped to -127..127. NaN becomes 0.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             address, vector = args
-            # Values beyond 127 occur with subnormal scales: rounding to float16 may shrink a scale by a third.
+            # Values beyond 127 occur with subnormal scales, because rounding to float16 may reduce a scale by a third.
             for comparison, bound in ((">", -127.0), ("<", 127.0)):
                 limit = simd.constant(simd.F32X16, bound)
                 vector = builder.select(builder.fcmp_unordered(comparison, vector, limit), vector, limit)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoPE), and storing keys and values in the KV cache (kv_blocks.py)."""
+"""Kernels that apply rotary position embeddings (RoPE) and store keys and values in the KV cache (kv_blocks.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROPE = records.offsets(RopeWords)
 def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Callable[..., None]:
     """Build the kernel that applies RoPE to queries and keys, and stores keys and values in the cache.
 
-    For q8_0, queries and keys also get a Hadamard rotation.
+    With a q8_0 cache, queries and keys are also rotated with a Hadamard matrix.
     """
     layout = HeadLayout(kv_type, head_size, value_size)
     store_key, store_value = storing(level, layout)
@@ -81,7 +81,7 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
 
 @kernel_family
 def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
-    """Build the kernel that rotates queries like `rope_store`, but does not touch keys or values."""
+    """Build the kernel that rotates queries in the same way as `rope_store`, without keys and values."""
     rotate_queries = _rotate_queries(head_size, kv_type)
 
     @kernel
@@ -101,7 +101,7 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
 
 
 def _rotate_queries(head_size: int, kv_type: str) -> Any:
-    """Return a function that rotates all query heads of a row. Its `rotations` cover all ropes of the plan."""
+    """Return a function that rotates all query heads of a row. Its `rotations` are those of all ropes of the plan."""
     rotate = _rotate(head_size)
     _, hadamard_query = hadamard_of(head_size)
     has_hadamard = kv_type == Q8_0

@@ -1,7 +1,8 @@
-"""Tiles of accumulators for attention, with scores of 32 positions or weighted sums of values for several queries.
+"""Tiles of accumulators for attention. They hold the scores of 32 positions or weighted sums of values, for several
+queries.
 
-Each kind of tile comes as three functions: (zero or load, step, store). A key or value is converted to float32 only
-once for all queries of a tile. The scales of q8_0 are applied outside the inner loop: the scales of keys multiply the
+Each kind of tile has three functions: (zero or load, step, store). A key or value is converted to float32 only once for
+all queries of a tile. The scales of a q8_0 cache are applied outside the inner loop. The scales of keys multiply the
 sums of a group, and the scales of values multiply the weights.
 """
 
@@ -17,7 +18,7 @@ from llmrun.kernels.code import simd
 from llmrun.layouts.attention import CHUNK, state_floats
 from llmrun.layouts.kv_blocks import Q8_0, HeadLayout
 
-# LLVM's names of the vector registers, by level.
+# LLVM's names for the vector registers of each level.
 _REGISTERS = {
     "avx512vnni": [f"zmm{number}" for number in range(32)],
     "avxvnni": [f"ymm{number}" for number in range(16)],
@@ -29,8 +30,8 @@ _REGISTERS = {
 def _emit_free_registers(builder: Any, level: str) -> None:
     """Make LLVM free all vector registers, by marking them as clobbered before and after a tile.
 
-    LLVM otherwise keeps constants of the surrounding code in registers and spills the accumulators of the tile instead.
-    Half of the 16 accumulators were stored and loaded again in each step.
+    Otherwise LLVM keeps constants of the surrounding code in registers and spills the tile's accumulators instead. Half
+    of the 16 accumulators were then stored and reloaded in each step.
     """
     changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
     if changed:
@@ -95,7 +96,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
     @intrinsic
     def step(typingctx: Any, tile_now: Any, keys: Any, query: Any, query_stride: Any) -> Any:
-        """Add the products of one feature."""
+        """Add the products of one feature of the queries and keys."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
@@ -114,7 +115,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
     @intrinsic
     def store(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
-        """Write the scores into the float32[queries, CHUNK] at `scores`. There is only one group, with all features."""
+        """Write the scores to `scores`, a float32[queries, CHUNK]. All features form a single group here."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, scores, scale, _, _ = args

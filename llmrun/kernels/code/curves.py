@@ -24,15 +24,16 @@ _TANH = (
 
 
 def sigmoid(level: str) -> Any:
-    """Return the function 1 / (1 + exp(-x)) of f32x16, for use in kernels.
+    """Return a function for kernels that computes 1 / (1 + exp(-x)) of f32x16.
 
-    The error is at most 4 ulp for x above -87. Below that, the result stays at its value for -87.
+    The error is at most 4 ulp for x above -87. Smaller x are treated as -87.
     """
     exp = simd.Operations(level).exp
 
     @inline_function
     def of(x: Any) -> Any:
-        # Our exp takes only arguments <= 0. With e = exp(-|x|), sigmoid(x) is e / (1 + e) for x < 0, else 1 / (1 + e).
+        # Our exp only supports arguments <= 0. With e = exp(-|x|), sigmoid(x) is e / (1 + e) for x < 0, and
+        # 1 / (1 + e) otherwise.
         one = simd.splat(types.float32(1))
         e = exp(simd.subtract(simd.splat(types.float32(0)), simd.absolute(x)))
         return simd.divide(simd.select_negative(x, e, one), simd.add(one, e))
@@ -41,7 +42,7 @@ def sigmoid(level: str) -> Any:
 
 
 def tanh(level: str) -> Any:
-    """Return the function tanh of f32x16, for use in kernels. The error is at most 3 ulp, and NaN gives NaN."""
+    """Return a function for kernels that computes tanh of f32x16. The error is at most 3 ulp, and tanh(NaN) is NaN."""
 
     @intrinsic
     def of(typingctx: Any, x: Any) -> Any:
@@ -54,7 +55,7 @@ def tanh(level: str) -> Any:
 
 
 def emit_tanh(builder: Any, level: str, x: Any) -> Any:
-    """Emit tanh of <16 x float>. Near 0, where 1 - exp(-2|x|) would lose precision, it uses a polynomial."""
+    """Emit tanh of a <16 x float>. Near 0, it uses a polynomial, because 1 - exp(-2|x|) would lose precision there."""
     size = simd.emit_absolute(builder, x)
     e = simd.emit_exp(builder, level, builder.fmul(size, simd.constant(simd.F32X16, -2.0)))
     one = simd.constant(simd.F32X16, 1.0)

@@ -1,8 +1,8 @@
 """Integer dot products of a block of 32 columns for 16 outputs, implemented for each instruction level.
 
 The weights of a block are 8 vectors <64 x i8>. Vector j holds columns 4j to 4j + 3 of 16 rows. Weights with up to 6
-bits are unsigned, and their zero point is subtracted by means of the sum of the activations. Weights with 8 bits and
-weights looked up in a table are signed bytes. All sums are exact integers, so every level computes the same.
+bits are unsigned, and their zero point is corrected using the sum of the activations. Weights with 8 bits and weights
+looked up in a table are signed bytes. All sums are exact integers, so every level computes the same results.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LARGEST_I16 = 32767
 
 
 def takes_unsigned(level: str, packed: PackedType) -> bool:
-    """Return whether `emit_dots` takes the weights of this type as unsigned bytes, which are too large by `bias_of`."""
+    """Return whether `emit_dots` expects the weights as unsigned bytes, which exceed the values by `bias_of`."""
     return level in _VNNI or not packed.is_signed
 
 
 def bias_of(level: str, packed: PackedType) -> int:
-    """Return by how much every weight byte is too large.
+    """Return the bias, which is the difference between a weight byte and the weight's value.
 
     To correct for it, `emit_dots` must start from -bias x the sum of the activations.
     """
@@ -41,16 +41,16 @@ def bias_of(level: str, packed: PackedType) -> int:
 def emit_dots(
     builder: Any, level: str, packed: PackedType, weights: list[Any], activations: list[Any], starts: list[Any]
 ) -> list[Any]:
-    """Emit starts + weights . activations, a <16 x i32> for each sub-block.
+    """Emit starts + weights . activations as a <16 x i32> for each sub-block.
 
     weights      8 vectors <64 x i8>
-    activations  8 i32, each 4 columns of int8
+    activations  8 i32, each with 4 columns of int8
     starts       <16 x i32> for each sub-block
     """
     per_sub = len(weights) // len(starts)
     found = []
     for sub, start in enumerate(starts):
-        # Two independent sums halve the latency. Integer addition is exact, so the order does not matter.
+        # Two independent sums halve the latency. The order does not matter, because integer addition is exact.
         chains = [new_sum(builder, level, packed, start), new_sum(builder, level, packed, constant(I32X16, 0))]
         if level != "avx512vnni":
             chains = chains[:1] * 2
@@ -62,13 +62,13 @@ def emit_dots(
 
 
 def broadcast(builder: Any, level: str, activation: Any) -> Any:
-    """Emit 4 columns of activations (an i32) repeated for every output in one vector of this level."""
+    """Emit one of this level's vectors in which 4 columns of activations (an i32) are repeated for every output."""
     n_bytes = 64 // _SUMS[level].parts
     return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
 
 
 def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
-    """Return a sum of 16 outputs that starts from `start`, a <16 x i32>."""
+    """Return an accumulator for 16 outputs with the initial value `start`, a <16 x i32>."""
     return _SUMS[level](builder, packed, start)
 
 
@@ -98,7 +98,7 @@ class Sum(ABC):
 
 
 class _OneInstruction(Sum):
-    """A sum for levels with one instruction that multiplies 4 bytes and adds their products to 32 bits."""
+    """A sum for levels where one instruction multiplies 4 pairs of bytes and adds the products to a 32-bit integer."""
 
     instruction: str
 
@@ -124,9 +124,9 @@ class _NeonDot(_OneInstruction):
 class _Avx2(Sum):
     """A sum for AVX2.
 
-    `pmaddubsw` multiplies unsigned by signed bytes and adds two products in 16 bits, with saturation. So signed weights
-    are passed as magnitudes, and their signs are moved to the activations. Sums stay in 16 bits as long as they cannot
-    overflow, then `pmaddwd` widens them.
+    `pmaddubsw` multiplies unsigned by signed bytes and adds two products in 16 bits, with saturation. Signed weights
+    are therefore passed as magnitudes, and their signs are moved to the activations. Sums stay in 16 bits as long as
+    they cannot overflow. Then `pmaddwd` widens them.
     """
 
     parts = 2
@@ -136,7 +136,7 @@ class _Avx2(Sum):
         largest = 128 if packed.is_signed else (1 << packed.bits) - 1
         self._max_narrow = _LARGEST_I16 // (2 * largest * _ACTIVATION)
         self._narrow = [constant(_I16X16, 0)] * self.parts
-        self._counts = [0] * self.parts  # how many results each 16-bit sum holds
+        self._counts = [0] * self.parts  # number of results added to each 16-bit sum
 
     def total(self) -> Any:
         for index, count in enumerate(self._counts):
@@ -163,8 +163,10 @@ class _Avx2(Sum):
 
 
 class _Portable(Sum):
-    """A sum for any processor. Even and odd bytes are widened separately, so that LLVM can use `pmaddwd` and nothing
-    saturates."""
+    """A sum for any processor.
+
+    Even and odd bytes are widened separately. LLVM can then use `pmaddwd`, and nothing saturates.
+    """
 
     def _add_part(self, index: int, weight: Any, activations: Any) -> None:
         builder, total = self._builder, self._sums[index]

@@ -74,7 +74,7 @@ def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def hidden(typingctx: Any, value: Any) -> Any:
-    """Return `value`, but hide from LLVM that it is a constant, so that loops up to it are not unrolled."""
+    """Return `value` in a way that hides constants from LLVM. Loops with this bound are not unrolled."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.asm(ir.FunctionType(_I64, [_I64]), "", "=r,0", [args[0]], False)
@@ -84,7 +84,7 @@ def hidden(typingctx: Any, value: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any:
-    """Call memcpy, which is on the allow-list of undefined symbols."""
+    """Copy bytes with memcpy, which is on the allow-list of undefined symbols."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _I8.as_pointer()
@@ -144,7 +144,7 @@ _call1 = _call_by_address(1, _I64)
 
 @intrinsic
 def call_c6(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """Call a C function with six word-sized arguments by its address. It is used for libc's `syscall`."""
+    """Call the C function at an address with six word-sized arguments. It is used for libc's `syscall`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call6(builder, args[0], args[1:])
@@ -154,7 +154,7 @@ def call_c6(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: An
 
 @intrinsic
 def call_c2(typingctx: Any, function: Any, a: Any, b: Any) -> Any:
-    """Call a C function with two word-sized arguments by its address."""
+    """Call the C function at an address with two word-sized arguments."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call2(builder, args[0], args[1:])
@@ -164,7 +164,7 @@ def call_c2(typingctx: Any, function: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def call_c1(typingctx: Any, function: Any, a: Any) -> Any:
-    """Call a C function with one word-sized argument by its address."""
+    """Call the C function at an address with one word-sized argument."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call1(builder, args[0], args[1:])
@@ -174,7 +174,7 @@ def call_c1(typingctx: Any, function: Any, a: Any) -> Any:
 
 @intrinsic
 def call_kernel(typingctx: Any, kernel: Any, op: Any, step: Any, thread: Any, n_threads: Any) -> Any:
-    """Call another kernel by its address, with the signature that Numba gives functions without a wrapper."""
+    """Call the kernel at an address, using Numba's calling convention for functions without a wrapper."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _I8.as_pointer()

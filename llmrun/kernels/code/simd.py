@@ -1,9 +1,10 @@
 """Vectors for kernels: a Numba type whose LLVM type is a vector, and the operations that kernels use.
 
-Most operations are plain LLVM, which splits 64-byte vectors into what the processor has. Five operations have an
-implementation for each instruction level: the integer dot product (dots.py), the table lookup (unpack.py), fused
-multiply-add, the conversions to and from f16, and the pause in a spin loop. Functions named `emit_*` build LLVM IR
-inside an @intrinsic. Everything under "callable in kernels" can be called directly in a kernel.
+Most operations use generic LLVM instructions, and LLVM splits 64-byte vectors into the vectors that the processor
+supports. Five operations have an implementation for each instruction level: the integer dot product (dots.py), the
+table lookup (unpack.py), fused multiply-add, the conversions to and from f16, and the pause in a spin loop. Functions
+named `emit_*` build LLVM IR inside an @intrinsic. Everything under "callable in kernels" can be called directly in a
+kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16  # floats in a vector, and rows in a group of packed weights
+LANES = 16  # number of floats in a vector, and of rows in a group of packed weights
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -45,7 +46,7 @@ i32x16 = VectorType("i32x16", I32X16)
 
 
 def tile_type(rows: int) -> VectorType:
-    """Return the type of `rows` accumulators of 16 floats, held as one value."""
+    """Return the type of an array of `rows` accumulators of 16 floats."""
     return VectorType(f"f32x16x{rows}", ir.ArrayType(F32X16, rows))
 
 
@@ -97,25 +98,25 @@ def emit_splat(builder: Any, value: Any, count: int = LANES) -> Any:
 
 
 def call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
-    """Emit a call of an LLVM intrinsic."""
+    """Emit a call to an LLVM intrinsic."""
     function_type = ir.FunctionType(returns, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
 
 
 def emit_fma(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
-    """Emit a * b + c, rounded once at levels that have the instruction."""
-    if level == "portable":  # LLVM would turn llvm.fma into a call of libm's fmaf
+    """Emit a * b + c. It is rounded only once at levels that have the fused instruction."""
+    if level == "portable":  # LLVM would turn llvm.fma into a call to libm's fmaf
         return builder.fadd(builder.fmul(a, b), c)
     return call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
 
 
 def emit_f16_to_f32(builder: Any, level: str, halves: Any) -> Any:
-    """Convert a <16 x half> to <16 x float>, exactly."""
+    """Convert a <16 x half> to <16 x float>. The result is exact."""
     if level != "portable":
         return builder.fpext(halves, F32X16)
-    # This uses integer arithmetic because LLVM would turn fpext into a call of __extendhfsf2. Shifting the exponent and
-    # mantissa of a half to their positions in a float gives 2^-112 of the value. One multiplication corrects that, for
-    # normal and subnormal numbers alike.
+    # This uses integer arithmetic because LLVM would turn fpext into a call to __extendhfsf2. Shifting the exponent and
+    # mantissa of a half to their positions in a float yields 2^-112 times the value. A multiplication corrects that for
+    # both normal and subnormal numbers.
     bits = builder.zext(builder.bitcast(halves, I16X16), I32X16)
     sign = builder.shl(builder.and_(bits, constant(I32X16, 0x8000)), constant(I32X16, 16))
     magnitude = builder.and_(bits, constant(I32X16, 0x7FFF))
@@ -133,11 +134,11 @@ def emit_f32_to_f16(builder: Any, level: str, floats: Any) -> Any:
     bits = builder.bitcast(floats, I32X16)
     sign = builder.lshr(builder.and_(bits, constant(I32X16, 0x80000000)), constant(I32X16, 16))
     magnitude = builder.and_(bits, constant(I32X16, 0x7FFFFFFF))
-    # For subnormal halves, adding 0.5 leaves the correctly rounded value in the low bits of the sum.
+    # If the half is subnormal, the low bits of (magnitude + 0.5) are its correctly rounded bits.
     summed = builder.fadd(builder.bitcast(magnitude, F32X16), constant(F32X16, 0.5))
     subnormal = builder.sub(builder.bitcast(summed, I32X16), constant(I32X16, 0x3F000000))
     odd = builder.and_(builder.lshr(magnitude, constant(I32X16, 13)), constant(I32X16, 1))
-    # Subtract 112 from the exponent and add half an ulp minus one.
+    # Subtract 112 from the exponent, and add one less than half an ulp for rounding.
     rebased = builder.add(magnitude, constant(I32X16, 0xC8000FFF - (1 << 32)))
     normal = builder.lshr(builder.add(rebased, odd), constant(I32X16, 13))
     is_subnormal = builder.icmp_unsigned("<", magnitude, constant(I32X16, 0x38800000))
@@ -150,7 +151,7 @@ def emit_f32_to_f16(builder: Any, level: str, floats: Any) -> Any:
 
 
 def emit_bf16_to_f32(builder: Any, bits: Any) -> Any:
-    """Convert 16 bfloat16 bit patterns, <16 x i16>, to <16 x float>, exactly."""
+    """Convert 16 bfloat16 bit patterns, <16 x i16>, to <16 x float>. The result is exact."""
     return builder.bitcast(builder.shl(builder.zext(bits, I32X16), constant(I32X16, 16)), F32X16)
 
 
@@ -170,7 +171,7 @@ def emit_join(builder: Any, halves: list[Any]) -> Any:
 
 
 def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
-    """Reduce 16 lanes to one by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. Results depend on this order."""
+    """Reduce 16 lanes to one by combining halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. Results depend on this order."""
     count = LANES
     while count > 1:
         count //= 2
@@ -186,14 +187,14 @@ def emit_absolute(builder: Any, x: Any) -> Any:
 
 
 def emit_larger(builder: Any, a: Any, b: Any) -> Any:
-    """Emit the larger value of each lane, or of two floats. If either is NaN, the result is b."""
+    """Emit the larger of a and b, in each lane for vectors. If either is NaN, the result is b."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def emit_rounded(builder: Any, x: Any) -> Any:
-    """Round to <16 x i32>, to nearest even. |x| must be below 2^22, and NaN becomes 0."""
+    """Round to nearest even and convert to <16 x i32>. |x| must be below 2^22, and NaN becomes 0."""
     x = builder.select(builder.fcmp_ordered("ord", x, x), x, constant(F32X16, 0.0))
-    # Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
+    # After 1.5 * 2^23 is added, the low bits contain the rounded integer.
     shifted = builder.bitcast(builder.fadd(x, constant(F32X16, 12582912.0)), I32X16)
     return builder.sub(shifted, constant(I32X16, 0x4B400000))
 
@@ -204,7 +205,7 @@ def emit_exp(builder: Any, level: str, x: Any) -> Any:
     It uses Cody-Waite range reduction and a polynomial of degree 7. The error is at most 2 ulp.
     """
     x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
-    magic = constant(F32X16, 12582912.0)  # adding 1.5 * 2**23 leaves the rounded integer in the low bits
+    magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23; after adding it, the low bits contain the rounded integer
     shifted = emit_fma(builder, level, x, constant(F32X16, 1.4426950216293335), magic)
     n = builder.fsub(shifted, magic)
     r = emit_fma(builder, level, n, constant(F32X16, -0.693145751953125), x)
@@ -274,7 +275,7 @@ add, subtract, multiply, divide = (_elementwise(name) for name in ("fadd", "fsub
 
 @intrinsic
 def maximum(typingctx: Any, a: Any, b: Any) -> Any:
-    """Return the larger value of each lane. If either is NaN, the result is b."""
+    """Return the larger of a and b in each lane. If either is NaN, the result is b."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit_larger(builder, *args)
@@ -389,7 +390,7 @@ def _load_f16x16(level: str) -> Any:
 def _pause(level: str) -> Any:
     @intrinsic
     def pause(typingctx: Any) -> Any:
-        """Tell the processor that this is a spin loop."""
+        """Emit the processor's hint for spin loops."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             if level in ("avx512vnni", "avxvnni", "avx2"):

@@ -1,7 +1,7 @@
-"""Unpacking of packed weights into registers: values are combined from their planes, scales and minimums become floats.
+"""Unpacks weights into registers. Values are assembled from their planes, and scales and minimums become floats.
 
-Functions named `emit_*` build LLVM IR inside an @intrinsic. `planes` holds the addresses of a group's planes, and
-`block` is the number of a block of 32 columns.
+Functions named `emit_*` build LLVM IR inside an @intrinsic. `planes` contains the addresses of a group's planes, and
+`block` is the index of a block of 32 columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Planes:
 
 
 def emit_weights(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
-    """Emit 8 vectors <64 x i8> for dots.emit_dots. Vector j holds columns 4j to 4j + 3 of 16 rows."""
+    """Emit the weights as 8 vectors <64 x i8> for dots.emit_dots. Vector j holds columns 4j to 4j + 3 of 16 rows."""
     if packed.bits == 8:
         at = _emit_at(builder, planes.values, block, 512)
         vectors = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(8)]
@@ -153,7 +153,7 @@ def _emit_two_levels(builder: Any, level: str, packed: PackedType, plane: Any, u
 
 
 def _emit_power_of_two(builder: Any, exponents: Any) -> Any:
-    """Emit 2^(e - 128), which is half the E8M0 scale, because the integers are twice the values.
+    """Emit 2^(e - 128). This is half the E8M0 scale, because the integers are twice the values.
 
     Results below 2^-126 are subnormal.
     """

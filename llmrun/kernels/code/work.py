@@ -1,4 +1,4 @@
-"""The distribution of an op's items among threads: they claim items from a counter, or every thread takes all items."""
+"""Distributes an op's items among threads. Threads claim items from a counter, or every thread processes all items."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def n_rows(op: Any, step: Any) -> Any:
 
 @inline_function
 def block_tables(step: Any, window: Any) -> Any:
-    """Return the address of the int64[rows] that holds the addresses of the rows' block tables for a window."""
+    """Return the address of an array int64[rows] with the address of each row's block table for a window."""
     return load_i64(step + _STEP_TABLES) + 8 * load_i64(step + _STEP_ROWS) * window
 
 
 @inline_function
 def claim(op: Any) -> Any:
-    """Claim the next item of an op that the team shares."""
+    """Claim the next item of an op whose items are divided among the threads."""
     return atomic_add(load_i64(op + _CLAIM), 1)
 
 
@@ -54,7 +54,7 @@ def next_item(op: Any, step: Any, item: Any) -> Any:
 
 @inline_function
 def own_copy(op: Any, step: Any, thread: Any, flag: Any) -> Any:
-    """Return the number of this thread's copy of a buffer, which is 0 unless the buffer is private in this step."""
+    """Return the index of this thread's copy of a buffer. It is 0 if all threads share the buffer in this step."""
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & flag:
         return thread
     return 0
@@ -62,5 +62,5 @@ def own_copy(op: Any, step: Any, thread: Any, flag: Any) -> Any:
 
 @inline_function
 def private_row(op: Any, step: Any, thread: Any, flag: Any) -> Any:
-    """Return the first row of this thread's copy of a buffer that has as many rows as the op."""
+    """Return the index of the first row of this thread's copy of a buffer. Each copy has as many rows as the op."""
     return own_copy(op, step, thread, flag) * n_rows(op, step)

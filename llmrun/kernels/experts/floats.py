@@ -1,4 +1,4 @@
-"""Products of rows with the float matrices (F32, F16, BF16) of their experts, equal to those of linear/floats.py."""
+"""Matrix products with the experts' float matrices (F32, F16, BF16). Results are the same as in linear/floats.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrun.layouts.packed_types import FLOAT_BYTES
 
 @kernel_family
 def experts(level: str, weight: str) -> Callable[..., None]:
-    """Build the kernel for a weight type, "f32", "f16" or "bf16"."""
+    """Build the kernel for a weight type: "f32", "f16" or "bf16"."""
     element = FLOAT_BYTES[weight]
     head_of, n_items, expert_of, source_of, _ = expert_items(PRODUCT)
     zero, add_columns, store = float_tile(level, weight, 1)

@@ -1,6 +1,6 @@
-"""Products of rows with the integer matrices of their experts, equal to those of linear/int8.py.
+"""Matrix products with the experts' integer matrices. Results are the same as in linear/int8.py.
 
-If many rows use an expert, its weights are unpacked once for all of them.
+If many rows use an expert, its weights are unpacked once for all of these rows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts.packed_types import PACKED_TYPES
 from llmrun.layouts.tile_shapes import tile_shape
 
-# If an expert has at least this many rows, its weights are unpacked once for all of them. Measured in billions of
-# products per second on 2 threads, with 128 experts of 768 x 2,048 in Q4_K and 8 experts per row:
+# If an expert has at least this many rows, its weights are unpacked once for all of these rows. The table shows the
+# throughput in billions of products per second on 2 threads, with 128 experts of 768 x 2,048 in Q4_K and 8 experts per
+# row:
 #
 #   rows per step       64  128  256  512
 #   threshold  5       165  209  287  388
@@ -30,7 +31,7 @@ MANY_ROWS = 12
 
 @kernel_family
 def experts(level: str, weight: str) -> Callable[..., None]:
-    """Build the kernel for a weight type, a name of PACKED_TYPES."""
+    """Build the kernel for a weight type, given as a key of PACKED_TYPES."""
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
     head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
@@ -75,8 +76,8 @@ def experts(level: str, weight: str) -> Callable[..., None]:
                 next_group = following
             for number in range(n_tiles):
                 prefetch_weights(op, next_group, groups, number, n_tiles)
-                # The last tile starts early enough to be full. Rows that it shares with the previous tile are computed
-                # again, with the same result.
+                # The last tile starts early enough to be full. Rows in both this tile and the previous one are computed
+                # twice, with the same result.
                 slot = min(first + number * tile_rows, end - tile_rows)
                 multiply_tile(op, panel, panel_bytes, slot, group, n_here)
 

@@ -1,4 +1,4 @@
-"""The distribution of the active experts' matrices among threads. An item is a chunk of one expert's groups."""
+"""Distributes the active experts' matrices among threads. An item is a chunk of one expert's groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.plan.ops.linear import FloatWords, IntegerWords
 
 
 class ExpertItems(NamedTuple):
-    """Inline functions for use in kernels."""
+    """Inline functions that kernels use to find the work of an item."""
 
     head_of: Any
     n_items: Any
@@ -23,7 +23,7 @@ class ExpertItems(NamedTuple):
 
 
 def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
-    """Return the functions for a kernel whose words have the offsets `words`."""
+    """Return the functions for a kernel whose op record has the word offsets `words`."""
     a_head, a_head_bytes, a_numbers, a_own_rows = words.tables, words.tables_bytes, words.row_numbers, words.own_rows
     a_chunk, a_groups = words.chunk, words.groups
 
@@ -50,12 +50,12 @@ def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
 
     @inline_function
     def numbers_at(op: Any, slot: Any) -> Any:
-        """Return the address of the row numbers of x, starting at a slot. They are not used in a step of one row."""
+        """Return the address of the row indices of x, starting at a slot. A step of one row does not use them."""
         return load_i64(op + a_numbers) + 4 * slot
 
     @inline_function
     def source_of(op: Any, step: Any, thread: Any, slot: Any) -> Any:
-        """Return the row of x that belongs to a slot."""
+        """Return the index of the row of x that belongs to a slot."""
         if load_i64(step + records.STEP_REPLICATED) == 0:
             return load_i32(numbers_at(op, slot))
         copy = own_copy(op, step, thread, PRIVATE_INPUT)

@@ -1,7 +1,7 @@
-"""Routing of rows to experts: choosing and weighting the experts of each row, and sorting the rows by expert.
+"""Routes rows to experts: chooses and weights the experts of each row, and sorts the rows by expert.
 
-The results are the tables of expert_tables.py. The work is cheap, so in a step of one row every thread does it for
-itself (records.py).
+The results are the tables described in expert_tables.py. Routing is cheap, so in a step of one row every thread
+computes all of it (records.py).
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ _GROUP = records.offsets(GroupWords)
 # --- route ------------------------------------------------------------------------------------------------------------
 
 _NO_RANK = -1 << 31  # the rank of padding and of experts already chosen
-_NAN_RANK = _NO_RANK + 1  # below every number, so that NaN is chosen last
+_NAN_RANK = _NO_RANK + 1  # lower than the rank of every number, so that NaN is chosen last
 
 
 @intrinsic
 def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
-    """Store integer ranks, int32[16], that sort like the values. Only the first `count` are experts. NaN ranks last."""
+    """Store integer ranks, int32[16], that have the same order as the values. NaN ranks last.
+
+    Only the first `count` values belong to experts.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, values, count = args
-        values = builder.fadd(values, simd.constant(simd.F32X16, 0.0))  # turns -0.0 into 0.0
+        values = builder.fadd(values, simd.constant(simd.F32X16, 0.0))  # converts -0.0 to 0.0
         bits = builder.bitcast(values, simd.I32X16)
         falling = builder.xor(bits, simd.constant(simd.I32X16, 0x7FFFFFFF))
         ranks = builder.select(builder.icmp_signed("<", bits, simd.constant(simd.I32X16, 0)), falling, bits)
@@ -60,7 +63,7 @@ def _first_ranks(typingctx: Any) -> Any:
 
 @intrinsic
 def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
-    """Return the higher rank of each lane, from `best` and from the ranks at an address."""
+    """Return the higher rank in each lane, out of `best` and the ranks at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         best, address = args
@@ -72,7 +75,7 @@ def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
 
 @intrinsic
 def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number: Any) -> Any:
-    """Return `numbers`, replaced by `number` in the lanes where the ranks at an address are higher than `best`."""
+    """Return `numbers`, but with `number` in the lanes where the ranks at an address are higher than `best`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, best, address, number = args
@@ -85,7 +88,7 @@ def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number:
 
 @intrinsic
 def _highest(typingctx: Any, best: Any, numbers: Any) -> Any:
-    """Return the index of the first element with the highest rank, which is 16 x its vector's number + its lane."""
+    """Return the index (16 * vector index + lane) of the first element with the highest rank."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         best, numbers = args
@@ -108,7 +111,7 @@ def _highest(typingctx: Any, best: Any, numbers: Any) -> Any:
 
 @kernel_family
 def route(level: str) -> Callable[..., None]:
-    """Build the kernel that chooses the experts of each row and their weights."""
+    """Build the kernel that chooses the experts of each row and computes their weights."""
     exp, sigmoid_of = simd.Operations(level).exp, curves.sigmoid(level)
 
     @inline_function
@@ -145,7 +148,7 @@ def route(level: str) -> Callable[..., None]:
 
     @inline_function
     def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
-        """Finish the weights of a row: normalize them, then apply the common scale and each expert's own scale."""
+        """Normalize the weights of a row, then apply the common scale and each expert's own scale."""
         if load_i64(op + _ROUTE.gating) == SOFTMAX_OF_CHOSEN:
             softmax(weights, used)
         factor = simd.splat(load_f32(op + _ROUTE.scale))
@@ -207,7 +210,7 @@ def route(level: str) -> Callable[..., None]:
 
 @kernel
 def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Assign slots to all pairs of rows and experts. One thread does it, because 2,048 slots take only 6 us."""
+    """Assign slots to all pairs of rows and experts. It uses only one thread, because 2,048 slots take only 6 us."""
     if first_item(op, step) != 0:
         return
     rows = n_rows(op, step)

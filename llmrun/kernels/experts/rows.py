@@ -1,4 +1,4 @@
-"""Kernels for the outputs of experts: adding biases, and weighted sums."""
+"""Kernels that add biases to the experts' outputs and compute their weighted sums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COMBINE = records.offsets(CombineWords)
 
 @kernel
 def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Compute y = x + the bias of its expert."""
+    """Compute y = x + bias for each row, with the bias of the row's expert."""
     slots = n_rows(op, step)
     x_stride, y_stride = load_i64(op + _BIAS.x_stride), load_i64(op + _BIAS.out_stride)
     x0 = load_i64(op + _BIAS.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
@@ -48,16 +48,16 @@ def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 # --- combine ----------------------------------------------------------------------------------------------------------
 
-# Columns per item. Four threads share a row of 2,048 columns. A claim takes 50 ns, and 512 columns of 8 experts take
-# 300 ns.
+# Columns per item. With this size, four threads can share a row of 2,048 columns. Claiming an item takes 50 ns, and 512
+# columns of 8 experts take 300 ns.
 COLUMNS = 512
 
 
 @kernel
 def combine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Compute the sum of weight * y over the experts of each row, in order, and store it in `out` or add it to `out`.
+    """Sum weight * y over the experts of each row, in order, and store the sum in `out` or add it to `out`.
 
-    An item is a range of columns of a row, so that threads can share the work even in a step of one row.
+    An item is a range of columns in a row, so that threads can share the work even in a step of one row.
     """
     used, width, adds = load_i64(op + _COMBINE.used), load_i64(op + _COMBINE.width), load_i64(op + _COMBINE.adds)
     copy = 0

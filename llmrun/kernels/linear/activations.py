@@ -1,4 +1,4 @@
-"""Quantized activations as the matrix products read them inside an @intrinsic. quantize.py writes them."""
+"""Access to quantized activations inside an @intrinsic, for matrix products. quantize.py writes the activations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Activations:
     def of_row(
         cls, builder: Any, first_row: list[Any], block: Any, row: int, x_stride: Any, scale_stride: Any
     ) -> Activations:
-        """Return the addresses for row `row`, a number known at compile time. Row 0 is at the addresses `first_row`."""
+        """Return the addresses for row `row`, a compile-time constant. `first_row` contains the addresses for row 0."""
         strides = [x_stride, *[scale_stride] * 3, builder.mul(scale_stride, simd.I64(2))]
         found = []
         for address, stride, n_bytes in zip(first_row, strides, (32, 4, 4, 4, 8), strict=True):
@@ -36,7 +36,7 @@ class Activations:
     def of_numbered_row(
         cls, builder: Any, first_row: list[Any], block: Any, row: Any, x_stride: Any, scale_stride: Any
     ) -> Activations:
-        """Return the addresses for row `row`, an LLVM i64 that is known only at run time."""
+        """Return the addresses for row `row`, an LLVM i64 known only at run time."""
         strides = [x_stride, *[scale_stride] * 3, builder.mul(scale_stride, simd.I64(2))]
         found = []
         for address, stride, n_bytes in zip(first_row, strides, (32, 4, 4, 4, 8), strict=True):
@@ -52,15 +52,15 @@ class Activations:
         return simd.emit_load(builder, self.scale, simd.F32, 4)
 
     def load_half_sum(self, builder: Any, half: int) -> Any:
-        """Load the negated sum of the integers in one half of the block, an i32."""
+        """Load the negated sum of the integers in one half of the block as an i32."""
         return simd.emit_load(builder, simd.emit_offset(builder, self.half_sums, 4 * half), simd.I32, 4)
 
 
 def emit_starts(builder: Any, level: str, packed: PackedType, x: Activations) -> list[Any]:
     """Emit -bias x the sum of the activations for each sub-block, in all lanes.
 
-    The quantizer stored -8 x the sum of the block and -1 x the sums of its halves. Biases are powers of two, so a shift
-    is enough.
+    quantize.py has stored -8 x the sum of the block and -1 x the sum of each half. Biases are powers of two, so a shift
+    is sufficient.
     """
     bias = bias_of(level, packed)
     if bias == 0:
@@ -74,7 +74,7 @@ def emit_starts(builder: Any, level: str, packed: PackedType, x: Activations) ->
 
 
 def emit_sums(builder: Any, packed: PackedType, x: Activations, x_scale: Any) -> list[Any]:
-    """Emit scale x sum of the activations for each sub-block."""
+    """Emit scale x the sum of the activations for each sub-block."""
     if packed.sub_blocks == 1:
         return [simd.emit_load(builder, x.sum, simd.F32, 4)]
     halves = [x.load_half_sum(builder, half) for half in range(2)]

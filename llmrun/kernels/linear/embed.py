@@ -1,7 +1,7 @@
-"""The look-up of token embeddings in the packed matrix (pack.py describes the layout).
+"""Looks up token embeddings in the packed matrix (pack.py describes the layout).
 
-Models with tied embeddings then need the matrix in memory only once. Gathering a row from a group of 16 still takes
-only a few thousand loads per token.
+This way, models with tied embeddings keep only one copy of the matrix in memory. Gathering a row from a group of 16
+takes only a few thousand loads per token.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _integer_row(level: str, weight: str) -> Any:
 def _unpack_one(level: str, weight: str) -> Any:
     @intrinsic
     def convert(typingctx: Any, y: Any, source: Any) -> Any:
-        """Convert one float with the vector conversion of the level."""
+        """Convert one float with this level's vector conversion."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             y, source = args
@@ -116,9 +116,10 @@ def _unpack_block(level: str, packed: PackedType) -> Any:
         more_values: Any,
         block: Any,
     ) -> Any:
-        """Unpack 32 floats of one lane: integer x scale + minimum, rounded twice like the reference.
+        """Unpack 32 floats of one lane as integer x scale + minimum, rounded twice like the reference.
 
-        It unpacks all 16 rows of the group to use one, because looking up a row is a small part of the work per token.
+        It unpacks all 16 rows of the group and uses only one. The cost is acceptable, because looking up a row is a
+        small part of the work per token.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

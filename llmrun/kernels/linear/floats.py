@@ -1,7 +1,8 @@
-"""Products of rows with float matrices (F32, F16, BF16). Activations stay float32.
+"""Matrix products with float matrices (F32, F16, BF16). Activations stay float32.
 
-Each output has four partial sums, over columns 0, 4, 8 ..., columns 1, 5, 9 ... and so on, which are added as
-(0 + 1) + (2 + 3). This is enough to hide the latency of a fused multiply-add, and the order is the same for every tile.
+Each output has four partial sums: over columns 0, 4, 8 ..., over columns 1, 5, 9 ..., and so on. They are added as
+(0 + 1) + (2 + 3). Four sums are enough to hide the latency of a fused multiply-add, and the order is the same in every
+tile.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from llmrun.plan.ops.linear import PARTIALS, FloatWords
 
 PRODUCT = records.offsets(FloatWords)
 
-WIDE_TILE = 4  # 4 rows x 4 partial sums are 16 accumulators; 8 rows would take all 32 registers
+WIDE_TILE = 4  # 4 rows x 4 partial sums use 16 registers; 8 rows would use all 32
 
 
 @kernel_family
 def linear(level: str, weight: str) -> Callable[..., None]:
-    """Build the kernel for a weight type, "f32", "f16" or "bf16".
+    """Build the kernel for a weight type: "f32", "f16" or "bf16".
 
     Columns are padded with zero weights to a multiple of 4.
     """
@@ -120,7 +121,7 @@ def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, y: Any, y_stride: Any, added: Any) -> Any:
-        """Add up the partial sums and store the tile, or add it to the output if `added` is set."""
+        """Sum the partial sums and store the results, or add them to the output if `added` is set."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, y, y_stride, added = args

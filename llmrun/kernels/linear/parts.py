@@ -1,4 +1,4 @@
-"""Parts shared by both kernels for packed integer weights, linear/int8.py and experts/int8.py.
+"""Functions shared by both kernels for packed integer weights, linear/int8.py and experts/int8.py.
 
 They compute the addresses of weights and rows, unpack a group, multiply a row by a group, and prefetch weights.
 """
@@ -21,8 +21,8 @@ from llmrun.quants.packed import PackedType
 PRODUCT = records.offsets(IntegerWords)
 
 # The prefetch distance when a single row is multiplied. The planes of a group are several streams that end and restart
-# every 20 KB, so the hardware prefetcher follows them late. Measured in GB/s for a 60,000 x 2,048 matrix on 2 threads,
-# where plain reading reaches 48 GB/s:
+# every 20 KB, so the hardware prefetcher detects them too late. The table shows the bandwidth in GB/s for a
+# 60,000 x 2,048 matrix on 2 threads. Reading memory without computing reaches 48 GB/s.
 #
 #   distance   one block   6 KB   8 KB   12 KB
 #   Q4_0              26     46     48      51
@@ -31,7 +31,7 @@ LEAD_BYTES = 10 << 10
 
 
 class Parts(NamedTuple):
-    """Inline functions for use in kernels."""
+    """Inline functions for kernels with packed integer weights."""
 
     unpack_group: Any
     multiply_row: Any
@@ -56,7 +56,7 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
 
     @inline_function
     def activations_of(op: Any, row: Any) -> Any:
-        """Return the addresses of a row's integers, scales, offsets, sums and half sums."""
+        """Return the addresses of a quantized row's integers, scales, offsets, sums and half sums."""
         at = row * load_i64(op + PRODUCT.scale_stride)
         x = load_i64(op + PRODUCT.x) + row * load_i64(op + PRODUCT.x_stride)
         scales, offsets = load_i64(op + PRODUCT.scales) + at, load_i64(op + PRODUCT.offsets) + at
@@ -71,7 +71,7 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
 
     @inline_function
     def multiply_row(op: Any, group: Any, next_group: Any, row: Any, to: Any) -> Any:
-        """Multiply a row by a group and store the result at `to`. Towards the end, prefetch weights of `next_group`."""
+        """Multiply a row by a group and store the result at `to`. Near the end, prefetch weights of `next_group`."""
         n_blocks = load_i64(op + PRODUCT.blocks)
         to_next = (next_group - group) * load_i64(op + PRODUCT.group_bytes)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)

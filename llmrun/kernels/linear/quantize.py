@@ -1,6 +1,6 @@
-"""Quantization of activations to int8 in blocks of 32, with the sums that the dot products need (int8.py).
+"""Quantizes activations to int8 in blocks of 32, and computes the sums that the dot products use (int8.py).
 
-It is cheap, so in a step of one row every thread runs it for itself (records.py).
+It is cheap, so in a step of one row every thread quantizes the whole row (records.py).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from llmrun.layouts import records
 from llmrun.plan.ops.linear import QuantizeWords
 
 _QUANTIZE = records.offsets(QuantizeWords)
-# Blocks quantized at once. Reducing their maxima and sums together needs only a quarter of the shuffles. In a prefill
-# of 256 tokens with a 1.24B model, all quantization took 15 and 13 ms in two runs, instead of 20 and 21 ms with one
-# block at a time. The rest of the time goes to reading from the outer caches.
+# The number of blocks quantized together. Reducing their maxima and sums together uses only a quarter of the shuffles.
+# In a prefill of 256 tokens with a 1.24B model, quantization took 15 and 13 ms in two runs, compared with 20 and 21 ms
+# for one block at a time. The rest of the time is spent reading from the outer caches.
 _TOGETHER = 16
 
 
 def _quantize_blocks(count: int) -> Any:
     @intrinsic
     def quantize_blocks(typingctx: Any, x: Any, y: Any, scales: Any, offsets: Any, sums: Any, half_sums: Any) -> Any:
-        """Quantize `count` (1 or 16) blocks of 32 floats at x, and store the results at the other addresses."""
+        """Quantize `count` (1 or 16) blocks of 32 floats at x, and write the results to the other addresses."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x, y, scales, offsets, sums, half_sums = args
@@ -68,11 +68,11 @@ def _emit_added(builder: Any, a: Any, b: Any) -> Any:
 def _emit_fold_each(builder: Any, vectors: list[Any], combine: Any) -> Any:
     """Reduce each vector to one value, and return the value of vector i in lane i.
 
-    With a single vector, its value is in every lane.
+    If there is only one vector, every lane contains its value.
     """
     if len(vectors) == 1:
         return simd.emit_splat(builder, simd.emit_fold(builder, vectors[0], lambda a, b: combine(builder, a, b)))
-    # Each round combines neighbouring lanes. The results from two vectors fill one vector.
+    # Each round combines neighbouring lanes. The results of two vectors fit in one vector.
     even, odd = (ir.Constant(simd.I32X16, list(range(first, 32, 2))) for first in (0, 1))
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
@@ -117,8 +117,8 @@ _quantize_together, _quantize_one = _quantize_blocks(_TOGETHER), _quantize_block
 def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Quantize rows to int8 in blocks of 32.
 
-    For each block, also store its scale, -8 x its sum, scale x its sum, and the negated sum of each half, which the dot
-    products need.
+    For each block, also store values that the dot products use: the scale, -8 x the sum, scale x the sum, and the
+    negated sum of each half.
     """
     rows = n_rows(op, step)
     x_stride = load_i64(op + _QUANTIZE.x_stride)

@@ -1,8 +1,9 @@
-"""Tiles for products of rows with packed weights: some groups of 16 outputs x some rows, with all sums in registers.
+"""Tiles for matrix products with packed weights. A tile has a few groups of 16 outputs and a few rows, and keeps all
+sums in registers.
 
-The weights of a tile come from the planes of a group or from a panel. A panel is a group that is unpacked once for all
-rows of a step and stays in the CPU cache during that time. For each block, it holds 8 vectors <64 x i8> for dots.Sum,
-then the scales and minimums, a <16 x float> for each sub-block.
+The weights of a tile are read from the planes of a group or from a panel. A panel is a group that is unpacked once for
+all rows of a step, and stays in the CPU cache in the meantime. For each block, it contains 8 vectors <64 x i8> for
+dots.Sum, then the scales and minimums, with a <16 x float> for each sub-block.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ class Block(Protocol):
     """One block of 32 columns of a group."""
 
     def weights(self, index: int) -> Any:
-        """Return columns 4 * index to 4 * index + 3 of 16 rows, a <64 x i8>."""
+        """Return columns 4 * index to 4 * index + 3 of 16 rows as a <64 x i8>."""
         ...
 
     def scales(self, sub: int) -> Any:
-        """Return the scales of a sub-block, a <16 x float>."""
+        """Return the scales of a sub-block as a <16 x float>."""
         ...
 
     def mins(self, sub: int) -> Any:
-        """Return the minimums of a sub-block, a <16 x float>."""
+        """Return the minimums of a sub-block as a <16 x float>."""
         ...
 
 
 class _PackedBlock:
-    """A block that is read from the planes of a group."""
+    """A block read from the planes of a group."""
 
     def __init__(self, builder: Any, level: str, packed: PackedType, planes: unpack.Planes, number: Any) -> None:
         self._weights = unpack.emit_weights(builder, level, packed, planes, number)
@@ -88,7 +89,7 @@ class _PackedBlock:
 
 
 class _PanelBlock:
-    """A block of a panel."""
+    """A block read from a panel."""
 
     def __init__(self, builder: Any, packed: PackedType, address: Any) -> None:
         self._builder, self._packed, self._address = builder, packed, address
@@ -206,7 +207,8 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
     ) -> Any:
         """Add one block of 32 columns.
 
-        The block of the first group is at `panel`, and that of each further group is `panel_bytes` later.
+        The first group's block is at `panel`, and each further group's block is `panel_bytes` bytes after the previous
+        one.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -234,9 +236,9 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         scale_stride: Any,
         numbers: Any,
     ) -> Any:
-        """Add one block like `block`, for the rows listed in the int32[rows] at `numbers`.
+        """Add one block in the same way as `block`, but for the rows whose indices are in the int32[rows] at `numbers`.
 
-        The addresses are those of row 0.
+        The addresses of the activations are those of row 0.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -306,10 +308,10 @@ def _emit_tile(
 def _emit_dots(
     builder: Any, level: str, packed: PackedType, blocks: Sequence[Block], x: list[Activations], sub: int
 ) -> list[Any]:
-    """Emit the dot products of a sub-block, a <16 x float> for each row of each group.
+    """Emit the dot products of a sub-block as a <16 x float> for each row of each group.
 
-    It processes four columns at a time, so that activations are loaded once for all groups, and weights once for all
-    rows.
+    It processes four columns at a time, so that activations are loaded only once for all groups and weights only once
+    for all rows.
     """
     starts = [emit_starts(builder, level, packed, row)[sub] for row in x]
     indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))

@@ -1,6 +1,6 @@
-"""Scalar readers for the blocks of integer weight types in files (the layouts of quants/), used for packing.
+"""Scalar functions that read blocks of integer weights in the file formats (quants/), used for packing.
 
-A word here is 4 columns, one byte each.
+In this module, a word holds 4 columns of one byte each.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _BITS = 0x01010101
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Inline functions that read a block of a file. It starts at address `at` and covers `blocks` blocks of 32 columns.
+    """Inline functions that read a block of a file.
 
-    word(at, part, j)                return columns 4j to 4j + 3 of block `part`; unsigned, except for 8-bit types
+    The file's block starts at address `at` and covers `blocks` blocks of 32 columns.
+
+    word(at, part, j)                return columns 4j to 4j + 3 of block `part`, unsigned except for 8-bit types
     store_scale(at, part, sub, to)   write the scale of a sub-block, f16 or a byte, to address `to`
     store_min(at, part, sub, to)     write the minimum of a sub-block in the same way
     store_uppers(at, scale, min)     write the upper-level scale and minimum, both f16, to two addresses; the minimum is
@@ -76,7 +78,7 @@ def _uppers_at(scale_offset: int, min_offset: int) -> Any:
 
 @inline_function
 def _spread_bits(bits: Any) -> Any:
-    """Spread 4 bits over 4 bytes. The multiplication moves bit i by 7i places, to bit 8i."""
+    """Spread 4 bits over 4 bytes. The multiplication shifts bit i by 7i places, to bit 8i."""
     return (bits * 0x00204081) & _BITS
 
 
@@ -91,7 +93,7 @@ def _nibble_word(offset: int) -> Any:
 
 
 def _five_bit_word(high_offset: int) -> Any:
-    """Return the `word` function for Q5_0 and Q5_1, which store 32 high bits and then the nibbles."""
+    """Return the `word` function for Q5_0 and Q5_1, which store 32 high bits followed by the nibbles."""
     nibbles = _nibble_word(high_offset + 4)
 
     @inline_function
@@ -112,7 +114,7 @@ def _byte_word(at: Any, part: Any, j: Any) -> Any:
 def _pair_word(offset: int) -> Any:
     """Return the `word` function for the nibbles of Q4_K and Q5_K.
 
-    32 bytes hold two blocks, the first one in the low nibbles.
+    32 bytes hold two blocks, with the first block in the low nibbles.
     """
 
     @inline_function
@@ -151,10 +153,10 @@ def _q2_k_word(at: Any, part: Any, j: Any) -> Any:
 
 @inline_function
 def _six_bits(at: Any, part: Any, first: Any) -> Any:
-    """Return six-bit scale (first = 0) or minimum (first = 4) number `part` of 8, from the 12 bytes at `at`.
+    """Return the six-bit scale (first = 0) or minimum (first = 4) with index `part`, from the 12 bytes at `at`.
 
     Parts 0 to 3 are the low 6 bits of a byte. For parts 4 to 7, the low 4 bits are in the last 4 bytes (scales in the
-    low nibbles, minimums in the high ones), and the upper 2 bits are the top bits of the byte of `part - 4`.
+    low nibbles, minimums in the high nibbles), and the upper 2 bits are the top bits of the byte for `part - 4`.
     """
     if part < 4:
         return load_u8(at + first + part) & 63
@@ -179,7 +181,10 @@ def _q6_k_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 @inline_function
 def _q3_k_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
-    """Store one of 16 six-bit scales with an offset of 32: 16 nibbles in 8 bytes, then 16 pairs of upper bits in 4."""
+    """Store one of 16 six-bit scales with an offset of 32.
+
+    The file stores 16 nibbles in 8 bytes, then 16 pairs of upper bits in 4 bytes.
+    """
     number = 2 * part + sub
     low = (load_u8(at + 96 + (number & 7)) >> (4 * (number >> 3))) & 15
     high = (load_u8(at + 104 + (number & 3)) >> (2 * (number >> 2))) & 3
@@ -198,7 +203,10 @@ def _q2_k_min(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 @inline_function
 def _iq4_xs_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
-    """Store one of 8 six-bit scales with an offset of 32: pairs of upper bits in a u16, then nibbles."""
+    """Store one of 8 six-bit scales with an offset of 32.
+
+    The file stores pairs of upper bits in a u16, then nibbles.
+    """
     low = (load_u8(at + 4 + (part >> 1)) >> (4 * (part & 1))) & 15
     high = (load_u16(at + 2) >> (2 * part)) & 3
     store_u8(to, (low | high << 4) - 32)
@@ -218,7 +226,7 @@ def _wide_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 
 def _reader(name: str, word: Any, scale: Any = _nothing, minimum: Any = _nothing) -> BlockReader:
-    """Return the reader of a weight type. Sizes and f16 fields come from the type's declaration."""
+    """Create the reader for a weight type. Sizes and f16 fields are taken from the type's declaration."""
     type_ = BY_NAME[name.upper()]
     n_blocks, fields, two_levels = type_.block_weights // 32, type_.half_fields, PACKED_TYPES[name].two_levels
     if two_levels:

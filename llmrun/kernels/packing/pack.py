@@ -1,10 +1,10 @@
-"""Packing of weights from the file's layout into the kernels' layout: groups of 16 outputs, one for each vector lane.
+"""Packs weights from the file's layout into the kernels' layout: groups of 16 outputs, one for each vector lane.
 
 A group of an integer type (packed_types.py) has planes of scales and minimums, f16 or bytes [blocks, sub-blocks, 16].
 Types with two levels of scales also have planes of upper scales and minimums, f16[columns / 256, 16]. Then come the
-planes of values. Word j of a row's block of 32 columns is 4 columns, one byte each. A plane with n bits per value is a
-uint8[blocks, n, 16, 4]. Its vector v holds the bits of words v, v + n, v + 2n ..., from bit 0 up. Each plane starts on
-a cache line. Packing never rounds.
+planes of values. A word consists of 4 columns, one byte each, and a row's block of 32 columns has 8 words. A plane with
+n bits per value is a uint8[blocks, n, 16, 4]. Its vector v holds the bits of words v, v + n, v + 2n ..., starting at
+bit 0. Each plane starts on a cache line. Packing never rounds.
 
 A group of a float type is [columns, 16] in the file's own type. Missing rows of the last group and padding are zero.
 """
@@ -88,7 +88,7 @@ def pack_integers(weight: str) -> Callable[..., None]:
 
 
 def _plane(bits: int, shift: int) -> Any:
-    """Return a function that stores `bits` bits of each value in a block's 8 words, from bit `shift` up, in a plane."""
+    """Return a function that copies `bits` bits of each value, starting at bit `shift`, from 8 words to a plane."""
     mask = ((1 << bits) - 1) * 0x01010101
 
     @inline_function

@@ -1,7 +1,7 @@
-"""The gated short convolution of LFM2, which keeps its inputs in the blocks of the KV cache.
+"""The gated short convolution of LFM2, which stores its inputs in the blocks of the KV cache.
 
-A block is a float32[32 positions, features] of b * y. A row needs the inputs of earlier rows of the same step, which
-another thread may compute. So all rows are stored first, and after a barrier all rows are convolved. In a step of one
+A block is a float32[32 positions, features] of b * y. A row depends on earlier rows of the same step, which another
+thread may compute. Therefore all rows are stored first, and all rows are convolved after a barrier. In a step of one
 row, every thread does both, and all threads store the same bytes.
 """
 

@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm of rows. RMSNorm can also normalize each head of a row separately.
 
-In a step of one row, every thread runs them for itself (records.py).
+In a step of one row, every thread normalizes the whole row (records.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _root(typingctx: Any, value: Any) -> Any:
 def _source(op: Any, step: Any, thread: Any, row: Any) -> Any:
     """Return the address of the input row for output row `row`.
 
-    With `gathers`, `row` counts only the rows whose logits are requested.
+    If `gathers` is set, `row` counts only the rows whose logits are requested.
     """
     source = row
     if load_i64(op + _NORM.gathers) != 0:
@@ -112,7 +112,7 @@ def layernorm(level: str) -> Callable[..., None]:
             mean = simd.splat(simd.sum_lanes(total) / types.float32(width))
             squares = simd.splat(types.float32(0))
             for at in range(0, 4 * width, 64):
-                # Exclude the padding, which is no longer zero after the mean has been subtracted.
+                # Exclude the padding, which is no longer zero after the mean is subtracted.
                 distance = simd.subtract(simd.load_f32x16(x + at), mean)
                 distance = simd.keep_between(distance, 0, width - at // 4, types.float32(0))
                 squares = fma(distance, distance, squares)

@@ -1,7 +1,7 @@
 """Element-wise ops on rows: activations, sums, and the soft cap on logits.
 
-All but the soft cap are cheap, so in a step of one row every thread runs them for itself (records.py). Rows are padded
-with zeros to whole vectors, and all of these ops map zeros to zeros.
+All of them except the soft cap are cheap, so in a step of one row every thread computes the whole row (records.py).
+Rows are padded with zeros to whole vectors, and all of these ops map zeros to zeros.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gated(level: str, activation: str) -> Callable[..., None]:
 
 
 def _activations(level: str) -> dict[Activation, Any]:
-    """Return a function of 16 gates and 16 ups for each activation."""
+    """Return the functions that apply each activation to 16 values of `gate` and 16 values of `up`."""
     sigmoid = curves.sigmoid(level)
 
     @inline_function
@@ -78,7 +78,7 @@ def _activations(level: str) -> dict[Activation, Any]:
 
     @inline_function
     def gelu(gate: Any, up: Any) -> Any:
-        # This uses sigmoid(2u) for (1 + tanh(u)) / 2, because it keeps its precision where tanh(u) is near -1.
+        # This computes (1 + tanh(u)) / 2 as sigmoid(2u), which stays precise where tanh(u) is near -1.
         cube = simd.multiply(simd.multiply(simd.multiply(simd.splat(types.float32(GELU_CUBIC)), gate), gate), gate)
         doubled = simd.multiply(simd.splat(types.float32(2 * GELU_SLOPE)), simd.add(gate, cube))
         return simd.multiply(simd.multiply(gate, sigmoid(doubled)), up)
@@ -86,7 +86,7 @@ def _activations(level: str) -> dict[Activation, Any]:
     @inline_function
     def clamped_silu(gate: Any, up: Any) -> Any:
         most, least = simd.splat(types.float32(CLAMP)), simd.splat(types.float32(-CLAMP))
-        # These selections keep NaN, unlike a minimum or maximum.
+        # Unlike minimum and maximum, these selections preserve NaN.
         gate = simd.select_negative(simd.subtract(most, gate), most, gate)
         up = simd.select_negative(simd.subtract(most, up), most, up)
         up = simd.select_negative(simd.subtract(up, least), least, up)
@@ -104,8 +104,8 @@ def _activations(level: str) -> dict[Activation, Any]:
 def add(level: str) -> Callable[..., None]:
     """Build the kernel that computes sum = x + factor * y.
 
-    With a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is rounded twice
-    at every level, so that all levels agree.
+    If there is a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is
+    rounded twice at every level, so that all levels compute the same results.
     """
     sigmoid = curves.sigmoid(level)
 
@@ -146,7 +146,7 @@ CAP_CHUNK = 4096  # logits per item
 def soft_cap(level: str) -> Callable[..., None]:
     """Build the kernel that computes logits = cap * tanh(logits / cap), in place.
 
-    The threads share each row, because a vocabulary may have 262,144 tokens.
+    Each row is divided among the threads, because a vocabulary may have 262,144 tokens.
     """
     tanh = curves.tanh(level)
 

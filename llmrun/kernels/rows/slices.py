@@ -1,6 +1,6 @@
 """Slices and concatenations of rows. Both copy parts of rows.
 
-They are cheap, so in a step of one row every thread runs them for itself (records.py).
+They are cheap, so in a step of one row every thread copies the whole row (records.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _CONCAT = offsets(ConcatWords)
 
 @kernel
 def concat(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Write the parts of each row. Part i is `a_bytes` from `a + i * a_step`, then `b_bytes` from `b + i * b_step`."""
+    """Write the parts of each row.
+
+    Part i consists of `a_bytes` bytes from `a + i * a_step`, then `b_bytes` bytes from `b + i * b_step`.
+    """
     rows, parts = n_rows(op, step), load_i64(op + _CONCAT.parts)
     a_stride, a_step = load_i64(op + _CONCAT.a_stride), load_i64(op + _CONCAT.a_step)
     a_bytes = load_i64(op + _CONCAT.a_bytes)

@@ -1,8 +1,9 @@
-"""Byte-level BPE, which turns the pieces of a text into token ids by merging adjacent symbols, lowest rank first.
+"""Byte-level BPE, which converts the pieces of a text to token ids by merging adjacent symbols, lowest rank first.
 
-Symbols are token ids from the start: the id of a byte, or of a character in vocabularies that spell tokens in
-characters. A merge is therefore one look-up of a pair of ids. Short pieces rescan all ranks after every merge. Long
-pieces keep them in a heap, because 1 MiB of the same letter is a single piece.
+Symbols are token ids from the start. The initial symbols are the ids of bytes, or of characters in vocabularies that
+spell tokens in characters. A merge is therefore a single lookup of a pair of ids. For short pieces, all ranks are
+scanned after every merge. For long pieces, the ranks are kept in a heap, because a piece can be as long as 1 MiB of the
+same letter.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from llmrun.kernels.tokens.heap import heap_pop, heap_push
 from llmrun.kernels.tokens.token_table import LOW_HALF, emit_inserted, find_text, pair_slot
 from llmrun.layouts.tokens import NOT_FOUND
 
-# Up to this many symbols, rescanning is faster than the heap. Prose rarely has longer pieces.
+# Up to this many symbols, scanning all ranks is faster than a heap. Prose rarely has longer pieces.
 SHORT_PIECE = 24
 NO_RANK = 0x7FFFFFFF
 
 
 def merge_by_priority(symbols: Sequence[str], priority: Callable[[str, str], float | None]) -> list[str]:
-    """Merge adjacent pairs until none has a priority. The pair with the lowest priority comes first, then the leftmost.
+    """Merge adjacent pairs, lowest priority first, until no pair has a priority. The leftmost pair wins a tie.
 
     This is the readable twin of both merge kernels.
     """
@@ -49,7 +50,7 @@ UNKNOWN_BYTES = -2
 
 @inline_function
 def look_up_pair(op: int, left: int, right: int, ranks: int, products: int, at: int) -> int:
-    """Store the rank and the product of the pair at index `at`. Return the rank, or NO_RANK if it does not merge."""
+    """Store a pair's rank and merged symbol at index `at`. Return the rank, or NO_RANK if the pair does not merge."""
     slot = pair_slot(load_i64(op + PAIRS), load_i64(op + PAIR_MASK), left << 32 | right)
     if load_i64(slot) == 0:
         store_i32(ranks + at * 4, NO_RANK)
@@ -62,7 +63,7 @@ def look_up_pair(op: int, left: int, right: int, ranks: int, products: int, at: 
 
 @inline_function
 def merge_short(op: int, n: int, symbols: int, ranks: int, products: int) -> int:
-    """Merge `n` symbols in place and return how many are left."""
+    """Merge `n` symbols in place and return the number of symbols that remain."""
     for i in range(n - 1):
         left, right = load_i32(symbols + i * 4), load_i32(symbols + i * 4 + 4)
         look_up_pair(op, left, right, ranks, products, i)
@@ -92,7 +93,7 @@ def merge_short(op: int, n: int, symbols: int, ranks: int, products: int) -> int
 
 @inline_function
 def queue_pair(op: int, at: int, symbols: int, following: int, ranks: int, products: int, heap: int, size: int) -> int:
-    """Push the pair that starts at index `at` onto the heap if it merges, and return the size of the heap."""
+    """Push the pair that starts at index `at` onto the heap if it can merge, and return the size of the heap."""
     store_i32(ranks + at * 4, NO_RANK)
     right = load_i32(following + at * 4)
     if right < 0:
@@ -108,9 +109,9 @@ def queue_pair(op: int, at: int, symbols: int, following: int, ranks: int, produ
 def merge_long(
     op: int, n: int, symbols: int, previous: int, following: int, ranks: int, products: int, heap: int
 ) -> int:
-    """Merge `n` symbols, move the remaining ones to the front, and return their number.
+    """Merge `n` symbols, move the remaining symbols to the front, and return their number.
 
-    A heap entry is rank << 32 | index of the left symbol. It is stale if the rank of that symbol has changed since.
+    A heap entry is rank << 32 | index of the left symbol. It is stale if that symbol's rank has changed.
     """
     for i in range(n):
         store_i32(previous + i * 4, i - 1)
@@ -146,10 +147,10 @@ def merge_long(
 
 @inline_function
 def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
-    """Write the ids of `n` symbols and return the new number of ids.
+    """Write the ids of `n` symbols and return the total number of ids.
 
-    A symbol that is not a token is written byte by byte, and bytes without a token are skipped. This follows llama.cpp;
-    well-formed vocabularies never need it.
+    A symbol that is not a token is written byte by byte, and bytes without a token are skipped. llama.cpp does the
+    same, and this never happens with well-formed vocabularies.
     """
     out = load_i64(op + IDS)
     for i in range(n):
@@ -176,7 +177,7 @@ def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
 
 @inline_function
 def whole_token(op: int, text: int, n: int, spelled: int) -> int:
-    """Return the id of the token that `n` bytes form without merging, or NOT_FOUND. Control tokens do not count."""
+    """Return the id of the token whose text is exactly these `n` bytes, or NOT_FOUND. Control tokens do not count."""
     length = 0
     for i in range(n):
         entry = load_i64(op + SPELLING) + load_u8(text + i) * 4
@@ -225,7 +226,7 @@ def character_symbols(op: int, text: int, n: int, symbols: int) -> int:
 
 @inline_function
 def encode_piece(op: int, text: int, n: int, n_out: int) -> int:
-    """Write the ids of one piece of `n` bytes and return the new number of ids."""
+    """Write the ids of one piece of `n` bytes and return the total number of ids."""
     scratch = load_i64(op + SCRATCH)
     begins = load_i64(op + WHOLE_BEGINS)
     if n <= load_i64(op + LONGEST_WHOLE) and (begins < 0 or begins == load_u8(text)):
@@ -259,9 +260,10 @@ def merge(op: int, step: int, thread: int, n_threads: int) -> None:
     RAW_BYTE_IDS               int32[256]: the ids of the tokens for single raw bytes, or NOT_FOUND
     STARTS, LENGTHS            the address and length of each symbol's text, int64[]
     TABLE, MASK                the token table and its mask
-    LONGEST_WHOLE              the length in bytes of the longest token, if pieces that are tokens stay whole; else 0
-    SPELLING                   u8[256][4]: how the vocabulary spells a byte: length, first byte, second byte
-    WHOLE_BEGINS               the first byte that a piece must have to stay whole, or -1 for any
+    LONGEST_WHOLE              the length in bytes of the longest token, or 0 if pieces that are tokens must be merged
+                               too
+    SPELLING                   u8[256][4]: the vocabulary's spelling of each byte, as (length, first byte, second byte)
+    WHOLE_BEGINS               the first byte that a piece must have to stay whole, or -1 for any byte
     BY_CHARACTER               whether tokens are spelled in characters
     SCRATCH                    u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest piece]
     IDS, COUNT                 output: int32[2 * text bytes + k], and the number of ids, int64[1]

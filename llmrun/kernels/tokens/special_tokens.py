@@ -1,7 +1,8 @@
-"""The search for special tokens in a text, with a trie of their bytes.
+"""Finds special tokens in a text with a trie of their bytes.
 
 A vocabulary may have thousands of special tokens, including runs of 2 to 31 spaces. Searching for each of them in turn
-took 56 to 304 ms for 0.4 MB of prose and code, more than the rest of tokenization. The trie takes 0.7 to 5.3 ms.
+took 56 to 304 ms for 0.4 MB of prose and code, which is more than the rest of tokenization. The trie takes 0.7 to
+5.3 ms.
 
 edge table    (int64 key + 1, int64 node)[slots], where 0 is a free slot and key = node << 8 | byte
 """
@@ -21,14 +22,15 @@ PRESENT, FOUND_AT, FOUND, RESULT = range(80, 112, 8)
 
 @kernel
 def build(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Build the trie of some non-empty texts.
+    """Build the trie of a list of non-empty texts.
 
     The op record has these words in this order, where arrays are addresses:
 
     texts, ends, n_texts    u8[], the end of each text int64[n], n
     edges, mask             the edge table, which must have more slots than the texts have bytes, and its mask
     beginnings              output: u8[256], 1 for every first byte of a text
-    tokens                  int32[bytes of the texts + 1] of NOT_FOUND; output: the text that ends at each node
+    tokens                  int32[bytes of the texts + 1] of NOT_FOUND; output: the index of the text that ends at each
+                            node
     """
     texts, ends, n_texts = load_i64(op), load_i64(op + 8), load_i64(op + 16)
     edges, mask = load_i64(op + 24), load_i64(op + 32)
@@ -47,16 +49,16 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
                 store_i64(slot + 8, n_nodes)
                 n_nodes += 1
             node = load_i64(slot + 8)
-        if load_i32(tokens + node * 4) == NOT_FOUND:  # the first of equal texts wins
+        if load_i32(tokens + node * 4) == NOT_FOUND:  # if two texts are equal, the first one wins
             store_i32(tokens + node * 4, text)
         start = end
 
 
 @inline_function
 def is_marked(marks: int, n_marks: int, first: int, at: int, end: int, one_character: int) -> bool:
-    """Return whether there is a mark inside the text from `at` to `end`, or right before it if it is one character.
+    """Return whether there is a mark inside the text from `at` to `end`, or right before a text of one character.
 
-    `first` is the number of the first mark at or after `at`.
+    `first` is the index of the first mark at or after `at`.
     """
     while first < n_marks and load_i64(marks + first * 8) == at:
         if one_character:
@@ -76,10 +78,10 @@ def find(op: int, step: int, thread: int, n_threads: int) -> None:
     PARSE_CONTROL          whether to find control tokens
     BEGINNINGS to TOKENS   the results of `build`, with the edge table and its mask
     FLAGS                  u8[tokens]
-    PRESENT                output: u8[tokens], 1 for each token that occurs, even if it is unwanted or overlaps another
+    PRESENT                output: u8[tokens], 1 for each token that occurs, even if it is excluded or overlaps another
     FOUND_AT, FOUND        output: position int64[n] and token int32[n] of each token found
-    RESULT                 output: int64[2], the number of tokens found, and 1 if a token overlaps a found token and is
-                           not shorter, else 0
+    RESULT                 output: int64[2], the number of tokens found, and whether a token overlaps a found token
+                           without being shorter (1 or 0)
     """
     text, n_bytes = load_i64(op + TEXT), load_i64(op + N_BYTES)
     marks, n_marks = load_i64(op + MARKS), load_i64(op + N_MARKS)

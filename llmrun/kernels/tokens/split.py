@@ -1,10 +1,10 @@
 """The pre-tokenizer, which splits a text into the pieces that BPE merges.
 
-It runs in stages, and each stage splits the pieces of the previous one. Every byte of the text becomes a symbol. The
-first byte of a character becomes the class that the patterns assign to the character, and its other bytes become
-CONTINUES. The flag BEGINS marks symbols at which a piece begins, so a stage sees the cuts of earlier stages and adds
-its own in place. A pattern is a table (tokenizers/automaton.py) that needs one look-up per character. Rules of one to
-six stages run at 54 to 180 MB/s on 0.4 MB of prose and code.
+It runs in stages, and each stage splits the pieces of the previous stage. Every byte of the text is converted to a
+symbol. The first byte of a character becomes the class that the patterns assign to the character, and its other bytes
+become CONTINUES. The flag BEGINS marks the symbols at which a piece begins. Each stage reads the flags of earlier
+stages and sets its own in place. A pattern is a table (tokenizers/automaton.py) with one lookup per character.
+Pre-tokenizers with one to six stages run at 54 to 180 MB/s on 0.4 MB of prose and code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SYMBOLS, ENDS, COUNT = range(64, 88, 8)
 
 @inline_function
 def write_symbols(text: int, n_bytes: int, code_points: int, continues: int, symbols: int) -> None:
-    """Write one symbol for every byte of valid UTF-8, and one more that ends the last piece."""
+    """Write one symbol for every byte of valid UTF-8, and a final symbol that ends the last piece."""
     at = 0
     while at < n_bytes:
         lead = load_u8(text + at)
@@ -56,7 +56,7 @@ def cut(symbols: int, at: int) -> None:
 
 @inline_function
 def cut_matches(symbols: int, n_bytes: int, table: int, continues: int) -> None:
-    """Make every match of a pattern a piece. The text between two matches is a piece too."""
+    """Make every match of a pattern a piece. The text between two matches also becomes a piece."""
     start = 0
     while start < n_bytes:
         symbol = load_u8(symbols + start) & ~BEGINS
@@ -151,7 +151,7 @@ def split(op: int, step: int, thread: int, n_threads: int) -> None:
     TEXT, N_BYTES         u8[n] of valid UTF-8, n
     PART_ENDS, N_PARTS    the end of each part of the text, int64[p], p; no piece crosses the end of a part
     CODE_POINTS           u8[0x110000]: the symbol of each code point
-    N_SYMBOLS             the number s of symbols; symbol s is CONTINUES, and s + 1 is the end of the text
+    N_SYMBOLS             the number s of symbols; symbol s is CONTINUES, and symbol s + 1 marks the end of the text
     STAGES, N_STAGES      int64[k][2], k; the kind of each stage and the address of its table, which is
                           int32[states][s + 2] for a pattern and u8[s] for a set
     SYMBOLS               u8[n + 1] of scratch memory

@@ -1,10 +1,10 @@
-"""SentencePiece-style merging: adjacent symbols are merged if their text is a token, best score first.
+"""SentencePiece-style merging: adjacent symbols are merged if their combined text is a token, best score first.
 
-A symbol is a range of the text, so a look-up of its bytes tells whether two symbols merge. SentencePiece does not split
-text into pieces: everything between two control tokens is one fragment. But symbols never merge across a pair of bytes
-that occurs inside no token, and most spaces and the bytes before them form such pairs. The text between two of these
-places, a "word", is merged separately, and a repeated word reuses its earlier ids. This is 4 times as fast as one heap
-for the whole text. The twin is `bpe_merge.merge_by_priority`.
+A symbol is a range of the text, and two adjacent symbols merge if a lookup of their bytes finds a token. SentencePiece
+does not split text into pieces, so everything between two control tokens is one fragment. However, symbols never merge
+across a pair of bytes that does not occur in any token, and most spaces form such a pair with the byte before them. The
+text between two such pairs, a "word", is merged separately, and a repeated word reuses its earlier ids. This is 4 times
+as fast as one heap for the whole text. The twin is `bpe_merge.merge_by_priority`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_space(address: int, n_bytes: int) -> bool:
 
 @kernel
 def find_joined(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Find the bytes that come before a space inside any token.
+    """Find the bytes that precede a space inside any token.
 
     The op record has these words in this order, where arrays are addresses:
 
@@ -68,7 +68,7 @@ def find_joined(op: int, step: int, thread: int, n_threads: int) -> None:
 
 @inline_function
 def word_end(op: int, text: int, start: int, end: int) -> int:
-    """Return the first position after `start` across which no symbols merge, or `end`."""
+    """Return the first position after `start` across which no symbols merge, or `end` if there is none."""
     at = start + 1
     while at < end and not (
         load_u8(text + at) == SPACE_0
@@ -81,7 +81,7 @@ def word_end(op: int, text: int, start: int, end: int) -> int:
 
 @inline_function
 def usable_token(op: int, address: int, n_bytes: int) -> int:
-    """Return the id of the token that this plain text may become, or NOT_FOUND."""
+    """Return the id of the token with this text, or NOT_FOUND if plain text never becomes that token."""
     starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
     token: int = find_text(load_i64(op + TABLE), load_i64(op + MASK), starts, lengths, address, n_bytes)
     if token != NOT_FOUND and load_i32(load_i64(op + PRIORITIES) + token * 4) == NEVER:
@@ -111,7 +111,7 @@ def split_characters(text: int, n_bytes: int, begins: int, widths: int, previous
 def consider_pair(
     op: int, text: int, left: int, begins: int, widths: int, following: int, keys: int, heap: int, size: int
 ) -> int:
-    """Push the pair that starts with symbol `left` onto the heap if it merges, and return the size of the heap."""
+    """Push the pair that starts with symbol `left` onto the heap if it can merge, and return the size of the heap."""
     store_i64(keys + left * 8, NO_PAIR)
     right = load_i32(following + left * 4)
     if right < 0:
@@ -134,7 +134,7 @@ def merge_fragment(
 ) -> None:
     """Merge `n` linked symbols.
 
-    A heap entry is priority << 32 | index of the left symbol. It is stale if the key of that symbol has changed since.
+    A heap entry is priority << 32 | index of the left symbol. It is stale if that symbol's key has changed.
     """
     size = 0
     for left in range(n):
@@ -160,7 +160,7 @@ def merge_fragment(
 
 @inline_function
 def emit_fragment(op: int, text: int, begins: int, widths: int, following: int, n_out: int) -> int:
-    """Write the ids of the linked symbols, and return the new number of ids.
+    """Write the ids of the linked symbols, and return the total number of ids.
 
     A symbol that is not a token is written as the ids of its bytes.
     """
@@ -185,7 +185,7 @@ def emit_fragment(op: int, text: int, begins: int, widths: int, following: int, 
 
 @inline_function
 def encode_word(op: int, text: int, n_bytes: int, n_out: int) -> int:
-    """Write the ids of a word, whose neighbours never merge with it, and return the new number of ids."""
+    """Write the ids of a word and return the total number of ids. Words never merge with their neighbours."""
     scratch = load_i64(op + SCRATCH)
     begins, widths = scratch, scratch + 4 * n_bytes
     previous, following = scratch + 8 * n_bytes, scratch + 12 * n_bytes
@@ -198,10 +198,10 @@ def encode_word(op: int, text: int, n_bytes: int, n_out: int) -> int:
 
 @inline_function
 def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
-    """Write the ids of a word like `encode_word`, but copy them if an earlier occurrence of the word is remembered.
+    """Write the ids of a word like `encode_word`, but copy them if the word is in the table of known words.
 
-    A remembered word is four int64: its position, its length in bytes, the position of its ids in the output, and their
-    number. A length of 0 marks an empty entry.
+    An entry of the table has four int64: the word's position, its length in bytes, the position of its ids in the
+    output, and their number. A length of 0 marks an empty entry.
     """
     text, ids = load_i64(op + TEXT), load_i64(op + IDS)
     slot = finished_hash(hash_bytes(FNV_BASIS, text + start, n_bytes)) & (KNOWN_WORDS - 1)
@@ -230,10 +230,10 @@ def merge(op: int, step: int, thread: int, n_threads: int) -> None:
     TABLE, MASK                the token table and its mask
     STARTS, LENGTHS            the address and length of each token's text, int64[n]
     LONGEST                    the length in bytes of the longest token
-    PRIORITIES                 int32[n], lowest first; NEVER for tokens that plain text never becomes
+    PRIORITIES                 int32[n], lowest first; NEVER for tokens that plain text cannot become
     BYTE_IDS                   int32[256]: the id of each byte, or NOT_FOUND
     JOINED                     u8[256] from `find_joined`
-    KNOWN                      int64[KNOWN_WORDS][4] of zeros, for remembered words
+    KNOWN                      int64[KNOWN_WORDS][4] of zeros, the table of known words
     SCRATCH                    u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment]
     IDS, COUNT                 output: int32[text bytes + k], and the number of ids, int64[1]
     """

@@ -1,8 +1,8 @@
-"""The look-up tables of a vocabulary: from text to token, and from a pair of adjacent symbols to their merged token.
+"""The lookup tables of a vocabulary: from text to token, and from a pair of adjacent symbols to their merged token.
 
 Both are hash tables with open addressing, which `build` fills once per model. They contain only numbers, and the texts
-of the tokens stay in the file's header. Building them takes 30 ms for Llama 3 (128k tokens and 280k merges). Python
-dictionaries would take 450 ms.
+of the tokens stay in the file's header. Building both tables takes 30 ms for Llama 3 (128k tokens and 280k merges).
+Building Python dictionaries would take 450 ms.
 
 token table   int64[slots], where 0 is a free slot: high half of the text's hash | id + 1
 pair table    (int64 key + 1, int64 value)[slots], where 0 is a free slot:
@@ -29,7 +29,7 @@ GOLDEN_RATIO = 0x9E3779B97F4A7C15 - (1 << 64)
 def hash_bytes(state: int, address: int, length: int) -> int:
     """Compute the FNV-1a hash of some bytes, starting from `state`.
 
-    Starting from a state makes it possible to hash the product of a merge without writing it to memory.
+    Starting from a state makes it possible to hash the concatenation of two texts without writing it to memory.
     """
     for i in range(length):
         state = (state ^ load_u8(address + i)) * FNV_PRIME
@@ -62,9 +62,9 @@ def find_token(
     second: int,
     second_length: int,
 ) -> tuple[int, int]:
-    """Find the token whose text is `first` followed by `second`, and whose FNV state is `state`.
+    """Find the token whose text is `first` followed by `second`. `state` is the FNV state after that text.
 
-    Returns (id or NOT_FOUND, its slot or the free slot where it would go).
+    Returns (id or NOT_FOUND, index of the token's slot or of the free slot for it).
     """
     hashed = finished_hash(state)
     slot = hashed & mask
@@ -95,7 +95,7 @@ def find_text(table: int, mask: int, starts: int, lengths: int, address: int, le
 
 @inline_function
 def pair_slot(pairs: int, pair_mask: int, key: int) -> int:
-    """Return the address of the slot that holds `key`, or of the free slot where it would go."""
+    """Return the address of the slot that contains `key`, or of the free slot for it."""
     hashed = key * GOLDEN_RATIO
     slot = (hashed ^ ((hashed >> 32) & LOW_HALF)) & pair_mask
     while True:
@@ -122,7 +122,7 @@ def add_tokens(starts: int, lengths: int, n_tokens: int, table: int, mask: int) 
 def add_merge(
     rank: int, address: int, length: int, table: int, mask: int, starts: int, lengths: int, pairs: int, pair_mask: int
 ) -> bool:
-    """Insert the merge "left right" as token ids. Return False if left, right or their product is not a token."""
+    """Insert the merge "left right" as token ids. Return False if left, right or the merged text is not a token."""
     middle = 1  # the left symbol is never empty, and it may begin with a space
     while middle < length and load_u8(address + middle) != SPACE:
         middle += 1
@@ -147,7 +147,7 @@ def add_merge(
 
 @kernel
 def build(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Fill both tables and look up some texts.
+    """Fill both tables and look up a list of texts.
 
     The op record has these words in this order, where arrays are addresses:
 
@@ -159,7 +159,8 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
     merge_starts, merge_lengths      the address and length of each merge, int64[m]
     n_merges                         m
     pairs, pair_mask                 the pair table and its mask
-    unresolved, n_unresolved         output: merges with a text that is not a token, int32[m], and their number int64[1]
+    unresolved, n_unresolved         output: indices of merges with a text that is not a token, int32[m], and their
+                                     number, int64[1]
     """
     starts = load_i64(op)
     lengths = load_i64(op + 8)
@@ -195,7 +196,7 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
 def emit_inserted(
     position: int, next_insert: int, insert_at: int, insert_ids: int, n_inserts: int, out: int, n_out: int
 ) -> tuple[int, int]:
-    """Write the control tokens inserted at or before `position` of the text. Return (next insert, number of ids)."""
+    """Write the control tokens inserted at or before `position` in the text. Return (next insert, number of ids)."""
     while next_insert < n_inserts and load_i64(insert_at + next_insert * 8) <= position:
         store_i32(out + n_out * 4, load_i32(insert_ids + next_insert * 4))
         next_insert += 1

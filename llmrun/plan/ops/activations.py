@@ -1,4 +1,4 @@
-"""The activation functions of feed-forward networks."""
+"""Ops that compute the activation functions of feed-forward networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLAMPED_SLOPE = 1.702
 class Activation(StrEnum):
     SILU = "silu"  # x / (1 + exp(-x))
     GELU = "gelu"  # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-    # gpt-oss clamps the gate to at most 7 and `up` to [-7, 7]: gate / (1 + exp(-1.702 gate)) * (up + 1)
+    # gpt-oss clamps `gate` to at most 7 and `up` to [-7, 7], then computes gate / (1 + exp(-1.702 gate)) * (up + 1).
     CLAMPED_SILU = "clamped silu"
 
 
@@ -88,7 +88,7 @@ def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDAr
 
 
 def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """Compute activation(gate) * up for gate and up float32[rows, width]; returns float32[rows, width]."""
+    """Compute activation(gate) * up, where gate, up and the result are float32[rows, width]."""
     if activation is Activation.CLAMPED_SILU:
         gate = np.minimum(gate, np.float32(CLAMP))
         up = np.clip(up, np.float32(-CLAMP), np.float32(CLAMP)) + np.float32(1)

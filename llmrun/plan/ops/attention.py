@@ -1,4 +1,4 @@
-"""Attention over the KV cache."""
+"""The op that computes attention over the KV cache."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attention(Op):
-    """An op that computes the softmax attention of each row over all positions it sees.
+    """An op that computes the softmax attention of each row over all positions that are visible to it.
 
     scale     factor applied to the dot products of queries and keys
     soft_cap  if not 0, scores become cap * tanh(score / cap)
-    sinks     float32[heads], an extra score per head that takes part in the softmax but has no value
+    sinks     float32[heads], an extra score per head that is part of the softmax but has no value vector
     """
 
     q: Value
@@ -56,10 +56,10 @@ class AttentionWords(NamedTuple):
     """The op record of `attention` and `capped_attention`. `scale` and `soft_cap` are float32.
 
     scratch   address of the threads' scratch memory, `scratch_bytes` per thread
-    partials  address of the partial results of chunks in a step of one row, `partial_stride` bytes each
-    tables    index of the plan's window that the block tables belong to
-    window    number of positions that a row sees
-    sinks     address of the sinks of all heads, or 0
+    partials  address of the partial results of chunks in a step of one row, `partial_stride` bytes per chunk
+    tables    index of the block tables, which is the index of their window in the plan
+    window    number of positions that a row attends to
+    sinks     address of the sinks of all heads, or 0 if there are none
     """
 
     q: int
@@ -138,7 +138,7 @@ class AttentionOps(PlanBuilder):
         soft_cap: float = 0.0,
         sinks: NDArray[np.float32] | None = None,
     ) -> Value:
-        """Rotate queries and keys, store keys and values, and attend.
+        """Append ops that rotate queries and keys, store keys and values, and compute attention.
 
         `query_rope` defaults to `rope`, and `scale` to 1 / sqrt(head size).
         """
@@ -150,7 +150,7 @@ class AttentionOps(PlanBuilder):
     def attention_again(
         self, q: Value, shape: AttentionShape, rope: Rope | None, *, scale: float | None = None
     ) -> Value:
-        """Rotate queries, and attend to the keys and values stored by the last layer of this shape."""
+        """Append ops that rotate queries and attend to the keys and values stored by the last layer of this shape."""
         kv, rotated = self.last_layer(shape), Value(q.width)
         self.ops.append(Rotate(q, kv, self.rope_number(rope), rotated))
         return self._attend(rotated, kv, shape, scale, soft_cap=0.0, sinks=None)

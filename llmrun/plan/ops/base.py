@@ -21,23 +21,23 @@ class Op(ABC):
     @property
     @abstractmethod
     def inputs(self) -> tuple[Value, ...]:
-        """The values that the op reads, including a value that it accumulates into."""
+        """The values that the op reads, including any value that it accumulates into."""
 
     @property
     def changes(self) -> Value | None:
-        """The value that the op changes in place, or None if it only produces a new one."""
+        """The value that the op changes in place, or None if it only produces a new value."""
         return None
 
     @property
     def matrix(self) -> Matrix | None:
-        """The matrix that the op multiplies by or looks rows up in."""
+        """The matrix that the op multiplies by or from which it looks up rows, or None if it uses no matrix."""
         return None
 
     @property
     def routed_by(self) -> Routing | None:
-        """The routing that the op produces or reads, or None outside mixtures of experts."""
+        """The routing that the op produces or reads, or None if it has nothing to do with experts."""
         return None
 
     @abstractmethod
     def twin(self, run: Run) -> None:
-        """Compute the op in NumPy for all rows of one sequence. This defines what the op's kernels compute."""
+        """Compute the op in NumPy for all rows of one sequence. This defines the correct result of the op's kernels."""

@@ -1,4 +1,4 @@
-"""The gated short convolution of LFM2."""
+"""The op that computes the gated short convolution of LFM2."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Convolve(Op):
     """An op that computes a gated short convolution.
 
-    x is the concatenation of b, c and y, each of the shape's width. The cache keeps b * y. The output is c times the
-    sum over taps of weight[:, tap] * (b * y at that position), where the last tap is the row's own position. `weight`
-    is float32[width, taps]; positions before the first count as 0.
+    x is the concatenation of b, c and y, which all have the width given by the shape. The cache stores b * y. The
+    output is c times the sum over taps of weight[:, tap] * (b * y at the position of the tap). The last tap is the
+    row's own position, and positions before the first one contribute 0. `weight` is float32[width, taps].
     """
 
     x: Value
@@ -43,8 +43,8 @@ class Convolve(Op):
 class ConvolutionWords(NamedTuple):
     """The op record of `keep` and `convolve`. Only `convolve` has the last four words.
 
-    tables  index of the plan's window that the block tables belong to
-    width   width of a row, a whole number of vectors
+    tables  index of the block tables, which is the index of their window in the plan
+    width   width of a row, padded to a whole number of vectors
     weight  address of float32[taps, width]
     """
 
@@ -61,7 +61,7 @@ class ConvolutionWords(NamedTuple):
 
 
 def convolution_reference(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Convolve all positions of one sequence.
+    """Compute the gated short convolution for all positions of one sequence.
 
     x is float32[rows, 3 * width] (b, c and y), weight float32[width, taps]. Returns float32[rows, width].
     """
@@ -79,7 +79,7 @@ class ConvolutionOps(PlanBuilder):
     __slots__ = ()
 
     def convolve(self, x: Value, weight: NDArray[np.float32]) -> Value:
-        """Append a gated short convolution. `weight` is float32[width, taps], and x is three times as wide."""
+        """Append a gated short convolution. `weight` is float32[width, taps], and x has 3 * width features."""
         shape = ConvolutionShape(*weight.shape)
         out = x.like(shape.width)
         self.ops.append(Convolve(x, weight, self.next_layer(shape), out))

@@ -1,4 +1,4 @@
-"""The token embedding."""
+"""The op that looks up token embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """An op that looks up the embedding of each token of the step: out = scale * table[token]."""
+    """An op that looks up the embedding of each token in the step: out = scale * table[token]."""
 
     table: Matrix
     scale: float
@@ -37,8 +37,11 @@ class Embed(Op):
 
 
 class EmbedWords(NamedTuple):
-    """The op record of `embed`. The five words from `mins` to `more_values` are offsets of planes in a group of 16
-    rows, or 0 for planes that the weight type lacks. `scale` is a float32."""
+    """The op record of `embed`. `scale` is a float32.
+
+    The five words from `mins` to `more_values` are offsets of planes in a group of 16 rows, or 0 for planes that the
+    weight type lacks.
+    """
 
     table: int
     group_bytes: int

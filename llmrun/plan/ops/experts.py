@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing rows to experts, running the experts, and combining their outputs."""
+"""Ops for mixtures of experts. They route rows to experts, run the experts, and combine their outputs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class Gating(StrEnum):
-    """How the router's logits become the weights of the experts."""
+    """The ways in which the router's logits are converted to expert weights."""
 
-    SOFTMAX = "softmax"  # over the logits of all experts
+    SOFTMAX = "softmax"  # softmax over the logits of all experts
     SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over the logits of the chosen experts only
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # softmax over the logits of the chosen experts only
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Op):
-    """An op that chooses the `used` most probable experts. Ties go to the lower expert number.
+    """An op that chooses the `used` most probable experts for each row. Ties go to the lower expert index.
 
-    normalized      divide the weights by their sum (at least 2^-14)
+    normalized      whether to divide the weights by their sum (or by 2^-14 if the sum is smaller)
     scale           factor applied to the weights after normalization
-    selection_bias  float32[experts], added to the probabilities for choosing experts only
+    selection_bias  float32[experts], added to the probabilities when experts are chosen, but not to the weights
     expert_scales   float32[experts], a factor per expert that is applied last
     """
 
@@ -65,14 +65,14 @@ class Route(Op):
 class ExpertLinear(Product):
     """An op that multiplies each chosen row by the matrix of its expert.
 
-    `weight` holds the matrices of all experts, one after the other. If x has ALL rows, each row goes to every expert it
-    is routed to.
+    `weight` contains the matrices of all experts, one after the other. If the rows of x are ALL, each row is multiplied
+    by the matrix of every expert that it is routed to.
     """
 
     x: Value
     weight: Matrix
     routing: Routing
-    out: Value  # CHOSEN
+    out: Value  # its rows are CHOSEN
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -93,7 +93,7 @@ class ExpertLinear(Product):
 
 @dataclass(frozen=True, slots=True)
 class ExpertBias(Op):
-    """An op that adds the expert's bias to each row; `bias` is float32[experts, width]."""
+    """An op that adds to each row the bias of its expert. `bias` is float32[experts, width]."""
 
     x: Value
     bias: NDArray[np.float32]
@@ -115,12 +115,12 @@ class ExpertBias(Op):
 
 @dataclass(frozen=True, slots=True)
 class Combine(Op):
-    """An op that sums weight * y over the experts of each row, in the order of the routing."""
+    """An op that sums weight * y over the experts of each row, in routing order."""
 
-    y: Value  # CHOSEN
+    y: Value  # its rows are CHOSEN
     routing: Routing
     out: Value
-    adds: bool  # out += instead of out =
+    adds: bool  # computes out += sum instead of out = sum
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -141,8 +141,11 @@ class Combine(Op):
 
 
 class RouteWords(NamedTuple):
-    """The op record of `route`. `gating` is one of the numbers in expert_tables.py and `scale` a float32. `bias` and
-    `expert_scales` are addresses, or 0."""
+    """The op record of `route`.
+
+    `gating` is one of the constants in expert_tables.py, and `scale` is a float32. `bias` and `expert_scales` are
+    addresses, or 0 if absent.
+    """
 
     logits: int
     logits_stride: int
@@ -176,7 +179,7 @@ class GroupWords(NamedTuple):
 
 
 class ExpertBiasWords(NamedTuple):
-    """The op record of `bias`. `experts` and `row_bytes` locate the routing's table of the expert of each slot."""
+    """The op record of `bias`. `experts` and `row_bytes` locate the routing's table of experts by slot."""
 
     x: int
     x_stride: int
@@ -273,13 +276,16 @@ class ExpertOps(PlanBuilder):
         selection_bias: NDArray[np.float32] | None = None,
         expert_scales: NDArray[np.float32] | None = None,
     ) -> Routing:
-        """Choose `used` experts for each row."""
+        """Append an op that chooses `used` experts for each row."""
         routing = Routing(logits.width, used)
         self.ops.append(Route(logits, gating, normalized, scale, selection_bias, expert_scales, routing))
         return routing
 
     def expert_linear(self, x: Value, weight: Matrix, routing: Routing) -> Value:
-        """Multiply each row by the matrices of its experts; `weight` holds all experts, one after the other."""
+        """Append an op that multiplies each row by the matrices of its experts.
+
+        `weight` contains the matrices of all experts, one after the other.
+        """
         out = Value(weight.rows // routing.experts, Rows.CHOSEN, routing.used)
         self.ops.append(ExpertLinear(x, weight, routing, out))
         return out
@@ -290,7 +296,7 @@ class ExpertOps(PlanBuilder):
         return out
 
     def combine(self, y: Value, routing: Routing, to: Value) -> None:
-        """Add the weighted sum of each row's expert outputs to `to`."""
+        """Append an op that adds the weighted sum of each row's expert outputs to `to`."""
         self.ops.append(Combine(y, routing, to, adds=True))
 
     def combined(self, y: Value, routing: Routing) -> Value:

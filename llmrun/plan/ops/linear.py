@@ -1,4 +1,4 @@
-"""Matrix products, and the quantization of their inputs."""
+"""Ops that compute matrix products, and the quantization of their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from llmrun.plan.twin import Run
 
-PARTIALS = 4  # partial sums in a product with float weights
+PARTIALS = 4  # number of partial sums in a product with float weights
 
 
 class Product(Op):
@@ -58,8 +58,10 @@ class Linear(Product):
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear(Product):
-    """An op that multiplies each of `heads` equal parts of a row by its own matrix. `weight` holds these matrices one
-    after the other."""
+    """An op that multiplies each of `heads` equal parts of a row by its own matrix.
+
+    `weight` contains these matrices, one after the other.
+    """
 
     x: Value
     weight: Matrix
@@ -77,8 +79,11 @@ class HeadLinear(Product):
 
 
 class QuantizeWords(NamedTuple):
-    """The op record of `quantize`. `scale_stride` is the distance in bytes between two rows' scales, offsets or sums;
-    half sums have twice that stride."""
+    """The op record of `quantize`.
+
+    `scale_stride` is the distance in bytes between the scales of two rows. Offsets and sums have the same stride, and
+    half sums have twice that stride.
+    """
 
     x: int
     x_stride: int
@@ -93,19 +98,18 @@ class QuantizeWords(NamedTuple):
 
 
 class IntegerWords(NamedTuple):
-    """The op record of products with integer weights, `linear` and `experts`. Only `experts` has the words from
-    `tables` on.
+    """The op record of matrix products with integer weights, `linear` and `experts`.
 
-    The five words from `mins` to `more_values` are offsets of planes in a group of 16 outputs, or 0 for planes that the
-    weight type lacks.
+    Only `experts` has the words from `tables` to the end. The five words from `mins` to `more_values` are offsets of
+    planes in a group of 16 outputs, or 0 for planes that the weight type lacks.
 
-    groups       groups of 16 outputs, of the matrix or of one expert
-    chunk        groups that a thread claims at a time
-    adds         1 for out += instead of out =
+    groups       number of groups of 16 outputs in the matrix, or in one expert's matrix
+    chunk        number of groups that a thread claims at a time
+    adds         1 to compute out += product, 0 to compute out = product
     logits       1 if the step provides the address of the output
     panels       address of the memory for unpacked weights, `panels_stride` bytes per thread
     tables       address of the routing's tables, `tables_bytes` per thread
-    row_numbers  address of int32[slots]: the row of x for each slot
+    row_numbers  address of int32[slots]: the index of the row of x for each slot
     own_rows     1 if x has a row for each slot
     """
 
@@ -139,8 +143,10 @@ class IntegerWords(NamedTuple):
 
 
 class FloatWords(NamedTuple):
-    """The op record of products with float weights. The words have the same meaning as in IntegerWords. `columns` is
-    padded to a multiple of 4."""
+    """The op record of matrix products with float weights.
+
+    The words have the same meaning as in IntegerWords. `columns` is padded to a multiple of 4.
+    """
 
     weights: int
     groups: int
@@ -186,8 +192,8 @@ def integer_linear_reference(
     x         int8[rows, blocks, 32]
     x_scales  float32[rows, blocks]
 
-    Returns float32[rows, n]. The integer arithmetic matches the kernel's exactly, and the float32 sums over blocks run
-    in the same order. The results differ only by the kernel's fused multiply-add.
+    Returns float32[rows, n]. The integer arithmetic matches the kernel's exactly, and the blocks are summed in float32
+    in the same order. The results differ only because the kernel uses fused multiply-add.
     """
     sub_blocks = scales.shape[2]
     halves = (-1, sub_blocks, 32 // sub_blocks)
@@ -208,9 +214,9 @@ def integer_linear_reference(
 
 
 def float_linear_reference(weights: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Multiply x float32[rows, k] by float weights float32[n, k]; returns float32[rows, n].
+    """Multiply x float32[rows, k] by float weights float32[n, k].
 
-    Partial sums are added in the same order as in the kernel.
+    Returns float32[rows, n]. Partial sums are added in the same order as in the kernel.
     """
     partial = np.zeros((PARTIALS, len(x), len(weights)), np.float32)
     for column in range(x.shape[1]):
@@ -228,11 +234,14 @@ class LinearOps(PlanBuilder):
         return out
 
     def linear_add(self, x: Value, weight: Matrix, to: Value) -> None:
-        """Add x . weight to `to`."""
+        """Append an op that adds x . weight to `to`."""
         self.ops.append(Linear(x, weight, to, adds=True))
 
     def head_linear(self, x: Value, weight: Matrix, heads: int) -> Value:
-        """Multiply each of `heads` equal parts of x by its own rows of `weight`, float[heads * out, part width]."""
+        """Append an op that multiplies each of `heads` equal parts of x by its own matrix.
+
+        `weight` contains the matrices of all heads and has the shape [heads * out, part width].
+        """
         out = x.like(weight.rows)
         self.ops.append(HeadLinear(x, weight, heads, out))
         return out

@@ -1,4 +1,4 @@
-"""Ops on the logits."""
+"""Ops that transform the logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SoftCap(Op):
-    """An op that computes x = cap * tanh(x / cap) in place, where x are the logits."""
+    """An op that computes x = cap * tanh(x / cap) in place on the logits x."""
 
     x: Value
     cap: float

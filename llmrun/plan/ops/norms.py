@@ -1,4 +1,4 @@
-"""Normalization of rows: RMSNorm of whole rows or of each head, and LayerNorm."""
+"""Ops that normalize rows: RMSNorm of whole rows or of each head, and LayerNorm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RmsNorm(Op):
     x: Value
     weight: NDArray[np.float32]
     epsilon: float
-    out: Value  # if only `out` is WANTED, only the wanted rows of x are read
+    out: Value  # if the rows of `out` are WANTED but those of x are ALL, only the wanted rows of x are read
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -42,7 +42,7 @@ class LayerNorm(Op):
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None
     epsilon: float
-    out: Value  # as in RmsNorm
+    out: Value  # may have fewer rows than x, as in RmsNorm
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -54,7 +54,7 @@ class LayerNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm(Op):
-    """An op that applies RMSNorm to each head separately; `weight` is float32[head size]."""
+    """An op that applies RMSNorm to each head separately. `weight` is float32[head size]."""
 
     x: Value
     weight: NDArray[np.float32]
@@ -74,9 +74,9 @@ class NormWords(NamedTuple):
     """The op record of `rmsnorm` and `layernorm`.
 
     epsilon  a float32
-    gathers  1 if row i of the output is computed from the i-th wanted row
-    heads    number of parts of a row that rmsnorm normalizes separately, each of `width` features; if there are
-             several parts, `width` must be a whole number of vectors
+    gathers  1 if row i of the output is computed from the i-th wanted row of the input
+    heads    number of parts of `width` features that rmsnorm normalizes separately; if there are several parts, `width`
+             must be a whole number of vectors
     bias     address of the bias of layernorm
     """
 
@@ -123,7 +123,7 @@ class NormOps(PlanBuilder):
         return out
 
     def rmsnorm_wanted(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Normalize only the rows whose logits are requested. All later ops work on those rows."""
+        """Append an RMSNorm of only the rows whose logits are requested. All later ops process only those rows."""
         out = Value(x.width, Rows.WANTED)
         self.ops.append(RmsNorm(x, weight, epsilon, out))
         return out
@@ -143,7 +143,7 @@ class NormOps(PlanBuilder):
         return out
 
     def headnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Normalize each head separately. All heads share `weight` float32[head size]."""
+        """Append an RMSNorm of each head. All heads share `weight`, which is float32[head size]."""
         out = x.like(x.width)
         self.ops.append(HeadNorm(x, weight, epsilon, out))
         return out

@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, and storage of keys and values in the KV cache."""
+"""Ops that rotate queries and keys (RoPE) and store keys and values in the KV cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RopeStore(Op):
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Op):
-    """An op that rotates the queries of a layer that attends to the keys and values of another layer."""
+    """An op that rotates queries only, for layers that attend to the keys and values of another layer."""
 
     q: Value
     kv: LayerKV
@@ -69,13 +69,15 @@ class Rotate(Op):
 
 
 class RopeWords(NamedTuple):
-    """The op record of `rotate` and `rope_store`. Only `rope_store` has the words from `k` on.
+    """The op record of `rotate` and `rope_store`. Only `rope_store` has the words from `k` to the end.
 
     pairs            number of feature pairs to rotate
-    rotation         byte offset of the queries' rotations in a row of rotations; `key_rotation` is that of the keys
-    rotation_stride  bytes between two rows of rotations
-    pair_step        bytes between two pairs; `pair_gap` is the distance between the two features of a pair
-    tables           index of the plan's window that the block tables belong to
+    rotation         byte offset of the queries' rotations in a row of rotations
+    key_rotation     byte offset of the keys' rotations in a row of rotations
+    rotation_stride  distance in bytes between two rows of rotations
+    pair_step        distance in bytes between two pairs
+    pair_gap         distance in bytes between the two features of a pair
+    tables           index of the block tables, which is the index of their window in the plan
     """
 
     q: int

@@ -1,4 +1,4 @@
-"""Element-wise ops on rows, and slicing and concatenation of rows."""
+"""Element-wise ops on rows, and ops that slice or concatenate rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bias(Op):
-    """An op that computes x + bias; `bias` is float32[width]."""
+    """An op that computes x + bias. `bias` is float32[width]."""
 
     x: Value
     bias: NDArray[np.float32]
@@ -56,7 +56,7 @@ class Add(Op):
 
 @dataclass(frozen=True, slots=True)
 class AddGated(Op):
-    """An op that computes out += sigmoid(gate) * y; `gate` has one feature."""
+    """An op that computes out += sigmoid(gate) * y. `gate` has one feature per row."""
 
     y: Value
     gate: Value
@@ -95,8 +95,10 @@ class Scale(Op):
 
 
 class AddWords(NamedTuple):
-    """The op record of `add`: out = x + factor * y, where `factor` is a float32. If `gate` (an address) is not 0, the
-    sigmoid of the row's gate replaces the factor."""
+    """The op record of `add`, which computes out = x + factor * y.
+
+    `factor` is a float32. If `gate` (an address) is not 0, the sigmoid of the row's gate replaces the factor.
+    """
 
     out: int
     out_stride: int
@@ -112,8 +114,10 @@ class AddWords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Op):
-    """An op that splits each row into `groups` equal parts and takes a slice of each part, starting at `first`. The
-    width of `out` determines the width of the slices."""
+    """An op that splits each row into `groups` equal parts and takes a slice of each part, starting at `first`.
+
+    The width of `out` determines the width of the slices.
+    """
 
     x: Value
     groups: int
@@ -131,8 +135,10 @@ class Slice(Op):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Op):
-    """An op that splits the rows of a and b into `groups` equal parts and concatenates each part of a with the same
-    part of b. If a has only one part, it is broadcast to all parts of b."""
+    """An op that splits the rows of a and b into `groups` equal parts and concatenates the corresponding parts.
+
+    If a has only one part, it is broadcast to all parts of b.
+    """
 
     a: Value
     b: Value
@@ -151,8 +157,11 @@ class Concat(Op):
 
 
 class ConcatWords(NamedTuple):
-    """The op record of `concat`. Each of the `parts` parts of a row is `a_bytes` of a followed by `b_bytes` of b. The
-    source pointers advance by `a_step` and `b_step` bytes per part."""
+    """The op record of `concat`.
+
+    Each of the `parts` parts of a row consists of `a_bytes` bytes of a followed by `b_bytes` bytes of b. The source
+    pointers advance by `a_step` and `b_step` bytes per part.
+    """
 
     a: int
     a_stride: int
@@ -176,15 +185,15 @@ class RowOps(PlanBuilder):
         return out
 
     def add(self, y: Value, to: Value, scale: float = 1.0) -> None:
-        """Compute to += scale * y."""
+        """Append an op that computes to += scale * y."""
         self.ops.append(Add(y, scale, to))
 
     def add_gated(self, y: Value, gate: Value, to: Value) -> None:
-        """Compute to += sigmoid(gate) * y; `gate` has one feature."""
+        """Append an op that computes to += sigmoid(gate) * y. `gate` has one feature per row."""
         self.ops.append(AddGated(y, gate, to))
 
     def scale(self, x: Value, factor: float) -> None:
-        """Compute x *= factor in place."""
+        """Append an op that computes x *= factor in place."""
         self.ops.append(Scale(x, factor))
 
     def slice(self, x: Value, first: int, width: int, groups: int = 1) -> Value:
@@ -194,11 +203,11 @@ class RowOps(PlanBuilder):
         return out
 
     def concat(self, a: Value, b: Value, groups: int = 1) -> Value:
-        """Concatenate each of `groups` parts of a with the same part of b."""
+        """Concatenate each of `groups` equal parts of a with the corresponding part of b."""
         return self._concat(a, b, groups, a.width + b.width)
 
     def concat_to_each(self, a: Value, b: Value, groups: int) -> Value:
-        """Concatenate all of a with each of `groups` parts of b."""
+        """Concatenate the whole row of a with each of `groups` equal parts of b."""
         return self._concat(a, b, groups, a.width * groups + b.width)
 
     def _concat(self, a: Value, b: Value, groups: int, width: int) -> Value:
