@@ -1,8 +1,8 @@
 """The input history of the prompt, which is shared by all chats.
 
-Each line of the file is a JSON string. Input of several lines is therefore one entry, and an entry that was truncated
-because the disk was full does not damage the others. Only the user can read the file. Several chats may append to it at
-the same time. When the file reaches LARGEST bytes, its older half is dropped. If the file cannot be read or written, the
+Each line of the file is a JSON string. Multi-line input is therefore one entry, and an entry that was truncated because
+the disk was full does not damage the others. Only the user can read the file. Several chats may append to it at the
+same time. When the file reaches LARGEST bytes, its older half is dropped. If the file cannot be read or written, the
 chat prints one note and continues without a stored history.
 """
 

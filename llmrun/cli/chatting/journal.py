@@ -39,7 +39,7 @@ class Lock:
         self._path = path
 
     def release(self) -> None:
-        """Remove the lock file, then release the lock. Idempotent."""
+        """Remove the lock file before releasing the lock. Idempotent."""
         if self._held.is_locked:
             with contextlib.suppress(OSError):  # an empty lock file that is left behind is harmless
                 self._path.unlink()
@@ -163,7 +163,8 @@ class _Appended:
         self.size = whole_bytes
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         try:
-            if os.fstat(self._descriptor).st_size != whole_bytes:  # truncate only if necessary, because it always changes the file's mtime
+            # Truncate only if necessary, because truncating always changes the file's mtime.
+            if os.fstat(self._descriptor).st_size != whole_bytes:
                 os.ftruncate(self._descriptor, whole_bytes)
         except BaseException:
             self.close()

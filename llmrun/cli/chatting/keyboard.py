@@ -54,7 +54,7 @@ _NEARLY_FULL = 0.9
 _METER_FROM = 40  # columns; on narrower terminals, no meter is shown
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # columns
-_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these keys cancel a selection, like the arrow keys, Home and End
+_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, like the arrow keys
 _MENU_ROWS = 6
 
 _STYLE = Style.from_dict(
