@@ -28,7 +28,7 @@ class ConversationRecord:
         self._given_up = False
 
     def add(self, event: Event) -> None:
-        """Apply an event and save it. Raises Misplaced if the event is not allowed now, which is a bug in the caller."""
+        """Apply an event and save it. Raises Misplaced if the event is not allowed now, which is the caller's bug."""
         self._save(self._make_ready, event)
         self.conversation.apply(event)
         self._save(self._write, event)
@@ -61,7 +61,7 @@ class ConversationRecord:
             self._give_up(self._saved.path if self._saved else self._store.folder, error)
 
     def _make_ready(self, event: Event) -> None:
-        """Create the file or convert it to the current format, before an event is applied."""
+        """Before an event is applied, create or convert the file if necessary, and complete an interrupted answer."""
         if isinstance(self._saved, OlderFile):
             self._saved = self._store.convert(self._saved, self.conversation)
         elif self._saved is None and isinstance(event, AnswerBegan) and self.conversation.exchanges:
@@ -98,8 +98,8 @@ class ConversationRecord:
 def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     """Continue a saved conversation in its file, or in a new file if another process is writing to the old one.
 
-    If the file is in an older format, it is converted when the first event is added. Raises LlmrunError if the file is damaged, and
-    OSError if it cannot be read.
+    If the file is in an older format, it is converted when the first event is added. Raises LlmrunError if the file is
+    damaged, and OSError if it cannot be read.
     """
     if store.is_saved_copy(path):
         found = read_conversation(path)

@@ -9,8 +9,7 @@ class LiveRows:
     """The rows on the screen that can still be redrawn. `write` sends text to the terminal.
 
     The cursor is at the end of the last live row. If there are no live rows, it is in the first column of a new line.
-    Drawing uses only two operations, moving the cursor up and erasing downwards. It changes no terminal modes, so nothing
-    has to be restored.
+    Drawing only moves the cursor up and erases downwards. It changes no terminal modes, so there is nothing to restore.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:

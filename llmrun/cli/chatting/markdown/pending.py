@@ -23,7 +23,7 @@ _ROOM_TO_GROW = 10  # expected width of a word in columns
 
 
 class Pending:
-    """The unfinished part of an answer. New text is appended at its end, and finished blocks are removed from its start.
+    """The unfinished part of an answer. Text is appended at its end, and finished blocks are removed from its start.
 
     source  the remaining text, which starts with an unfinished top-level block
     """

@@ -16,7 +16,7 @@ from llmrun.cli.console.terminal import visible, visible_line, width
 Row = list[Segment]
 
 _MOST_MARKS = 8  # maximum number of combining marks per character; no script needs more than five
-_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # removes spaces and box-drawing lines, because they depend on the width
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # deletes what depends on the width
 
 
 def plain(row: Row) -> str:
@@ -64,7 +64,8 @@ def shown(text: str) -> str:
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
 
-_MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")  # matches runs that may be combining marks, which are not word characters
+# Runs that may be combining marks, which are not word characters.
+_MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")
 
 
 def _thinned(run: re.Match[str]) -> str:
@@ -123,8 +124,8 @@ def without_last_word(row: Row) -> Row | None:
 def wrapped(text: Text, limit: int) -> Iterator[Text]:
     """Wrap text at newlines and spaces into rows of at most `limit` columns. Words that are longer start a new row.
 
-    Rich avoids line breaks in Chinese and Japanese sentences and allows punctuation at the start of a row. This function
-    fills each row before it starts the next one, so appending text changes only the last two rows.
+    Rich avoids line breaks in Chinese and Japanese sentences and allows punctuation at the start of a row. This
+    function fills each row before it starts the next one, so appending text changes only the last two rows.
     """
     for line in text.split("\n", allow_blank=True):
         begins = [begin for begin, _ in _filled(line.plain, limit)]

@@ -1,7 +1,7 @@
 """Prepares markdown-it's tokens for Rich.
 
-Text is made safe here, after parsing, because control characters can be written as entities such as `&#27;`. The targets
-of links and images are shown in parentheses after them, because Rich would hide a link's target in an escape sequence
+Text is made safe here, after parsing, because entities such as `&#27;` can produce control characters. The targets of
+links and images are shown in parentheses after them, because Rich would hide a link's target in an escape sequence
 and show images before their paragraph.
 """
 

@@ -1,7 +1,7 @@
 """Shows an answer as it streams.
 
-A finished block is written once and then scrolls with the rest of the output. Unfinished blocks are redrawn in place. If
-a block is taller than the terminal, only its last rows are redrawn.
+A finished block is written once and then scrolls with the rest of the output. Unfinished blocks are redrawn in place.
+If a block is taller than the terminal, only its last rows are redrawn.
 """
 
 from __future__ import annotations
