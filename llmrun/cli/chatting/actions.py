@@ -166,7 +166,7 @@ def load(chat: Chat, name: str) -> None:
     chat.switch_to(record)
     chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
-        chat.confirm(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} answers from here on")
+        chat.confirm(f"it used {visible_line(held_with)} so far; {visible_line(chat.model)} answers from here on")
 
 
 def stats(chat: Chat, argument: str) -> None:

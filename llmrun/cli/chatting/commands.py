@@ -119,7 +119,7 @@ COMMANDS: tuple[Command, ...] = (
 )
 _HINTS = (
     ('"""  ', "begins and ends a message of several lines"),
-    ("//   ", "sends a question that begins with a slash (a leading blank works, too)"),
+    ("//   ", "sends a question that begins with a slash (a leading space also works)"),
 )
 
 

@@ -288,7 +288,7 @@ class Chat:
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
-        """Answer the last question. On failure, if the question has no earlier answer, remove it and offer it for editing."""
+        """Answer the last question. If that fails, and it has no earlier answer, remove it and offer it for editing."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=self._window.prompt(self.conversation),

@@ -1,8 +1,8 @@
 """Handles Ctrl-C, SIGTERM and SIGHUP during a chat.
 
 Python's default handler can raise KeyboardInterrupt between any two instructions, for example after the end of an
-answer but before the answer is saved. The handler in this module is installed for the whole chat and raises an exception
-only while a turn is being read. At other times, it records the signal and tells the engine to stop.
+answer but before the answer is saved. The handler in this module is installed for the whole chat and raises an
+exception only while a turn is being read. At other times, it records the signal and tells the engine to stop.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def reporting_file_errors(command: str) -> Iterator[None]:
 def read_conversation(path: Path) -> Recording:
     """Read a conversation's file, and the pieces of an unfinished answer if there is one.
 
-    A partial last line is ignored. Raises ConversationFileError, with the line number, if any other line is invalid, and
+    A partial last line is ignored. Raises ConversationFileError, with the line number, if another line is invalid, and
     OSError if the file cannot be read.
     """
     try:
