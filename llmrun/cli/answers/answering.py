@@ -1,4 +1,4 @@
-"""Runs one request. Streams its answer, handles Ctrl-C and prints the statistics at the end."""
+"""Runs one request, which includes streaming the answer, handling Ctrl-C and printing the statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The note that explains the default model and suggests a better one for this machine."""
+"""Prints a note about the default model, which suggests a better model for this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a model by name. Resolves the name, downloads and loads the model, and shows the progress."""
+"""Opens a model by name, downloading it first if necessary, and shows the progress."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class AnswerFlags:
     ctx_size: options.ContextSize = None
     kv_type: options.KVType = None
     threads: options.Threads = None
-    sampling: Mapping[str, int | float] = field(default_factory=dict)  # has one flag for each parameter in SAMPLING
+    sampling: Mapping[str, int | float] = field(default_factory=dict)  # each parameter in SAMPLING has a flag
     seed: options.Seed = None
     stop: options.Stop = None
     think: options.Think = None

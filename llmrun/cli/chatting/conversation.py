@@ -64,7 +64,7 @@ class Exchange:
         return "".join(self.thoughts)
 
     def answered(self) -> Answered | None:
-        """Return everything received of the answer as one event, or None if no answer has begun."""
+        """Return the answer received so far as one event, or None if no answer has begun."""
         if self.began is None:
             return None
         ended = self.ended
@@ -82,7 +82,7 @@ class Exchange:
         )
 
     def take(self, answered: Answered) -> None:
-        """Replace the answer with a complete one."""
+        """Replace the answer with a complete answer."""
         self.began = AnswerBegan(answered.seed)
         self.thoughts = [] if answered.thinking is None else [answered.thinking]
         self.pieces = [answered.text] if answered.text else []

@@ -74,7 +74,7 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The beginning of an answer to the last question. The new answer replaces an earlier one.
+    """The beginning of an answer to the last question. It replaces any earlier answer.
 
     seed  None if the server chose it
     """

@@ -88,7 +88,7 @@ class Journal:
 
     @property
     def is_answering(self) -> bool:
-        """True if pieces of an answer have been saved, but the whole answer has not."""
+        """True if pieces of an answer have been saved, but the complete answer has not."""
         return self._answer is not None
 
     def write_piece(self, piece: Piece) -> None:
@@ -106,7 +106,7 @@ class Journal:
             self._answer.append(to_line(piece))
 
     def write(self, event: Event) -> None:
-        """Append an event to the conversation's file. If it is a whole answer, sync the file and remove the pieces.
+        """Append an event to the conversation's file. If it is a complete answer, sync the file and remove the pieces.
 
         Raises OSError like `write_piece`. In this case, the pieces are not removed.
         """
@@ -157,7 +157,7 @@ def remove_files(path: Path) -> None:
 
 
 class _Appended:
-    """An open file that is only appended to, in whole lines."""
+    """An open file to which only complete lines are appended."""
 
     def __init__(self, path: Path, whole_bytes: int) -> None:
         self.size = whole_bytes

@@ -1,4 +1,4 @@
-"""Statistics over a whole chat, which /stats shows."""
+"""The statistics for an entire chat, which /stats shows."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def command(
 
 
 def _complete(context: typer.Context, words: list[str]) -> None:
-    """Print the candidates for the last word, one per line. A tab separates each from its description.
+    """Print the candidates for the last word, one per line. A tab precedes each description.
 
     The line `:files` tells the shell to complete file names.
     """
