@@ -31,7 +31,7 @@ class ModelInUse:
     """The one model that is open.
 
     Two models might not fit in memory at the same time, and the default context size of a model depends on the free
-    memory. A switch therefore closes the current model before it opens the next one, and reopens the old model if that
+    memory. The current model is therefore closed before the next one is opened, and reopened if opening the next one
     fails.
     """
 
