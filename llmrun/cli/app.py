@@ -1,4 +1,4 @@
-"""The `llmrun` entry point. It runs a command and is the only place that catches every exception."""
+"""The `llmrun` entry point. It runs a command and catches every exception."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     cls=Commands,
     help="Run quantized GGUF language models on your own computer.",
     add_completion=False,
-    rich_markup_mode=None,  # Rich's help costs 64 ms more
+    rich_markup_mode=None,  # help formatted by Rich takes 64 ms longer
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         silence(sys.stdout)
         return CLOSED_PIPE
-    except Exception as error:  # noqa: BLE001  the only place: an error must end in words and a code
+    except Exception as error:  # noqa: BLE001  every error must produce a message and an exit code
         if _wants_traceback(arguments):
             import traceback
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    # `app()` would let Typer handle exceptions itself, with exit code 1 for a closed pipe.
+    # Do not call `app()`, because Typer would then handle exceptions itself and exit with 1 for a closed pipe.
     command = typer.main.get_command(app)
     try:
         with command.make_context("llmrun", list(arguments)) as context:
@@ -87,7 +87,8 @@ def _run(arguments: Sequence[str]) -> int:
 def _prepare_streams() -> bool:
     """Make sure that all three streams are open. Return False if stdout was closed.
 
-    The next file to be opened would reuse a closed descriptor, and the answer would be written into that file.
+    If a standard stream is closed, the next file to be opened gets its descriptor, and the answer could be written into
+    that file.
     """
     nowhere = Path(os.devnull)
     if sys.stdin is None:

@@ -1,6 +1,6 @@
-"""The output of `llmrun show`: the facts of a GGUF header in sections.
+"""The output of `llmrun show`, which prints the metadata in a GGUF header, in sections.
 
-Every text from a file passes through `visible_line` before it is printed.
+All text from a file passes through `visible_line` before it is printed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 TEMPLATE = "tokenizer.chat_template"
 _TOKENS = "tokenizer.ggml.tokens"
 _SAMPLING = "general.sampling."
-_LONGEST = 200  # characters of a value that are shown
-_FIRST = 5  # elements of an array that are shown
+_LONGEST = 200  # maximum number of characters to show per value
+_FIRST = 5  # maximum number of array elements to show
 
-# The most requested keys of an architecture, with their labels.
+# The most useful metadata keys of an architecture, with their labels.
 _HYPERPARAMETERS = (
     ("block_count", "layers"),
     ("embedding_length", "width"),
@@ -47,7 +47,7 @@ Fields = Sequence[tuple[str, str]]
 
 
 def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
-    """Print the overview: sections with one line for each fact."""
+    """Print the overview, in sections with one line per field."""
     for title, fields in _sections(file, name, entry):
         out.lines(["", title] if title else [], dim=True)
         out.lines(f"  {line}" for line in _fitting(fields))
@@ -56,7 +56,7 @@ def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
 
 
 def _fitting(fields: Fields) -> Iterator[str]:
-    """Yield a line for each field, wrapping long values. Paths and digests stay on one line, so they can be copied."""
+    """Yield a line for each field. Wrap long values, except paths and digests, so that they can be copied."""
     widest = max(len(label) for label, _ in fields)
     for label, value in fields:
         begin = f"{label:<{widest}}  "
@@ -132,7 +132,7 @@ def _tokenizer(file: GGUFFile) -> Fields:
 
 
 def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float]]:
-    """Yield the catalogue's sampling parameters, then the file's, which take precedence (see engine/defaults.py)."""
+    """Yield the sampling parameters in the catalogue, then those in the file, which take precedence."""
     names = {parameter.gguf_key: name for name, parameter in SAMPLING.items()}
     yield from (entry.sampling if entry else {}).items()
     for key, value in file.metadata.items():
@@ -141,7 +141,7 @@ def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str,
 
 
 def _templates(file: GGUFFile) -> dict[str, str]:
-    """Return the chat templates by name: "default" for the usual one, and others such as "tool_use"."""
+    """Return the chat templates by name. The main template is "default"; others have names such as "tool_use"."""
     return {
         key.removeprefix(f"{TEMPLATE}.").replace(TEMPLATE, "default"): value
         for key, value in file.metadata.items()
@@ -150,7 +150,7 @@ def _templates(file: GGUFFile) -> dict[str, str]:
 
 
 def _types(file: GGUFFile) -> list[tuple[str, str, str]]:
-    """Return a row (type, number of tensors, size) for each tensor type, largest total size first."""
+    """Return rows of (tensor type, number of tensors, total size), largest total size first."""
     return [(kind, f"{count:,}", format_bytes(size)) for kind, (count, size) in _by_type(file).items()]
 
 
@@ -163,12 +163,12 @@ def _by_type(file: GGUFFile) -> dict[str, tuple[int, int]]:
 
 
 def metadata_lines(file: GGUFFile) -> list[str]:
-    """Return a line for each metadata key, with its type and value. Long values are truncated."""
+    """Return a line for each metadata key, with its type and value. Truncate long values."""
     return aligned([(key, file.types[key], _value(value)) for key, value in file.metadata.items()])
 
 
 def tensor_lines(file: GGUFFile) -> list[str]:
-    """Return a line for each tensor, with its type, shape (the row length first) and size in bytes."""
+    """Return a line for each tensor, with its type, shape (row length first) and size in bytes."""
     rows = [
         (tensor.name, tensor.type.name, " x ".join(map(str, tensor.shape)), f"{tensor.nbytes:,}")
         for tensor in file.tensors.values()
@@ -177,7 +177,7 @@ def tensor_lines(file: GGUFFile) -> list[str]:
 
 
 def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, Any]:
-    """Return the overview as a JSON object. Arrays in the metadata are given only by type and length."""
+    """Return the overview as a JSON object. For arrays in the metadata, only the type and the length are included."""
     return {
         "name": name,
         "path": str(file.path),
@@ -197,7 +197,7 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
 def metadata_as_json(file: GGUFFile) -> dict[str, Any]:
     """Return the metadata as a JSON object.
 
-    An array is replaced by its type and length. A number that JSON cannot represent becomes a string.
+    Arrays are replaced by their type and length. Numbers that JSON cannot represent become strings.
     """
     return {"metadata": {key: _json_value(value, file.types[key]) for key, value in file.metadata.items()}}
 

@@ -1,4 +1,4 @@
-"""Messages for exceptions: one sentence, a hint about what to try next, and the exit code."""
+"""Converts exceptions to messages, which have a sentence, a hint about what to try, and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer import TyperException
 from llmrun.cli.arguments.usage import usage_error
 from llmrun.errors import DoesNotFit, LlmrunError
 
-# If a shared library cannot be mapped into memory, the loader reports it with these words and without an errno.
+# The loader's error message, which has no errno, if a shared library cannot be mapped into memory.
 _UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 def message_for(error: Exception) -> Message:
     """Return the message for any exception that reaches `main`."""
-    if isinstance(error, TyperException):  # only "no such command"; commands convert the other usage errors themselves
+    if isinstance(error, TyperException):  # only "no such command", because commands convert all other usage errors
         error = usage_error(error, getattr(error, "ctx", None))
     if isinstance(error, LlmrunError):
         return Message(str(error), error.hint, error.exit_code)
@@ -38,7 +38,7 @@ def message_for(error: Exception) -> Message:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and then its causes and contexts."""
+    """Yield the error, then its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -53,10 +53,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, OSError | ImportError) or not (unmapped := re.match(_UNMAPPED, str(error))):
         return False
-    # The loader gives the same message for a file system that is mounted with noexec.
+    # The loader reports the same error if the file system is mounted with noexec.
     try:
         return not os.statvfs(unmapped["library"]).f_flag & os.ST_NOEXEC
-    except OSError:  # for a dependency of a library, the message has no folder
+    except OSError:  # if the library is a dependency of another, the message does not contain its folder
         return True
 
 
@@ -74,7 +74,7 @@ def _out_of_memory() -> Message:
 
 
 def _memory_limit() -> int | None:
-    """Return the limit on this process's address space in bytes (`ulimit -v`), or None if there is none."""
+    """Return the limit on this process's address space in bytes (`ulimit -v`), or None if it is unlimited."""
     try:
         import resource
     except ImportError:  # Windows

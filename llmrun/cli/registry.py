@@ -1,8 +1,8 @@
-"""The registry of commands. Each file in `commands/` is a command with the name of the file.
+"""The registry of commands. Each file in `commands/` is a command that has the same name as the file.
 
-A command's module is imported only when that command runs, so `llmrun list` does not pay for importing `bench`, and
-`--help` imports no command at all (which saves 30 ms of 160). The list of commands is therefore read from the source
-text of the files, which takes 1 ms in total. docs/adding-a-command.md describes the format of such a file.
+A command's module is imported only when the command runs. `llmrun list` does not have to import `bench`, and `--help`
+imports no commands at all, which saves 30 of 160 ms. The help texts are therefore read from the source code of the
+files, which takes 1 ms in total. docs/adding-a-command.md describes the format of these files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
-_LAST = 1000  # the place of a command whose file does not set one
+_LAST = 1000  # default for commands whose files do not set a place
 
 
 class Page(NamedTuple):
@@ -29,7 +29,7 @@ class Page(NamedTuple):
 
     help      paragraphs; the first sentence is the summary in `llmrun --help`
     examples  one per line
-    place     sort key in `llmrun --help`, in ascending order
+    place     sort key for the list in `llmrun --help`, in ascending order
     aliases   other names of the command
     """
 
@@ -45,12 +45,12 @@ class Page(NamedTuple):
 
 
 class Commands(CommandGroup):
-    """The group of all commands, which imports a command only when it is needed."""
+    """The group of all commands. It imports a command only when the command is needed."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         names: dict[str, Any] = dict.fromkeys(command_names())
-        self.commands = names  # Typer's "did you mean" reads the names from here
+        self.commands = names  # Typer's "did you mean" reads the names from this attribute
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx
@@ -66,12 +66,12 @@ class Commands(CommandGroup):
 
 
 def command_names() -> list[str]:
-    """Return the names of all commands, in alphabetical order."""
+    """Return the names of all commands in alphabetical order."""
     return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
 
 
 def aliases() -> dict[str, str]:
-    """Return the command for each alias."""
+    """Return a mapping from aliases to command names."""
     return {alias: name for name in command_names() for alias in page_of(name).aliases}
 
 
@@ -92,7 +92,7 @@ def page_of(name: str) -> Page:
 
 
 def load(name: str) -> Any:
-    """Import a command and prepare it for invocation."""
+    """Import a command and return it, ready to be invoked."""
     made = import_module(f"llmrun.cli.commands.{name}").command
     if not isinstance(made, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)

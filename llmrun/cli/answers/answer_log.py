@@ -1,9 +1,10 @@
-"""The log of answers, a JSON Lines file that `generate --log` appends to and `llmrun logs` reads.
+"""The answer log, a JSON Lines file. `generate --log` appends to it, and `llmrun logs` reads it.
 
     logs/answers.jsonl   in the data folder; the folder has mode 0700, the file 0600
     logs/.answers.lock   held while a line is appended or the log is removed
 
-Because of the lock, lines from several processes never mix, and a partial line can be removed when the disk is full.
+The lock keeps lines from different processes from mixing, and makes it safe to remove a partial line when the disk is
+full.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Logged:
 
 
 class AnswerLog:
-    """A log file, which need not exist."""
+    """A log file. The file does not have to exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +63,9 @@ class AnswerLog:
                 os.close(descriptor)
 
     def last(self, count: int | None, words: Sequence[str] = ()) -> Logged:
-        """Return the last `count` entries that contain all words, ignoring case. None returns all such entries.
+        """Return the last `count` entries that contain all words, ignoring case.
+
+        If `count` is None, all matching entries are returned.
 
         Raises OSError if the log exists but cannot be read.
         """
@@ -88,7 +91,7 @@ class AnswerLog:
 
     def _lines(self) -> Iterator[bytes]:
         try:
-            if not stat.S_ISREG(self.path.stat().st_mode):  # reading a pipe would never end
+            if not stat.S_ISREG(self.path.stat().st_mode):  # reading from a pipe might never end
                 raise OSError(0, "not a file", str(self.path))
             with self.path.open("rb") as file:
                 yield from file
@@ -105,14 +108,14 @@ class AnswerLog:
 
 
 def answer_log() -> AnswerLog:
-    """Return the user's log in the data folder."""
+    """Return the user's answer log, which is in the data folder."""
     return AnswerLog(data_folder() / "logs" / "answers.jsonl")
 
 
 def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
     """Return a function that logs a finished answer.
 
-    If logging fails, the function only prints a note, because the answer has already been written.
+    If logging fails, the function only prints a note, because the user already has the answer.
 
     template  the name of the prompt template, if one was used
     """
@@ -130,7 +133,8 @@ def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
 def entry_of(done: AnsweredRequest, template: str | None) -> dict[str, Any]:
     """Return the log entry for an answer.
 
-    Secrets are hidden in it: environment variables whose names suggest a secret, the Hub token, and passwords in URLs.
+    The entry omits secrets, namely the Hub token, passwords in URLs and the values of environment variables whose names
+    suggest a secret.
     """
     from llmrun.doctor.secrets import Secrets
 
@@ -171,7 +175,7 @@ def _append(descriptor: int, line: bytes) -> None:
         raise OSError(0, "not a file")
     end = os.lseek(descriptor, 0, os.SEEK_END)
     os.lseek(descriptor, max(end - 1, 0), os.SEEK_SET)
-    if end and os.read(descriptor, 1) != b"\n":  # a crash left a partial line, so begin a new one
+    if end and os.read(descriptor, 1) != b"\n":  # a crash left a partial line, so start a new line
         line = b"\n" + line
     try:
         written = os.write(descriptor, line)

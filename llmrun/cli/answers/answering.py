@@ -1,4 +1,4 @@
-"""Running one request: streaming its text, handling Ctrl-C, and printing the statistics at the end."""
+"""Runs one request, which includes streaming the answer, handling Ctrl-C and printing the statistics."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def answer(
     stream: bool = True,
     log: Callable[[AnsweredRequest], None] | None = None,
 ) -> int:
-    """Run a request, write its answer and statistics, log it if `log` is given, and return the exit code.
+    """Run a request, print the answer and its statistics, call `log` if it is given, and return the exit code.
 
-    Without `stream`, the answer is written when it is complete. Ctrl-C (or SIGTERM) stops the answer; the text
-    generated until then is kept and gets the usual statistics.
+    If `stream` is false, the answer is printed when it is complete. Ctrl-C or SIGTERM stops the answer. The text
+    generated so far is still printed, with the usual statistics.
     """
     pieces: list[str] = []
     thoughts: list[str] = []
@@ -85,7 +85,7 @@ def answer(
 
 @contextmanager
 def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bool) -> Iterator[None]:
-    """Flush the held-back text on every exit path."""
+    """Flush the buffered text on every exit path."""
     try:
         yield
     finally:
@@ -99,7 +99,8 @@ def _explain_length(done: AnsweredRequest) -> None:
     asked = done.request.max_tokens
     cut = done.finished.reason is FinishReason.LENGTH
     timings = done.finished.timings
-    counted = timings.prompt_tokens > 0  # otherwise the server's chunks were counted, which may be several tokens each
+    # If the server reports no tokens, the number generated is the number of chunks, which may hold several tokens each.
+    counted = timings.prompt_tokens > 0
     if cut and done.reasoning and not done.text:
         advice = "" if done.info.backend == "remote" else " (--think-budget N limits the thinking)"
         out.note(f"the answer was cut off while the model was thinking{advice}")
@@ -115,9 +116,10 @@ def _explain_length(done: AnsweredRequest) -> None:
 
 @contextmanager
 def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
-    """Make Ctrl-C and SIGTERM call `cancel` instead of ending the process. A second signal ends it at once.
+    """Make Ctrl-C and SIGTERM call `cancel` instead of ending the process. A second signal ends it immediately.
 
-    Yields the list of signals received. Signals that were ignored at the start (`nohup`, `&` in a script) stay ignored.
+    Yields the list of signals received. Signals that were already ignored (because of `nohup`, or `&` in a
+    script) stay ignored.
     """
     received: list[int] = []
 

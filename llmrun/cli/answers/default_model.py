@@ -1,4 +1,4 @@
-"""The note that explains the default model and suggests a better one for this machine."""
+"""Prints a note about the default model, which suggests a better model for this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def tell_of_default_model(settings: Settings, command: str) -> None:
-    """Print a note, once and only on a terminal, that the default model is a toy.
+    """Print a note that the default model is a toy. The note appears only once, and only on a terminal.
 
-    Once is enough, because the model is good enough for trying out llmrun. A file in the data folder records that the
-    note was shown. If the file cannot be written, the note is skipped; otherwise it would appear every time.
+    A file in the data folder records that the note was shown. If this file cannot be written, the note is not shown at
+    all, because it would otherwise appear on every run.
 
     command  the command that opens another model, such as `llmrun chat`
     """

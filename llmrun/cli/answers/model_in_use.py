@@ -1,4 +1,4 @@
-"""The open model of a chat, which can be switched for another one."""
+"""The model that a chat uses, which the user can switch during the chat."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ if TYPE_CHECKING:
 
 
 class ModelOpener(Protocol):
-    """Opens models by the names that users type. Both methods raise every LlmrunError of the hub and the engine."""
+    """Opens models by name. Both methods may raise any LlmrunError of the hub and the engine."""
 
     def fetch(self, name: str) -> str:
-        """Download the model if necessary. Return a name that works from any folder."""
+        """Download the model if necessary, and return a name for it that works from any folder."""
 
     def open(self, name: str) -> AbstractContextManager[OpenModel]:
-        """Open a model by a name that `fetch` returned."""
+        """Open a model. `name` must be a name that `fetch` returned."""
 
 
 class ModelLost(LlmrunError):
-    """The model in use could not be reopened, so no model is left to answer."""
+    """The previous model could not be reopened, so no model is open."""
 
 
 class ModelInUse:
-    """The only open model.
+    """The one model that is open.
 
-    Two models may not fit in memory, and a model's default context size depends on the free memory. Therefore, the
-    model in use is closed before the next one is opened, and reopened if that fails.
+    Two models might not fit in memory at the same time, and the default context size of a model depends on the free
+    memory. The current model is therefore closed before the next one is opened, and reopened if opening the next one
+    fails.
     """
 
     def __init__(self, opener: ModelOpener, lasting_name: str) -> None:
-        """Open the first model. Raises the opener's errors, and TemplateRefused if the model does not support chat."""
+        """Open the first model. Raises the opener's errors, and TemplateRefused if the model has no chat template."""
         self._opener = opener
         self._held = ExitStack()
         self._opened: OpenModel | None = None
@@ -48,10 +49,10 @@ class ModelInUse:
         return self._opened
 
     def switch(self, name: str) -> bool:
-        """Open another model instead of this one. Return False if it is the same one.
+        """Close the current model and open another one. Return False if `name` is the current model.
 
-        Raises the opener's errors and KeyboardInterrupt; the caller must then call `reopen`. An unknown name or a
-        failed download does not affect the model in use.
+        Raises the opener's errors and KeyboardInterrupt. The caller must then call `reopen`. If the name is unknown or
+        the download fails, the current model stays open.
         """
         lasting = self._opener.fetch(name)
         if lasting == self.lasting_name:

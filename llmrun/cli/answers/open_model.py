@@ -1,4 +1,4 @@
-"""Opening a model by name: resolve, download and load it, with progress."""
+"""Opens a model by name, downloading it first if necessary, and shows the progress."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """An open engine with its display name, which comes from the catalogue, the file or the server.
+    """An open engine and the model's display name, which comes from the catalogue, the file or the server.
 
-    The seed in `default_sampling` is not set yet.
+    `default_sampling` has no seed yet.
     """
 
     engine: Answering
@@ -41,7 +41,7 @@ class OpenModel:
 
 
 def lasting_name(settings: Settings) -> str:
-    """Return a name for the model that works from any folder: a catalogue name, an absolute path or a URL.
+    """Return a catalogue name, an absolute path or a URL, any of which identifies the model from every folder.
 
     Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
     """
@@ -60,10 +60,10 @@ def lasting_name(settings: Settings) -> str:
 def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
     """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
 
-    Raises every LlmrunError of the hub and the engine.
+    May raise any LlmrunError of the hub and the engine.
 
-    will_chat  start the process that renders chat templates first, so that most of its 70 ms overlap with imports and
-               the loading of weights
+    will_chat  start the process that renders chat templates first. It takes 70 ms to start, most of which then overlaps
+               with imports and the loading of weights
     """
     if is_endpoint(settings.model):
         with _open_remote(settings) as opened:
@@ -105,9 +105,9 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
 
 
 def fetch_model(settings: Settings) -> None:
-    """Find the model's file and download it if necessary, without opening it. Does nothing for a model on a server.
+    """Find the model's file and download it if necessary, without opening it. Does nothing for remote models.
 
-    Raises every LlmrunError of the hub.
+    May raise any LlmrunError of the hub.
     """
     if not is_endpoint(settings.model):
         _found(settings)
@@ -126,7 +126,7 @@ def _options(settings: Settings) -> OpenOptions:
 
 
 def _tell_of_too_many_threads(settings: Settings) -> None:
-    """Print a note if --threads exceeds the CPU's limit, which can make answers many times slower."""
+    """Print a note if --threads exceeds the number that can run at the same time, which can be much slower."""
     from llmrun.machine.cpu_count import most_threads
 
     if settings.threads is None or is_stand_in(settings.backend):
@@ -138,7 +138,7 @@ def _tell_of_too_many_threads(settings: Settings) -> None:
 
 @contextmanager
 def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
-    """If a model from the catalogue does not fit, add a hint with the largest quantization that does."""
+    """If a model from the catalogue does not fit, add a hint that names the largest quantization that fits."""
     try:
         yield
     except DoesNotFit as error:
@@ -176,7 +176,7 @@ def _open_remote(settings: Settings) -> Iterator[OpenModel]:
 
 
 def _describe(engine: Engine) -> None:
-    """Print the details of a model that --verbose shows."""
+    """Print the details of a model for --verbose."""
     info, template = engine.info, engine.template
     out.detail(f"model      {info.name}: {info.path}")
     out.detail(

@@ -1,4 +1,4 @@
-"""Reports about an answer: a statistics line for people and OpenAI's JSON body for programs."""
+"""Reports on an answer, either as a line of statistics or as a JSON body in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmrun.types import ModelInfo, Timings, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """A finished request with all facts for its report. `model` is the display name."""
+    """A finished request with all the data for its report. `model` is the display name."""
 
     model: str
     info: ModelInfo
@@ -30,14 +30,16 @@ class AnsweredRequest:
     reasoning: str = ""
 
 
-# The facts that are dropped from the statistics line if it is too long, least important first.
+# The statistics that are dropped if the line is too long, least important first.
 _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "total", "TTFT")
 
 
 def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
-    """Print the statistics line. --verbose and log files get all facts, a terminal only those that fit on one line.
+    """Print the statistics line.
 
-    with_context  include the used share of the context
+    With --verbose or in a log file, the line has all statistics. On a terminal, it has only those that fit on one line.
+
+    with_context  also show how much of the context is used
     """
     out.fields(
         stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context=with_context)
@@ -45,7 +47,7 @@ def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> No
 
 
 def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = True) -> list[str]:
-    """Return the most important facts about an answer that fit on a line of `limit` columns."""
+    """Return the most important statistics of an answer, as many as fit on a line of `limit` columns."""
     facts = _facts(answer)
     if not with_context:
         facts.pop("context", None)
@@ -56,12 +58,12 @@ def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = 
 
 
 def stats_fields(answer: AnsweredRequest) -> list[str]:
-    """Return all facts about an answer. They usually fit on one line of 100 columns."""
+    """Return all statistics of an answer. They usually fit on one line of 100 columns."""
     return list(_facts(answer).values())
 
 
 def _facts(answer: AnsweredRequest) -> dict[str, str]:
-    """Return the facts by name. TTFT is the time to first token, and TPOT the time per output token."""
+    """Return the statistics by name. TTFT is the time to first token, and TPOT the time per output token."""
     timings, info = answer.finished.timings, answer.info
     name = _named(answer.model, info)
     seed = {} if answer.request.seed is None else {"seed": f"seed {answer.request.seed}"}
@@ -70,7 +72,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
         stopped = f"stopped {where} after {format_seconds_briefly(timings.total_s)}"
         return {"model": name, "written": stopped} | seed
     facts = {"model": name}
-    if timings.prompt_tokens:  # not every server reports it
+    if timings.prompt_tokens:  # some servers do not report this count
         computed = timings.prompt_tokens - timings.cached_tokens
         facts["prompt"] = f"{computed} in {format_number(timings.prompt_per_second)}/s"
     facts["TTFT"] = f"TTFT {format_seconds_briefly(timings.ttft_s)}"
@@ -78,7 +80,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if thinking and first_answer:
         facts["first answer"] = f"answer after {format_seconds_briefly(first_answer)}"
     facts["written"] = f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")
-    if timings.generated_tokens > 1:  # a speed needs at least two tokens
+    if timings.generated_tokens > 1:  # at least two tokens are needed to compute a speed
         facts["written"] += f" {format_number(timings.decode_per_second)}/s"
         facts["TPOT"] = f"TPOT {format_seconds_briefly(timings.tpot_s)}"
     facts["total"] = format_seconds_briefly(timings.total_s)
@@ -88,7 +90,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
 
 
 def waiting_words(event: PrefillProgress) -> str:
-    """Return the progress text to show until the answer begins."""
+    """Return the progress message that is shown until the answer begins."""
     return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"
 
 
@@ -105,7 +107,7 @@ def _shortened(name: str, limit: int = 24) -> str:
 
 
 def logprob_fields(token: TokenLogprobs) -> list[str]:
-    """Return a token with its probability, followed by the most likely tokens at its position."""
+    """Return a token and its probability, followed by the most likely tokens at this position."""
     return [_probability(token.chosen), *map(_probability, token.top)]
 
 
@@ -114,7 +116,7 @@ def _probability(token: TokenLogprob) -> str:
 
 
 def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
-    """Return OpenAI's `chat.completion` object, extended by `seed`, `timings` (s, tok/s) and `run` (the backend)."""
+    """Return OpenAI's `chat.completion` object, with extra keys `seed`, `timings` (s, tok/s) and `run` (backend)."""
     timings = answer.finished.timings
     logprobs = None
     if answer.request.logprobs is not None:

@@ -1,4 +1,4 @@
-"""The seed of an answer, and the sampling parameters that are sent to a server."""
+"""Chooses the seed of an answer and the sampling parameters that are sent to a server."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.settings import Settings
 
-_RANDOM_SEEDS = 1_000_000  # short enough to retype, and enough different seeds for a thousand samples
+_RANDOM_SEEDS = 1_000_000  # the seeds are short enough to retype, yet repeats are rare among a thousand samples
 
 
 def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | None:
-    """Return the names of the sampling parameters to send to the model's server, or None for local models.
+    """Return the names of the sampling parameters to send to the server, or None for local models.
 
-    Only parameters set by the user are sent (by a flag, in the environment, in config.toml or in a conversation). The
-    server decides the rest, because it may know the best values for its model, and some OpenAI models reject any
-    temperature.
+    Only parameters that the user has set are sent (with a flag, in the environment, in config.toml or in a
+    conversation). The server chooses the others, because it may have the best defaults for its model, and because some
+    OpenAI models reject every temperature.
     """
     if not is_remote(engine):
         return None
@@ -25,7 +25,7 @@ def sent_sampling(engine: Answering, settings: Settings) -> frozenset[str] | Non
 
 
 def next_seed(engine: Answering, settings: Settings) -> int | None:
-    """Return the user's seed, or else a random one. Return None if the server chooses the seed."""
+    """Return the user's seed, or a random one if it is not set. Return None if the server chooses the seed."""
     if settings.seed is not None or is_remote(engine):
         return settings.seed
     return secrets.randbelow(_RANDOM_SEEDS)

@@ -1,4 +1,4 @@
-"""A model's thinking: the user's options for it, and how it is shown."""
+"""Handles the user's thinking options and shows the model's thinking."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ThinkingView:
     """Shows the thinking of one answer as it is generated.
 
-    hidden  show only that the model is thinking
-    stream  if False, show the thinking when it is complete
+    hidden  show only a message that the model is thinking
+    stream  show each piece immediately; if False, show the thinking when it is complete
     """
 
     def __init__(self, *, hidden: bool, stream: bool = True) -> None:
@@ -41,16 +41,16 @@ class ThinkingView:
             self._held.append(piece)
 
     def end(self) -> None:
-        """Show the thinking that is still held back, at the end of the answer."""
+        """Show the thinking that is still buffered, at the end of the answer."""
         out.thinking("".join(self._held))
         self._held = []
 
 
 class CertainAnswer:
-    """Holds text back until it is certain to be part of the answer and not of the thinking.
+    """Buffers text until it is certain to be part of the answer and not of the thinking.
 
-    A terminal gets all text at once, because a note can correct it later. A pipe or a file could not be corrected.
-    Without `stream`, all text is held back until the end.
+    On a terminal, text is written immediately, because a note can correct it later. In a pipe or a file, it could not
+    be corrected. If `stream` is false, all text is buffered until the end.
     """
 
     def __init__(self, *, stream: bool = True) -> None:
@@ -67,20 +67,20 @@ class CertainAnswer:
         return "" if delta.tentative and self._waits else self.rest()
 
     def rest(self) -> str:
-        """Return and clear the text held back, at the end of the answer or because it turned out to be thinking."""
+        """Return and clear the buffer, at the end of the answer or because the text turned out to be thinking."""
         held, self._held = self._held, ""
         return held
 
 
 class Wish(NamedTuple):
-    """The thinking options of a request; see Request."""
+    """The thinking options of a request. The fields are described in Request."""
 
     think: bool | None
     think_budget: int | None
 
 
 def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, typed: Container[str]) -> None:
-    """Check the thinking options against the open model. Print a note for those without effect.
+    """Check that the open model supports the thinking options. Print a note about options that have no effect.
 
     Raises UsageError if the model cannot think as requested.
 
@@ -110,8 +110,8 @@ def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) 
 def wanted_thinking(engine: Answering, settings: Settings, typed: Container[str]) -> Wish:
     """Return the thinking options to request from the model.
 
-    Options from the environment or config.toml apply only if the model supports them, and options in `typed` override
-    them.
+    Options in `typed` take precedence over options from the environment or config.toml. The latter apply only if the
+    model supports them.
     """
     think, budget = settings.think, settings.think_budget
     known = engine.thinking

@@ -1,4 +1,4 @@
-"""The flags shared by all commands that generate answers, declared once as a dataclass."""
+"""The flags that are shared by all commands that generate answers, declared in one dataclass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_templa
 
 @dataclass(frozen=True, slots=True)
 class AnswerFlags:
-    """The flags the user gave, in the order of --help. None or False means that a flag was not given."""
+    """The values of the flags, in the order of --help. None or False means that the flag was not given."""
 
     model: options.Model = None
     system: options.System = None
@@ -30,7 +30,7 @@ class AnswerFlags:
     ctx_size: options.ContextSize = None
     kv_type: options.KVType = None
     threads: options.Threads = None
-    sampling: Mapping[str, int | float] = field(default_factory=dict)  # one flag for each of SAMPLING
+    sampling: Mapping[str, int | float] = field(default_factory=dict)  # each parameter in SAMPLING has a flag
     seed: options.Seed = None
     stop: options.Stop = None
     think: options.Think = None
@@ -47,13 +47,13 @@ class AnswerFlags:
     debug: options.Debug = False
 
     def given(self) -> dict[str, object]:
-        """Return the settings that were given as flags, without the system prompt, which may be empty as a flag."""
+        """Return the settings given as flags. Leave out the system prompt, because --system "" is a valid value."""
         known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
         values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
         return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
 
     def check_model(self, model: str) -> None:
-        """Raise UsageError if a flag does not apply to this model because its server controls the setting."""
+        """Raise UsageError if the model is remote and its server controls a setting that was given as a flag."""
         if not is_endpoint(model):
             return
         for name in _NOT_FOR_SERVERS:
@@ -64,7 +64,7 @@ class AnswerFlags:
                 )
 
     def settings(self) -> Settings:
-        """Load the settings of this run and apply them to `out`. Raises UsageError."""
+        """Load the settings for this run and configure `out` with them. Raises UsageError."""
         if self.think and self.think_budget == 0:
             raise UsageError("--think: contradicts --think-budget 0, which turns thinking off", hint="use only one")
         settings = load_settings(self.given())
@@ -73,12 +73,12 @@ class AnswerFlags:
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Replace the command's parameter `flags`, for Typer, with the flags of AnswerFlags and of SAMPLING."""
+    """Make Typer see the flags in AnswerFlags and SAMPLING instead of the command's parameter `flags`."""
     return _with_flags(command, list(_answer_parameters()), _answer_flags)
 
 
 def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Replace the command's parameter `flags`, for Typer, with one flag for each field of a dataclass."""
+    """Make Typer see one flag for each field of a dataclass instead of the command's parameter `flags`."""
     return lambda command: _with_flags(command, _parameters(kind), kind)
 
 

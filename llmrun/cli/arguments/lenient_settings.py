@@ -1,4 +1,4 @@
-"""Lenient loading of settings, for commands such as `list` and `rm` that work without most of them."""
+"""Loads settings leniently, for commands such as `list` and `rm` that do not need most of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from llmrun.settings import Settings, load_sound_settings
 
 
 def apply_settings(flags: Mapping[str, object]) -> Settings:
-    """Load the settings of this run and apply them to `out`. An invalid setting is ignored with a note.
+    """Load the settings for this run and configure `out` with them. Ignore an invalid setting and print a note.
 
-    flags  settings given as flags, as for `load_settings`; None or False means not given
     Raises UsageError for an invalid flag.
+
+    flags  settings given as flags, as for `load_settings`; None or False means that the flag was not given
     """
     given = {name: value for name, value in flags.items() if value not in (None, False)}
     settings, wrong = load_sound_settings(given)

@@ -1,4 +1,4 @@
-"""The flags that several commands share. None means that a flag was not given; settings and the model then decide."""
+"""The flags that several commands share. If a flag is None, the value comes from the settings or the model."""
 
 from __future__ import annotations
 

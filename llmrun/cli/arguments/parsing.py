@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
-    """Return the messages of a chat with one question.
+    """Return the messages for a chat that consists of one question.
 
-    An empty system prompt is still sent, because it replaces the default one of the chat template.
+    An empty system prompt is included, because it replaces the chat template's default.
     """
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": prompt}]
@@ -36,7 +36,7 @@ def described_sampling(sampling: SamplingParams, sent: frozenset[str] | None = N
 
 
 def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
-    """Check the values of --stop. Raises UsageError for an empty one or one that is not UTF-8."""
+    """Check the values of --stop. Raises UsageError if a value is empty or not UTF-8."""
     for text in texts:
         if not checked_text(text, "--stop"):
             raise UsageError("--stop: the text must not be empty")

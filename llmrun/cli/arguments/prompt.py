@@ -1,4 +1,4 @@
-"""Reading the prompt from arguments, a file or standard input, all of which must be UTF-8."""
+"""Reads the prompt from arguments, a file or standard input. All text must be UTF-8."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.errors import UsageError
 
-LARGEST_TEXT = 64 << 20  # bytes; far more than any context holds, and a limit for endless files such as /dev/zero
+LARGEST_TEXT = 64 << 20  # bytes; more than fits in any context, and protects against endless files such as /dev/zero
 STDIN = "-"
 
 
 def read_prompt(words: Sequence[str], option: str | None, file: Path | None) -> str:
-    """Return the prompt: the given text, then the text of the file, separated by an empty line.
+    """Return the prompt, which is the given text followed by an empty line and the file's text.
 
-    words   arguments, joined by spaces; each `-` stands for standard input
-    option  the text of --prompt, given instead of arguments
+    words   arguments, to be joined with spaces; each `-` stands for standard input
+    option  the value of --prompt, which can be given instead of arguments
     file    a file to append; `-` means standard input
 
-    If none of them is given, the prompt is read from standard input, unless that is a terminal. Otherwise, standard
-    input is read only where `-` asks for it.
+    If there are no words, no option and no file, the prompt is read from standard input, unless standard input is a
+    terminal. Otherwise, standard input is read only if `-` is given.
 
     Raises UsageError if there is no prompt, if it is empty or given twice, if a file cannot be read, or if the text is
     not UTF-8.
@@ -66,9 +66,9 @@ def _not_empty(prompt: str) -> str:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Return the text of an argument. Raises UsageError if it is not UTF-8 (Python decodes such bytes as surrogates).
+    """Return an argument's text. Raises UsageError if the bytes given were not UTF-8.
 
-    name  the argument's name for the message
+    name  the argument's name, for the error message
     """
     try:
         text.encode("utf-8")
@@ -79,16 +79,16 @@ def checked_text(text: str, name: str) -> str:
 
 
 def read_stdin() -> str:
-    """Read all of standard input and return it without its last newline."""
+    """Read all of standard input and return the text without its final newline."""
     if is_terminal(sys.stdin):
         out.note("reading the prompt from the keyboard; press Ctrl-D to finish")
     return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input")
 
 
 def read_text(path: Path, name: str) -> str:
-    """Read a text file and return it without its last newline. Raises UsageError.
+    """Read a text file and return its text without the final newline. Raises UsageError.
 
-    name  the purpose of the file, for the message
+    name  the purpose of the file, for the error message
     """
     try:
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Command classes that report usage errors in llmrun's form and end their help with examples."""
+"""Subclasses of Typer's command classes, with llmrun's error format and with examples at the end of the help."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SLACK = 0.1  # options less similar than the best match by more than this are n
 
 
 class _InOurWords:
-    """The behavior that both kinds of commands change in Typer's classes. `epilog` holds the examples, one per line."""
+    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line."""
 
     epilog: str | None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Errors are converted here because the parser's errors do not name the command."""
+        """Parse the arguments. Convert errors here, because the parser's errors do not include the command."""
         try:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's class is next in the MRO
         except TyperException as error:
@@ -37,8 +37,8 @@ class _InOurWords:
 class SingleCommand(_InOurWords, TyperCommand):
     """A command without subcommands.
 
-    The value of an option whose metavar is in brackets may be left out; it is then "". If the next word does not begin
-    with a dash, it is the value.
+    If an option's metavar is in brackets, its value is optional and defaults to "". The next word is taken as the value
+    unless it begins with a dash.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ class SingleCommand(_InOurWords, TyperCommand):
 
 
 def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
-    """Rewrite each of these options as `--name=VALUE`, with an empty value if none follows."""
+    """Rewrite each option in `optional` as `--name=VALUE`. VALUE is empty if no value follows."""
     joined: list[str] = []
     rest = iter(enumerate(args))
     for number, word in rest:
@@ -74,9 +74,11 @@ class CommandGroup(_InOurWords, TyperGroup):
 
 
 def usage_error(error: TyperException, context: Any) -> UsageError:
-    """Convert one of Typer's usage errors. Its classes are not public, so they are recognized by their attributes.
+    """Convert one of Typer's usage errors to a UsageError.
 
-    context  the context of the command; None for `llmrun` itself
+    The kind of error is recognized by its attributes, because Typer's error classes are not public.
+
+    context  the command's context, or None for `llmrun` itself
     """
     hint = f"see {context.command_path if context else 'llmrun'} --help"
     sentence = error.message.rstrip(".")
@@ -101,10 +103,10 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
 
 
 def _nearest(option: str, parameters: Any) -> list[str]:
-    """Return the options that begin like this one, or else those with nearly the same spelling, best match first.
+    """Return the options that start with the given text, or else those with similar spelling, best match first.
 
-    For an option with several names, only one is returned. Typer's own suggestions are not good enough: it suggests up
-    to three options that share some letters, and does not suggest --max-tokens for --max.
+    For an option with several names, only one name is returned. Typer's own suggestions are not used, because they
+    include options that merely share some letters, and do not include --max-tokens for --max.
     """
     import difflib
 

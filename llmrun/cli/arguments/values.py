@@ -1,7 +1,7 @@
-"""Shell completion values for flags and arguments: the functions that options pass as `autocompletion`.
+"""Functions that return shell completions for flags and arguments. Options use them as `autocompletion`.
 
-They run only when a shell asks for completions (`cli/completing`), so each imports what it needs itself. Each returns
-all values, with or without descriptions. FILES in the result means that file names are accepted too.
+They run only when a shell requests completions (see `cli/completing`), so each function contains its own imports. Each
+returns all possible values, with or without descriptions. FILES in the result means that file names are valid too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def one_of(*choices: str) -> Callable[[], list[str]]:
 
 
 def models() -> list[tuple[str, str] | str]:
-    """Return the models on this machine and in the catalogue. Files are accepted too."""
+    """Return the models on this machine and in the catalogue, and FILES."""
     from llmrun.hub.catalog.lookup import load_catalog
 
     names: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def models_here() -> list[tuple[str, str]]:
 
 
 def models_here_or_files() -> list[tuple[str, str] | str]:
-    """Return the models on this machine. Files are accepted too."""
+    """Return the models on this machine, and FILES."""
     return [*models_here(), FILES]
 
 

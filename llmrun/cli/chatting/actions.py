@@ -1,4 +1,4 @@
-"""The functions that the slash commands run. The table of commands is in commands.py."""
+"""The functions that implement most slash commands. The table of commands is in commands.py."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from llmrun.settings import RULES
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
 
-DEFAULT = "default"  # the argument that resets a setting
-MOST_LISTED = 10  # conversations that /load lists, besides the copies made by /save
+DEFAULT = "default"  # this argument resets a setting
+MOST_LISTED = 10  # maximum number of conversations that /load lists, in addition to copies made by /save
 
 
 def system(chat: Chat, text: str) -> None:
@@ -72,7 +72,7 @@ def set_preference(chat: Chat, argument: str) -> None:
 
 
 def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
-    """Set a preference. Thinking and a budget of 0 exclude each other, so setting one resets the other."""
+    """Set a preference. Thinking and a budget of 0 exclude each other, so setting either one resets the other."""
     known, set_before = chat.engine.thinking, chat.conversation.preferences
     if name == preferences.THINK and value and known:
         known.require()
@@ -114,7 +114,7 @@ def show(chat: Chat, argument: str) -> None:
 
 def clear(chat: Chat, argument: str) -> None:
     left, said = chat.record, bool(chat.conversation.exchanges)
-    path = left.path  # read it now, since closing the record resets it
+    path = left.path  # read now, because closing the record resets the path
     chat.start_over()
     if said and path is not None:
         chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
@@ -166,7 +166,7 @@ def load(chat: Chat, name: str) -> None:
     chat.switch_to(record)
     chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
-        chat.confirm(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} answers from here on")
+        chat.confirm(f"it used {visible_line(held_with)} so far; {visible_line(chat.model)} answers from here on")
 
 
 def stats(chat: Chat, argument: str) -> None:

@@ -1,4 +1,4 @@
-'''Turns of several lines between `"""` quotes, as in Ollama.'''
+'''Parses turns of several lines in `"""` quotes, as in Ollama.'''
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _OPENING = re.compile(rf"\s*(?:/\w+\s+)?{QUOTES}")  # a command's argument may a
 
 
 def is_unfinished(typed: str) -> bool:
-    """Return whether the typed text opens a block and does not close it."""
+    """Return whether the input opens a block and does not close it."""
     opening = _OPENING.match(typed)
     return opening is not None and not _closes(typed[opening.end() - len(QUOTES) :].rstrip())
 
 
 def without_quotes(typed: str) -> str | None:
-    """Return the text of a block without the newlines next to its quotes, or None if the text is not a full block."""
+    """Return a block's text without the newlines next to the quotes, or None if the input is not a complete block."""
     block = typed.strip()
     if not block.startswith(QUOTES) or not _closes(block):
         return None

@@ -1,4 +1,4 @@
-"""The table of slash commands, which dispatch, /help and completion share."""
+"""The table of slash commands, which is used for dispatch, /help and completion."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CONVERSATION, ANSWERS, SETTINGS, CHAT = GROUPS = ("Conversation", "Answers", "Mo
 class Command:
     """A slash command.
 
-    run      receives the chat and the argument, which is stripped of surrounding blanks
-    choices  returns the possible arguments, each with a description
+    run      called with the chat and the argument, without surrounding whitespace
+    choices  returns the possible arguments, each with its description
     group    the heading under which /help lists the command
     """
 
@@ -119,12 +119,12 @@ COMMANDS: tuple[Command, ...] = (
 )
 _HINTS = (
     ('"""  ', "begins and ends a message of several lines"),
-    ("//   ", "sends a question that begins with a slash (a leading blank works, too)"),
+    ("//   ", "sends a question that begins with a slash (a leading space also works)"),
 )
 
 
 def command_for(name: str) -> Command:
-    """Return the command with this name or alias. Raises UsageError that suggests the nearest name."""
+    """Return the command with this name or alias. If there is none, raise UsageError and suggest the nearest name."""
     for command in COMMANDS:
         if name == command.name or name in command.aliases:
             return command
@@ -140,7 +140,7 @@ def command_for(name: str) -> Command:
 
 
 def completions(chat: Chat, before: str) -> Sequence[Completion]:
-    """Return the completions for a line, given the text before the cursor."""
+    """Return the completions for the text before the cursor."""
     if not before.startswith("/") or before.startswith("//") or "\n" in before:
         return []
     name, blank, argument = before[1:].partition(" ")

@@ -1,4 +1,4 @@
-"""The state of a conversation, which its events build up."""
+"""The state of a conversation, which results from applying its events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TITLE_CHARACTERS = 60
 
 
 class Misplaced(ValueError):
-    """An event that is not possible at this point of the conversation."""
+    """An event is not allowed in the conversation's current state."""
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class Exchange:
     """A question and its answer.
 
     began     None if there is no answer yet
-    thoughts  the pieces of the model's thinking
-    pieces    the pieces of the answer
+    thoughts  the thinking, in pieces
+    pieces    the answer, in pieces
     ended     None if the answer has not ended
     """
 
@@ -64,7 +64,7 @@ class Exchange:
         return "".join(self.thoughts)
 
     def answered(self) -> Answered | None:
-        """Return the answer so far as one event, or None if there is none."""
+        """Return the answer received so far as one event, or None if no answer has begun."""
         if self.began is None:
             return None
         ended = self.ended
@@ -82,7 +82,7 @@ class Exchange:
         )
 
     def take(self, answered: Answered) -> None:
-        """Replace the answer with a complete one."""
+        """Replace the answer with a complete answer."""
         self.began = AnswerBegan(answered.seed)
         self.thoughts = [] if answered.thinking is None else [answered.thinking]
         self.pieces = [answered.text] if answered.text else []
@@ -107,7 +107,7 @@ class Conversation:
     recount: bool = False
 
     def apply(self, event: Event) -> None:
-        """Apply an event. Raises Misplaced and changes nothing if the event is not possible now."""
+        """Apply an event. If it is not allowed in the current state, raise Misplaced and change nothing."""
         match event:
             case Began():
                 raise Misplaced("a second `began` event")
@@ -167,17 +167,17 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The messages from which the engine answers the last question, without that question's own answer."""
+        """The messages to send for the last question, without the answer to that question."""
         return self.messages_from(0)
 
     def messages_from(self, first: int) -> list[dict[str, str]]:
-        """Return `messages` from the exchange with this index on, including the system prompt."""
+        """Return the system prompt, and those of `messages` that start at the exchange with index `first`."""
         told = self._told_from(first)
         return told[:-1] if self.exchanges else told
 
     @property
     def all_messages(self) -> list[dict[str, str]]:
-        """The system prompt, then every question with its answer. A missing answer is an empty message."""
+        """The system prompt and all questions and answers. If an answer is missing, its message is empty."""
         return self._told_from(0)
 
     def _told_from(self, first: int) -> list[dict[str, str]]:
@@ -194,7 +194,7 @@ class Conversation:
 
     @property
     def context_used(self) -> int:
-        """The number of tokens in the context after the last answer that ended, or 0 if there is none."""
+        """The number of tokens in the context after the last completed answer, or 0 if there is none."""
         ended = [exchange.ended.context_used for exchange in self.exchanges if exchange.ended]
         return ended[-1] if ended else 0
 
@@ -202,7 +202,7 @@ class Conversation:
     def is_counted(self) -> bool:
         """True if `context_used` covers all exchanges and was counted with the current model.
 
-        Answers that failed, or whose server reports no counts, have 0 prompt tokens.
+        The number of prompt tokens is 0 if an answer failed or if the server reported no counts.
         """
         if not self.exchanges:
             return True
@@ -211,14 +211,14 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The first question, shortened to one line. This is untrusted text."""
+        """The first question, shortened to one line. The text is untrusted."""
         if not self.exchanges:
             return "(nothing asked yet)"
         words = re.sub(r"\s+", " ", self.exchanges[0].question.strip())
         return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 1] + "…"
 
     def history(self) -> Iterator[Event]:
-        """Yield the fewest events, in the current format, that rebuild this conversation."""
+        """Yield the shortest sequence of events, in the current format, that produces this conversation."""
         yield replace(self.began, format=FORMAT)
         changed_last = self.recount and bool(self.exchanges)
         if self.model != self.began.model and not changed_last:
@@ -236,10 +236,10 @@ class Conversation:
 
 
 def new_conversation(model: str) -> Conversation:
-    """Return an empty conversation. `model` must stay valid: a name from the catalogue, a URL or an absolute path."""
+    """Return an empty conversation. `model` is a catalogue name, a URL or an absolute path, never a relative path."""
     return Conversation(Began(FORMAT, secrets.token_hex(8), model, now(), __version__), model)
 
 
 def now() -> str:
-    """Return the current UTC time in ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601 format, in whole seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,11 +1,11 @@
-"""The events of a conversation, and their encoding as lines of JSON.
+"""The events of a conversation, and how they are encoded as lines of JSON.
 
-A conversation is the result of applying its events in order (see `conversation.py`). Its file is only appended to, so a
-truncated file still contains everything before the cut.
+A conversation is the result of applying its events in order (see `conversation.py`). Events are only ever appended to
+its file, so a truncated file still contains everything up to the point of truncation.
 
 While an answer streams, its pieces (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) go to a separate file. When
-the answer ends, the conversation's file gets one `Answered` line for all of it. Files in formats 1 and 2 contain the
-pieces themselves.
+the answer ends, the whole answer is appended to the conversation's file as one `Answered` line. Files in formats 1 and
+2 contain the pieces themselves.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from llmrun.cli.chatting.preferences import Value, checked_value
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
-FORMAT: Final = 3  # the file format's version, raised for changes that older versions cannot read
-READABLE: Final = (1, 2, 3)  # 1 has no thoughts; 1 and 2 have a line for each token and a seed for every answer
-FAILED: Final = "failed"  # the reason of an answer that ended with an error
+FORMAT: Final = 3  # version of the file format, incremented when older versions of llmrun cannot read a new feature
+READABLE: Final = (1, 2, 3)  # 1 has no thoughts; 1 and 2 save every token on a line of its own
+FAILED: Final = "failed"  # the finish reason if an answer ended with an error
 
-Name = str  # may be a path that is not UTF-8; "\\udcff" then represents byte 0xff, in memory and in the file
+Name = str  # can be a path that is not UTF-8, in which "\\udcff" represents byte 0xff, both in memory and in the file
 
 _REASONS = frozenset([*FinishReason, FAILED])
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The first event of every conversation, which occurs only once.
+    """The first event of every conversation. It occurs only once.
 
-    conversation  ID of the conversation, which its copies share
+    conversation  ID of the conversation; its copies have the same ID
     created       UTC time in ISO 8601
     """
 
@@ -51,7 +51,7 @@ class ModelChanged:
 
 @dataclass(frozen=True, slots=True)
 class SystemSet:
-    """A change of the system prompt. None restores the chat template's default; an empty text replaces it."""
+    """A change of the system prompt. None restores the chat template's default; an empty string replaces it."""
 
     text: str | None
 
@@ -66,7 +66,7 @@ class PreferenceSet:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAsked:
-    """A question, which is saved before the model sees it."""
+    """A question. It is saved before it is sent to the model."""
 
     text: str
     time: str
@@ -74,7 +74,7 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The beginning of an answer to the last question. It replaces an earlier answer.
+    """The beginning of an answer to the last question. It replaces any earlier answer.
 
     seed  None if the server chose it
     """
@@ -84,21 +84,21 @@ class AnswerBegan:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWent:
-    """The next piece of the answer, which is saved before it is shown."""
+    """The next piece of the answer. It is saved before it is shown."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The next piece of the model's thinking, which is saved once the answer has begun."""
+    """The next piece of the model's thinking. It is saved only after the answer has begun."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The end of an answer. The counts and times are those of Timings.
+    """The end of an answer. The counts and times are defined in Timings.
 
     reason  a FinishReason ("cancelled" if the user stopped the answer) or "failed"
     """
@@ -119,10 +119,10 @@ class WasThinking:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The complete answer to the last question. It replaces an earlier answer.
+    """The complete answer to the last question. It replaces any earlier answer.
 
     thinking  None if the model did not think
-    reason    see AnswerEnded; None if the process died during the answer, and the numbers below are then 0
+    reason    see AnswerEnded; None if the process died during the answer, in which case the numbers below are 0
     """
 
     text: str
@@ -139,12 +139,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The removal of the last question and its answer, if it has one."""
+    """The removal of the last question and of its answer, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The removal of all questions and answers. Only formats 1 and 2 use it; /clear now begins a new file."""
+    """The removal of all questions and answers, only in formats 1 and 2, because /clear now starts a new file."""
 
 
 Event = (
@@ -183,14 +183,14 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(event: Event) -> bytes:
-    """Encode an event as one line of JSON in UTF-8, including the newline."""
+    """Encode an event as a line of JSON in UTF-8, including the newline."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     text = json.dumps({"event": _NAMES[type(event)], **values}, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def from_line(line: bytes) -> Event:
-    """Decode the event on a line. Raises ValueError with a short explanation if the line is not a valid event."""
+    """Decode an event from a line. Raises ValueError with a short explanation if the line is not a valid event."""
     try:
         values = json.loads(line.decode("utf-8"), parse_constant=_refuse)
     except RecursionError:
@@ -213,7 +213,7 @@ def from_line(line: bytes) -> Event:
 
 
 def _meant(event: Event) -> Event:
-    """Return the event if its values are valid on their own. Raises ValueError."""
+    """Return the event if its values are valid. Raises ValueError otherwise."""
     if isinstance(event, PreferenceSet) and event.value is not None:
         try:
             return PreferenceSet(event.name, checked_value(event.name, event.value))
@@ -234,7 +234,7 @@ def _refuse(constant: str) -> None:
 
 
 def _is_text(value: Any) -> bool:
-    """Return whether a value is text that UTF-8 can encode. JSON also allows lone surrogates."""
+    """Return whether a value is a string that UTF-8 can encode. JSON strings may contain lone surrogates."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 

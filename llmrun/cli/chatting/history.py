@@ -1,9 +1,9 @@
-"""The prompt's history, which is shared by all chats.
+"""The input history of the prompt, which is shared by all chats.
 
-Each line of the file is one JSON string. A text of several lines is therefore one entry, and an entry that is truncated
-by a full disk does not damage the others. Only the user can read the file. Several chats may append to it at the same
-time. When it reaches LARGEST bytes, its older half is dropped. If the file cannot be read or written, one note says so
-and the chat works without a stored history.
+Each line of the file is a JSON string. Multi-line input is therefore one entry, and an entry that was truncated because
+the disk was full does not damage the others. Only the user can read the file. Several chats may append to it at the
+same time. When the file reaches LARGEST bytes, its older half is dropped. If the file cannot be read or written, the
+chat prints one note and continues without a stored history.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prompt_toolkit.history import History
 from llmrun.cli.console.output import out
 
 LARGEST = 1 << 20  # bytes
-LONGEST = 1 << 16  # bytes of one entry; longer ones would crowd out the rest and are saved in the conversation anyway
+LONGEST = 1 << 16  # bytes per entry; longer entries would displace many others, and the conversation saves them anyway
 
 
 class StoredHistory(History):

@@ -1,11 +1,11 @@
 """Appends events to a conversation's file, which is locked against other writers.
 
-    NAME.jsonl      a line for each event
-    NAME.answering  the streaming answer: a line with the size of NAME.jsonl when it began, then a line for each piece
+    NAME.jsonl      one line per event
+    NAME.answering  the streaming answer. The first line is the size of NAME.jsonl when the answer began, and each
+                    further line is a piece of the answer
 
-The second file exists while an answer streams and is removed once the whole answer is saved in NAME.jsonl. If the
-process dies between these two steps, NAME.jsonl is larger than the size recorded in the second file, so readers ignore
-the second file.
+NAME.answering exists while an answer streams. It is removed after the whole answer has been saved in NAME.jsonl. If the
+process dies between these two steps, NAME.jsonl is larger than the recorded size, so readers ignore NAME.answering.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ConversationFileError(LlmrunError):
-    """A conversation's file is damaged, or it cannot be read or written."""
+    """A conversation's file is damaged, or cannot be read or written."""
 
 
 class InUse(ConversationFileError):
@@ -32,16 +32,16 @@ class InUse(ConversationFileError):
 
 
 class Lock:
-    """A lock on a journal. The operating system releases it if the process dies."""
+    """A lock on a journal. If the process dies, the operating system releases the lock."""
 
     def __init__(self, held: BaseFileLock, path: Path) -> None:
         self._held = held
         self._path = path
 
     def release(self) -> None:
-        """Remove the lock file while it is still locked, then release the lock. Idempotent."""
+        """Remove the lock file before releasing the lock. Idempotent."""
         if self._held.is_locked:
-            with contextlib.suppress(OSError):  # a leftover empty file does no harm
+            with contextlib.suppress(OSError):  # an empty lock file that is left behind is harmless
                 self._path.unlink()
             self._held.release()
 
@@ -62,18 +62,18 @@ def lock_journal(path: Path) -> Lock:
 
 
 def answering_path(path: Path) -> Path:
-    """Return the path of the streaming answer that belongs to a conversation's file."""
+    """Return the path of the file with the streaming answer, given the path of the conversation's file."""
     return path.with_suffix(".answering")
 
 
 class Journal:
-    """Appends to a locked file. Everything written survives a crash of the process."""
+    """Appends events to a locked file. Everything that was written survives a crash of the process."""
 
     def __init__(self, path: Path, whole_bytes: int, lock: Lock, answering_bytes: int | None = None) -> None:
         """Open a conversation's file and cut off a partial last line. Raises OSError.
 
         whole_bytes      size of the file's complete lines
-        answering_bytes  the same for the streaming answer, or None if there is none or it is out of date
+        answering_bytes  the same for the streaming answer's file, or None if there is no such file or it is out of date
         """
         self.path = path
         self._lock = lock
@@ -88,13 +88,13 @@ class Journal:
 
     @property
     def is_answering(self) -> bool:
-        """True if pieces of an answer are saved, but not yet the whole answer."""
+        """True if pieces of an answer have been saved, but the complete answer has not."""
         return self._answer is not None
 
     def write_piece(self, piece: Piece) -> None:
-        """Append a piece of the streaming answer to its own file.
+        """Append a piece of the streaming answer to the answer's file.
 
-        Raises OSError. The file then contains nothing of the piece, or a partial line that readers ignore.
+        Raises OSError, after which the file ends with the previous piece or with a partial line that readers ignore.
         """
         if self._answer is None:
             path = answering_path(self.path)
@@ -106,9 +106,9 @@ class Journal:
             self._answer.append(to_line(piece))
 
     def write(self, event: Event) -> None:
-        """Append an event to the conversation's file. A whole answer is synced to disk and replaces its pieces.
+        """Append an event to the conversation's file. If it is a complete answer, sync the file and remove the pieces.
 
-        Raises OSError as `write_piece` does. The pieces are then kept.
+        Raises OSError like `write_piece`. In this case, the pieces are not removed.
         """
         self._messages.append(to_line(event))
         if isinstance(event, Answered):
@@ -134,12 +134,12 @@ class Journal:
         if self._answer is not None:
             self._answer.close()
             self._answer = None
-            with contextlib.suppress(OSError):  # readers detect that the file is out of date
+            with contextlib.suppress(OSError):  # readers recognize that the file is out of date
                 answering_path(self.path).unlink()
 
 
 class OlderFile:
-    """A locked file in an older format. It is not changed until the conversation continues."""
+    """A locked file in an older format. The file is not changed until the conversation continues."""
 
     def __init__(self, path: Path, lock: Lock) -> None:
         self.path = path
@@ -151,19 +151,20 @@ class OlderFile:
 
 
 def remove_files(path: Path) -> None:
-    """Remove a conversation's file and its streaming answer. Raises OSError."""
+    """Remove a conversation's file and the file with its streaming answer. Raises OSError."""
     answering_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 class _Appended:
-    """An open file to which whole lines are appended."""
+    """An open file to which only complete lines are appended."""
 
     def __init__(self, path: Path, whole_bytes: int) -> None:
         self.size = whole_bytes
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         try:
-            if os.fstat(self._descriptor).st_size != whole_bytes:  # truncating always changes the file's mtime
+            # Truncate only if necessary, because truncating always changes the file's mtime.
+            if os.fstat(self._descriptor).st_size != whole_bytes:
                 os.ftruncate(self._descriptor, whole_bytes)
         except BaseException:
             self.close()

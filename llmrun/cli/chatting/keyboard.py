@@ -1,7 +1,8 @@
 """Reads turns at a terminal with prompt_toolkit, which provides history, multi-line editing and completion.
 
-Cursor position requests (CPR) are disabled. The terminal's reply would mix with typed text, and prompt_toolkit prints a
-warning if a terminal does not reply within two seconds. Features that need CPR, such as toolbars, are not used.
+Cursor position requests (CPR) are disabled, because the terminal's reply could get mixed up with what the user types,
+and because prompt_toolkit prints a warning if the terminal does not reply within two seconds. Features that need CPR,
+such as toolbars, are not used.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ from llmrun.cli.console.terminal import can_color, visible_line
 from llmrun.folders import data_folder
 
 PROMPT = "> "
-MOST_ROWS = 10  # screen rows for a long text while it is edited
+MOST_ROWS = 10  # screen rows for long input
 _NEARLY_FULL = 0.9
-_METER_FROM = 40  # columns; a narrower terminal has no room for a meter
+_METER_FROM = 40  # columns; on narrower terminals, no meter is shown
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # columns
-_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, as arrows, Home and End do
+_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, like the arrow keys
 _MENU_ROWS = 6
 
 _STYLE = Style.from_dict(
@@ -73,10 +74,10 @@ _STYLE = Style.from_dict(
 
 
 class TerminalTurns:
-    """Reads turns from a person at a terminal (see screen.Turns). It controls the keyboard until `close`.
+    """Reads turns from a user at a terminal (see screen.Turns). Controls the keyboard until `close` is called.
 
-    completions  returns the completions for the current line
-    keyboard     a keyboard whose `begin` has been called; it may hold keys that were typed since then
+    completions  returns the completions for the text before the cursor
+    keyboard     a keyboard on which `begin` has been called; it may have buffered keys since then
     """
 
     interactive = True
@@ -113,7 +114,7 @@ class TerminalTurns:
         self._meter, self._leaving = meter, False
         self._pastes.clear()
         sys.stdout.flush()
-        self._stream.write("\n")  # leave a blank row between the previous output and the prompt
+        self._stream.write("\n")  # add a blank row between the previous output and the prompt
         self._keyboard.paused = True
         self._keyboard.release()
         self._take_typed_ahead()
@@ -154,12 +155,12 @@ class TerminalTurns:
         self._keyboard.end()
 
     def _take_typed_ahead(self) -> None:
-        """Pass the keys that were typed since the last prompt to the next one."""
+        """Pass the keys that were typed since the last prompt to the next prompt."""
         source = self._session.input
         store_typeahead(source, list(_joined(source.read_keys())))
 
     def _stopped_already(self) -> bool:
-        """Return whether Ctrl-C was pressed right after Enter, when the prompt still read it as a key."""
+        """Return whether Ctrl-C was pressed right after Enter, while the prompt was still reading keys."""
         source = self._session.input
         waiting = get_typeahead(source)
         others = [press for press in waiting if press.key != Keys.ControlC]
@@ -167,13 +168,13 @@ class TerminalTurns:
         return len(others) < len(waiting)
 
     def _typed(self, text: str) -> str:
-        """Return the full text with pastes expanded, and with U+FFFD for bytes that are not UTF-8."""
+        """Return the text with all pastes expanded and with bytes that are not UTF-8 replaced by U+FFFD."""
         return self._pastes.unfolded(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
     def _select_draft(self) -> None:
-        """Select the draft, so that typing replaces it and a command is never appended to it.
+        """Select the draft. Typing then replaces it, so a command is never appended to it.
 
-        As in a browser's address bar, Enter sends the text and moving the cursor keeps it for editing.
+        As in a browser's address bar, Enter sends the text, and moving the cursor lets the user edit it.
         """
         buffer = self._session.default_buffer
         if buffer.text:
@@ -240,7 +241,7 @@ class TerminalTurns:
         event.current_buffer.exit_selection()
 
     def _leave_selected(self, event: KeyPressEvent) -> None:
-        """Cancel the selection, keep its text, and process the key again."""
+        """Cancel the selection without deleting the text, and process the key again."""
         event.current_buffer.exit_selection()
         event.key_processor.feed_multiple(event.key_sequence, first=True)
 
@@ -272,14 +273,14 @@ class TerminalTurns:
         return [(style, f"{used:.0%} of {self._meter.context_size:,}")]
 
     def _limit_rows(self) -> None:
-        """Limit the prompt's height, so that long texts scroll within a few rows."""
+        """Limit the height of the prompt. Long input then scrolls within a few rows."""
         edited = self._session.default_buffer
         window = next(
             window
             for window in self._session.layout.find_all_windows()
             if isinstance(window.content, BufferControl) and window.content.buffer is edited
         )
-        reserved = window.height  # prompt_toolkit's own height, which leaves room for the completion menu
+        reserved = window.height  # prompt_toolkit's height, which includes room for the completion menu
         window.height = lambda: Dimension(min=to_dimension(reserved).min, max=MOST_ROWS)
 
 
@@ -298,9 +299,9 @@ class _Completer(Completer):
 
 
 def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
-    """Merge runs of printable characters into single key presses, as prompt_toolkit takes 0.15 ms for each key.
+    """Merge each run of printable characters into one key press, because prompt_toolkit takes 0.15 ms per key.
 
-    The first character of a run stays separate, because it may belong to a preceding Escape.
+    The first character of a run is not merged, because it may belong to an Escape before it.
     """
     for printable, presses in groupby(keys, lambda press: len(press.key) == 1 and press.key.isprintable()):
         run = list(presses)
@@ -311,7 +312,7 @@ def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
 
 
 class _Reader(PosixStdinReader):
-    """Reads the text that the keyboard holds, then reads from the terminal."""
+    """Reads the text that the keyboard has buffered, then reads from the terminal."""
 
     def __init__(self, keyboard: QuietKeyboard) -> None:
         super().__init__(keyboard.descriptor)

@@ -1,7 +1,8 @@
-"""Folds long pastes at the prompt into a short label on the screen.
+"""Shows a short label at the prompt instead of a long paste.
 
-Three hundred pasted lines would push everything else off the screen and fill the scrollback. A long paste is therefore
-represented in the edit buffer by one private-use character, which the cursor moves over and deletes like any other.
+Hundreds of pasted lines would push everything else off the screen and fill the scrollback. A long paste is therefore
+represented in the edit buffer by one private-use character. The user can move over it and delete it like any other
+character.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ _FIRST, _LAST = 0x10_0000, 0x10_FFFD  # Unicode's Supplementary Private Use Area
 
 
 class Pastes:
-    """The long texts that are each represented by one placeholder character in the prompt."""
+    """The long pastes in the prompt. Each of them is represented by one placeholder character."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        self._foreign: set[str] = set()  # private-use characters that were pasted and are not placeholders
+        self._foreign: set[str] = set()  # private-use characters in pasted text, which must not be used as placeholders
 
     def folded(self, text: str) -> str:
-        """Return a short text unchanged, or a placeholder character for a long one."""
+        """Return a placeholder character if the text is long, or the text itself if it is short."""
         foreign = {character for character in text if character >= chr(_FIRST)}
         short = text.count("\n") < MOST_LINES and len(text) <= MOST_CHARACTERS
         if short and not foreign & self._texts.keys():
@@ -37,11 +38,11 @@ class Pastes:
         return text
 
     def unfolded(self, text: str) -> str:
-        """Return the text with every placeholder replaced by the paste that it represents."""
+        """Return the text with each placeholder replaced by the paste it represents."""
         return "".join(self._texts.get(character, character) for character in text)
 
     def about(self, sign: str) -> str | None:
-        """Return the label to show for a placeholder, or None for any other character."""
+        """Return the label that is shown for a placeholder, or None for any other character."""
         text = self._texts.get(sign)
         if text is None:
             return None
@@ -54,7 +55,7 @@ class Pastes:
 
 
 class ShownPastes(Processor):
-    """Shows the label of each paste instead of its placeholder."""
+    """A prompt_toolkit processor that shows the label of each paste instead of its placeholder."""
 
     def __init__(self, pastes: Pastes) -> None:
         self._pastes = pastes
@@ -64,7 +65,7 @@ class ShownPastes(Processor):
         if not any(self._pastes.about(character) for character in line if ord(character) >= _FIRST):
             return Transformation(transformation_input.fragments)
         fragments: list[OneStyleAndTextTuple] = []
-        columns = [0]  # the screen column where each character of the line begins
+        columns = [0]  # the screen column at which each character of the line starts
         for style, character, *_ in explode_text_fragments(transformation_input.fragments):
             words = self._pastes.about(character)
             fragments.append((style, character) if words is None else (f"{style} class:paste", words))

@@ -17,14 +17,14 @@ from llmrun.errors import UsageError
 
 
 class PlainTurns:
-    """Reads one turn per line, or several lines in triple quotes.
+    """Reads turns from a stream. A turn is one line, or several lines in triple quotes.
 
     Lines are read as they arrive, so a program at the other end of the pipe can wait for each answer before it sends
-    its next turn.
+    the next turn.
     """
 
     def __init__(self, stream: BinaryIO, *, interactive: bool) -> None:
-        """Set `interactive` if the stream is a dumb terminal (TERM=dumb), so that it gets a prompt."""
+        """Read from `stream`. If it is a dumb terminal (TERM=dumb), `interactive` is true and a prompt is shown."""
         self._stream = stream
         self._interactive = interactive
         self._lines = 0
@@ -34,7 +34,7 @@ class PlainTurns:
         return self._interactive
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
-        """Read a turn. Raises UsageError if a line is too long or not UTF-8, or if a block is not closed."""
+        """Read a turn. Raises UsageError if a line is too long or not UTF-8, or if a block is never closed."""
         try:
             return self._turn(f"{meter.context_used / meter.context_size:.0%} > " if meter.context_size else "> ")
         except KeyboardInterrupt:
@@ -97,7 +97,7 @@ class PlainView:
     """Writes each answer unchanged to stdout, followed by a newline."""
 
     def begin(self) -> None:
-        """Do nothing, because plain output needs no preparation."""
+        """Do nothing, because plain output requires no preparation."""
 
     def text(self, piece: str) -> None:
         out.answer(piece)
@@ -107,7 +107,7 @@ class PlainView:
 
 
 def answer_view() -> AnswerView:
-    """Return the view for the current stdout, which renders Markdown on a terminal and writes plain text elsewhere."""
+    """Return the view for the current stdout: rendered Markdown on a terminal, and plain text elsewhere."""
     if can_move_cursor(sys.stdout):
         from llmrun.cli.chatting.markdown import MarkdownView
 

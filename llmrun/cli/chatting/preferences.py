@@ -10,8 +10,8 @@ from llmrun.settings import RULES
 
 Value = int | float | str | list[str]
 
-STOP = "stop"  # texts that end an answer; the only preference that is not a setting in `settings.py`
-CONTEXT = "ctx_size"  # saved with the conversation, but fixed once the model is open
+STOP = "stop"  # strings that end an answer; all other preferences are settings in `settings.py`
+CONTEXT = "ctx_size"  # saved with the conversation, but cannot change while the model is open
 THINK = "think"
 THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"
@@ -23,7 +23,7 @@ _BY_FLAG = {flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.ite
 
 
 def name_of(typed: str) -> str:
-    """Return the preference with this name or flag. Raises UsageError that suggests the nearest name."""
+    """Return the preference with this name or flag. If there is none, raise UsageError and suggest the nearest name."""
     spelled = typed.lower().replace("-", "_")
     name = _BY_FLAG.get(spelled, spelled)
     if name in NAMES:
@@ -37,9 +37,9 @@ def name_of(typed: str) -> str:
 
 
 def parse_value(name: str, text: str) -> Value:
-    """Parse the value typed for a preference. Raises UsageError.
+    """Parse the value that the user gave for a preference. Raises UsageError.
 
-    `stop` takes either one literal text or a JSON list of texts, in which "\\n" is a newline.
+    The value of `stop` is either a literal string or a JSON list of strings, in which "\\n" is a newline.
     """
     value: object = text
     if name == STOP:
@@ -53,7 +53,7 @@ def parse_value(name: str, text: str) -> Value:
 
 
 def checked_value(name: str, value: object) -> Value:
-    """Return the value if its type and range are valid for this preference. Raises UsageError."""
+    """Return the value if its type and range are valid for this preference. Raises UsageError otherwise."""
     if name == STOP:
         if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
             return value

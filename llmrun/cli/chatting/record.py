@@ -1,4 +1,4 @@
-"""A conversation and the file it is continuously saved in."""
+"""Saves a conversation to its file as it changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llmrun.cli.console.output import out
 
 
 class ConversationRecord:
-    """A conversation whose events are saved as they are applied; all of them pass through `add`.
+    """A conversation whose events are saved as they are applied. Every event is applied with `add`.
 
-    The file is created with the first new question or answer. If the file cannot be written, one note says so and the
-    conversation continues unsaved, so that the user is not interrupted.
+    The file is created when the first question or answer is added. If it cannot be written, a note is printed once and
+    the conversation continues without being saved.
     """
 
     def __init__(self, store: Store, conversation: Conversation, saved: Journal | OlderFile | None = None) -> None:
@@ -28,14 +28,14 @@ class ConversationRecord:
         self._given_up = False
 
     def add(self, event: Event) -> None:
-        """Apply an event and save it. Raises Misplaced if the event is not possible now, which is a caller's bug."""
+        """Apply an event and save it. Raises Misplaced if the event is not allowed now, which is the caller's bug."""
         self._save(self._make_ready, event)
         self.conversation.apply(event)
         self._save(self._write, event)
 
     @property
     def path(self) -> Path | None:
-        """The file that holds the conversation, or None if it is not saved."""
+        """The file of the conversation, or None if it is not saved."""
         return self._saved.path if self._saved else None
 
     @property
@@ -47,7 +47,7 @@ class ConversationRecord:
         """Close and unlock the file, or delete it if the conversation has no questions. Idempotent."""
         saved, self._saved = self._saved, None
         if isinstance(saved, Journal) and not self.conversation.exchanges:
-            with contextlib.suppress(OSError):  # an empty conversation is never listed
+            with contextlib.suppress(OSError):  # a file without questions is never listed
                 saved.discard()
         elif saved is not None:
             saved.close()
@@ -61,13 +61,13 @@ class ConversationRecord:
             self._give_up(self._saved.path if self._saved else self._store.folder, error)
 
     def _make_ready(self, event: Event) -> None:
-        """Bring the file up to date, in the current format, before an event is applied."""
+        """Before an event is applied, create or convert the file if necessary, and complete an interrupted answer."""
         if isinstance(self._saved, OlderFile):
             self._saved = self._store.convert(self._saved, self.conversation)
         elif self._saved is None and isinstance(event, AnswerBegan) and self.conversation.exchanges:
             self._saved = self._store.begin(self.conversation)
         elif self._saved is not None and self._saved.is_answering and not isinstance(event, Piece | AnswerEnded):
-            self._write_answer(self._saved)  # an earlier process died during this answer
+            self._write_answer(self._saved)  # a previous process died during this answer
 
     def _write(self, event: Event) -> None:
         if self._saved is None:
@@ -96,10 +96,10 @@ class ConversationRecord:
 
 
 def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
-    """Continue a saved conversation in its own file, or in a new one if another process is writing to that file.
+    """Continue a saved conversation in its file, or in a new file if another process is writing to the old one.
 
-    A file in an older format is converted when the first event is added. Raises LlmrunError if the file is damaged, and
-    OSError if it cannot be read.
+    If the file is in an older format, it is converted when the first event is added. Raises LlmrunError if the file is
+    damaged, and OSError if it cannot be read.
     """
     if store.is_saved_copy(path):
         found = read_conversation(path)
@@ -109,7 +109,7 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
         lock = lock_journal(path)
     except InUse:
         out.note("that conversation is open in another process, so this chat continues a copy")
-    except OSError:  # the folder is not writable, which saving the first question will report
+    except OSError:  # the folder is not writable; this is reported when the first question is saved
         pass
     try:
         found = read_conversation(path)
@@ -122,7 +122,7 @@ def resume_conversation(store: Store, path: Path) -> tuple[ConversationRecord, R
 
 
 def _opened(found: Recording, lock: Lock) -> Journal | OlderFile | None:
-    """Open the file for writing. Returns None if only that file is read-only, in which case a new one is created."""
+    """Open the file for writing. Returns None if the file is read-only; a new file will then be created."""
     try:
         if found.conversation.began.format >= FORMAT:
             return Journal(found.path, found.whole_bytes, lock, found.answering_bytes)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Saying:
     """One streaming answer to the last question. Every piece is saved before it is shown.
 
-    The answer begins with its first text outside the thinking. If it is stopped earlier, the conversation does not
-    change. An exception in the `with` block ends the answer as failed. Without `stream`, the answer is shown only when
-    it is complete.
+    The answer begins with the first text that is not thinking. If it is stopped before that, the conversation does not
+    change. If the `with` block raises an exception, the answer is marked as failed. If `stream` is false, the answer is
+    shown only when it is complete.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Saying:
         self._seed = seed
         self._thinking = ThinkingView(hidden=hide_thinking, stream=stream)
         self._certain = CertainAnswer(stream=stream)
-        self._thoughts = ""  # the thinking that arrived before the answer began
+        self._thoughts = ""  # the thinking received before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
         self._viewing = False  # True between the view's `begin` and `end`
@@ -66,8 +66,8 @@ class Saying:
         self._thinking.text(piece)
 
     def was_thinking(self) -> None:
-        """Turn the answer so far into thinking."""
-        if not self.begun:  # the last answer in the conversation is an older one, about to be replaced
+        """Mark the text of the answer so far as thinking."""
+        if not self.begun:  # the last answer in the conversation is an older one, which this one will replace
             return
         self._record.add(WasThinking())
         if held := self._certain.rest():

@@ -1,4 +1,4 @@
-"""The interfaces between a chat and its user: the source of turns, and the view that shows answers."""
+"""The interfaces between a chat and its user, which are the source of turns and the view that shows answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """The state of the conversation that a prompt may show.
+    """The state of a conversation, which a prompt may show.
 
     model         display name of the model, which is untrusted text
     context_used  tokens in the context at the end of the last answer
@@ -24,9 +24,9 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A completion that replaces the last `replaces` characters before the cursor with `text`.
+    """A completion. It replaces the `replaces` characters before the cursor with `text`.
 
-    `about` describes it in a few words. Both may be untrusted text, such as a saved conversation's title.
+    `about` is a short description. `text` and `about` may be untrusted, such as the title of a saved conversation.
     """
 
     text: str
@@ -40,52 +40,52 @@ Completions = Callable[[str], Sequence[Completion]]  # takes the text before the
 class Turns(Protocol):
     """The source of the user's turns.
 
-    interactive  True if a person types the turns. Errors are then shown and the chat continues. Otherwise the input is
-                 a pipe, and the first error ends the chat with its exit code
+    interactive  True if a person types the turns. The chat then shows errors and continues. If False, the input is a
+                 pipe, and the first error ends the chat with the error's exit code
     """
 
     @property
     def interactive(self) -> bool: ...
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
-        '''Read the next turn as typed, without its final newline. Returns None at the end of input.
+        '''Read the next turn, without its final newline. Returns None at the end of input.
 
-        A turn may have several lines. A block that begins with `"""` is returned whole, including its quotes;
-        `blocks.is_unfinished(text)` tells whether more lines belong to it.
+        A turn may have several lines. A block that begins with `"""` is returned as one turn, including the quotes. Use
+        `blocks.is_unfinished(text)` to check whether the block has more lines.
 
-        `draft` is text that the user can send or edit. It starts out selected, so typing replaces it. Inputs without
+        `draft` is text that the user can send or edit. It is selected at first, so typing replaces it. Sources without
         line editing ignore it.
 
-        Ctrl-C clears the line and reads another one. If a KeyboardInterrupt is raised anyway, an interactive chat
+        Ctrl-C clears the line and prompts again. If this method raises KeyboardInterrupt anyway, an interactive chat
         prompts again, and any other chat ends with exit code 130.
         '''
 
     def answering(self) -> AbstractContextManager[None]:
-        """Return a context manager for the time of an answer: keys are not echoed, and Ctrl-C sends a signal."""
+        """Return a context manager to use during an answer. Keys are not echoed, and Ctrl-C sends a signal."""
 
     def lent(self) -> AbstractContextManager[None]:
-        """Return a context manager that restores the original terminal modes for another program."""
+        """Return a context manager that restores the original terminal modes while another program runs."""
 
     def restore(self) -> None:
         """Restore the original terminal modes immediately. Idempotent, and never raises.
 
-        The signal handler calls this right before it ends the process without running any more Python.
+        The signal handler calls this method just before it exits without any further cleanup.
         """
 
     def close(self) -> None:
-        """Release the input. No turns can be read afterwards. Idempotent."""
+        """Release the input. No more turns can be read. Idempotent."""
 
 
 class AnswerView(Protocol):
-    """Shows answers as they stream. Each answer is one `begin`, any number of `text` and one `end` calls."""
+    """Shows answers as they stream. For each answer, call `begin` once, `text` any number of times and `end` once."""
 
     def begin(self) -> None: ...
 
     def text(self, piece: str) -> None:
-        """Show the next piece, exactly as the model wrote it. The view must make control characters visible."""
+        """Show the next piece, which is raw model output. The view must make control characters visible."""
 
     def end(self) -> None:
         """End the answer and leave the cursor in the first column.
 
-        This is also called after Ctrl-C, after an error, and if there was no text.
+        This method is also called after Ctrl-C, after an error, and if there was no text.
         """

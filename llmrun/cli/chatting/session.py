@@ -1,4 +1,4 @@
-"""The main loop of a chat, which reads each turn and either runs a command or answers a question."""
+"""The main loop of a chat. It reads turns, and for each turn runs a command or answers a question."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ SURVIVED = (
     TemplateRefused,
     ConversationFileError,
     NetworkError,
-)  # errors that end one turn but not the chat
+)  # these errors end the turn, but not the chat
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
 
 class RunnableCommand(Protocol):
-    """A slash command. `run` receives the chat and the text after the command's name."""
+    """A slash command. `run` is called with the chat and the text after the command's name."""
 
     @property
     def run(self) -> Callable[[Chat, str], None]: ...
@@ -64,11 +64,11 @@ class RunnableCommand(Protocol):
 class Chat:
     """A chat with one open model, in one conversation at a time.
 
-    models       the open model, which the caller closes
-    record       the conversation and the file it is saved in
-    settings     values for everything that the conversation does not set itself
+    models       the open model; the caller closes it
+    record       the conversation and its file
+    settings     values for all settings that the conversation does not override
     variables    extra variables for the chat template
-    command_for  finds a slash command by its name; raises UsageError if it is unknown
+    command_for  returns the slash command with a given name, or raises UsageError if there is none
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Chat:
         self.store = store
         self.record = record
         self.totals = SessionTotals()
-        self.draft = ""  # the text that the current prompt was prefilled with
-        self.failed_question = ""  # equals `draft` if that is a question that could not be answered
+        self.draft = ""  # the text with which the current prompt was prefilled
+        self.failed_question = ""  # equals `draft` if the draft is a question that could not be answered
         self._models = models
         self._settings = settings
         self._turns = turns
@@ -104,7 +104,7 @@ class Chat:
     def run(self) -> int:
         """Read and process turns until the chat ends, and return the exit code.
 
-        If the chat is not interactive, every error ends it, because nobody is there to try again.
+        If the chat is not interactive, any error ends it, because no user is there to try again.
         """
         self._offer_unanswered()
         while not self._over:
@@ -131,7 +131,7 @@ class Chat:
             return self._turns.read(self.meter, self.draft)
 
     def _take(self, typed: str) -> None:
-        """Process one turn, which is a command, a question or empty."""
+        """Process one turn, which may be a command, a question or empty."""
         block = blocks.without_quotes(typed)
         line = typed.strip()
         if block is not None:
@@ -143,7 +143,7 @@ class Chat:
         else:
             self.ask(typed.rstrip())
 
-    # Used by the slash commands
+    # Methods for the slash commands
 
     def ask(self, question: str) -> None:
         """Ask a question and answer it. Empty questions are ignored."""
@@ -170,7 +170,7 @@ class Chat:
 
     @property
     def context_used(self) -> int | None:
-        """The number of tokens that the conversation fills, or None until the next answer reports it."""
+        """The number of tokens that the conversation takes up, or None if only the next answer will report it."""
         return self._context_used.tokens(self.engine, self.conversation)
 
     @property
@@ -188,7 +188,7 @@ class Chat:
         return self._settings.system
 
     def preference(self, name: str) -> Value | None:
-        """Return the current value of a preference, or None if the server decides."""
+        """Return the current value of a preference, or None if the server chooses it."""
         if name in SAMPLING:
             if self.sent_sampling is not None and name not in self.sent_sampling:
                 return None
@@ -218,9 +218,9 @@ class Chat:
         self._answer_with(self._now_set.seed)
 
     def switch_model(self, name: str) -> bool:
-        """Open another model for this conversation, and return False if that model is already in use.
+        """Continue this conversation with another model. Return False if that model is already in use.
 
-        If opening fails, the current model stays and the error is raised. Ctrl-C stops a download.
+        If the model cannot be opened, the current model stays in use and the error is raised. Ctrl-C stops a download.
         """
         try:
             with self._turns.answering(), self._signals.reading():
@@ -228,7 +228,7 @@ class Chat:
         finally:
             self._models.reopen()
         if switched:
-            self._window.left_out = 0  # token counts differ between tokenizers
+            self._window.left_out = 0  # the new model's tokenizer may need fewer tokens
             if self.engine.thinking:
                 self.engine.thinking.prepare()
             self.record.add(ModelChanged(self._models.lasting_name))
@@ -236,11 +236,11 @@ class Chat:
 
     @property
     def interactive(self) -> bool:
-        """True if a person types the turns and can try again after an error."""
+        """True if the turns come from a person, who can try again after an error."""
         return self._turns.interactive
 
     def lend_terminal(self) -> AbstractContextManager[None]:
-        """Return a context manager that hands the terminal to another program."""
+        """Return a context manager that makes the terminal available to another program."""
         return self._turns.lent()
 
     def offer(self, draft: str) -> None:
@@ -248,7 +248,7 @@ class Chat:
         self._next_draft = draft
 
     def switch_to(self, record: ConversationRecord) -> None:
-        """Switch to another conversation and keep the open model. The current conversation stays saved."""
+        """Switch to another conversation without changing the model. The current conversation stays saved."""
         self.record.close()
         self.record = record
         self._window.left_out = 0
@@ -272,11 +272,11 @@ class Chat:
         out.error(message.sentence, message.hint)
 
     def reply(self, lines: Iterable[str]) -> None:
-        """Show lines that the user asked for."""
+        """Show lines that the user has requested."""
         out.reply(lines)
 
     def confirm(self, line: str) -> None:
-        """Confirm in one line what a command did, unless --quiet is set."""
+        """Print a line that confirms what a command did, unless --quiet is set."""
         if not out.quiet:
             out.reply([line])
 
@@ -288,7 +288,7 @@ class Chat:
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
-        """Answer the last question. If that fails and it had no answer, remove it and offer it for editing."""
+        """Answer the last question. If that fails, and it has no earlier answer, remove it and offer it for editing."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=self._window.prompt(self.conversation),
@@ -319,10 +319,10 @@ class Chat:
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
-        show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context
+        show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context usage
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
-        """Stream the answer. With `on_full forget`, drop the oldest turns if they do not fit in the context."""
+        """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""
         window, forgets = self._window, self.preference(ON_FULL) == FORGET
         left_out_before = window.left_out
         if forgets:
@@ -334,16 +334,16 @@ class Chat:
             except ContextExceeded:
                 fewer = window.fitted_better(self.engine, self.conversation, request) if forgets else None
                 if fewer is None:
-                    window.left_out = left_out_before  # the next question may be shorter and fit
+                    window.left_out = left_out_before  # the next question may be shorter and may fit
                     raise
                 request = fewer
 
     def _stream(self, request: Request) -> Finished | None:
-        """Save and show an answer as it streams. Returns None if it was stopped before its first text."""
+        """Save and show an answer as it streams. Returns None if the answer was stopped before its first text."""
         hidden, stream = self._now_set.hide_thinking, self._now_set.stream
         with Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream) as saying:
             for event in self.engine.generate(request):
-                if self._signals.stop_wanted:  # the signal may have come before the engine had the request
+                if self._signals.stop_wanted:  # the signal may have arrived before the engine had the request
                     self.engine.cancel_current()
                 if isinstance(event, PrefillProgress):
                     out.progress(waiting_words(event))
@@ -357,13 +357,13 @@ class Chat:
         raise LlmrunError("the engine stopped without reporting the end of the answer")
 
     def _stopped_early(self) -> None:
-        if self._signals.end_wanted:  # the question stays in the file unanswered, and --continue offers it again
+        if self._signals.end_wanted:  # the unanswered question stays in the file, and --continue offers it again
             return
         offered = self._withdraw()
         out.note("stopped before the answer began" + ("; the question was removed" if offered else ""))
 
     def _withdraw(self) -> bool:
-        """Remove the last question and offer it for editing. Returns False if it already has an answer."""
+        """Remove the last question and offer it for editing. Returns False if the question already has an answer."""
         question = self.conversation.unanswered
         if question is None:
             return False
@@ -373,13 +373,13 @@ class Chat:
         return True
 
     def _offer_unanswered(self) -> None:
-        """Offer the last question again if an earlier process ended before its answer began."""
+        """Offer the last question again if a previous process ended before the answer began."""
         question = self.conversation.unanswered
         if question is not None and self._withdraw():
             out.note(f"the last question was not answered, so it was removed: {shortened(visible_line(question), 100)}")
 
     def _explain_length(self, request: Request, finished: Finished) -> None:
-        """Report why an answer was cut off."""
+        """Print a note that says why the answer was cut off."""
         if finished.reason is not FinishReason.LENGTH:
             return
         last = self.conversation.exchanges[-1]
@@ -387,7 +387,7 @@ class Chat:
             advice = ": /set think_budget limits its thinking" if self.engine.thinking else ""
             out.note(f"the answer was cut while the model was thinking{advice}")
         generated = finished.timings.generated_tokens
-        # If the server reports no tokens, the number generated is that of its chunks, which may hold several tokens.
+        # If the server reports no tokens, the number generated is the number of chunks, which may hold several tokens.
         counted = finished.timings.prompt_tokens > 0
         if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
             out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")

@@ -1,8 +1,8 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP during a chat.
+"""Handles Ctrl-C, SIGTERM and SIGHUP during a chat.
 
-Python's default handler can raise KeyboardInterrupt between any two instructions, such as between the end of an answer
-and the write that saves it. The handler here is installed for the whole chat and raises only while a turn is being
-read. At any other time it records the signal and asks the engine to stop.
+Python's default handler can raise KeyboardInterrupt between any two instructions, for example after the end of an
+answer but before the answer is saved. The handler in this module is installed for the whole chat and raises an
+exception only while a turn is being read. At other times, it records the signal and tells the engine to stop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-STUCK_S = 3.0  # stopping normally takes one engine step, well under a second
+STUCK_S = 3.0  # stopping normally takes one engine step, which is much less than a second
 
 _HEEDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -25,8 +25,8 @@ class Signals:
     cancel   stops the engine
     restore  restores the terminal
 
-    Both are called from the signal handler. Another Ctrl-C during the same answer has no further effect, unless the
-    first one has not worked for STUCK_S seconds. The handler then restores the terminal and exits immediately.
+    Both are called from the signal handler. A second Ctrl-C during the same answer has no effect, unless the engine has
+    not stopped within STUCK_S seconds. In that case, the handler restores the terminal and exits immediately.
     """
 
     def __init__(self, cancel: Callable[[], None], restore: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Signals:
     def __enter__(self) -> Signals:
         for number in _HEEDED:
             before = signal.getsignal(number)
-            if before != signal.SIG_IGN:  # keep signals ignored that `nohup`, or `&` in a script, has disabled
+            if before != signal.SIG_IGN:  # keep ignoring signals that `nohup`, or `&` in a script, has disabled
                 self._before[number] = before
                 signal.signal(number, self._on_signal)
         return self
@@ -58,17 +58,17 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """The exit code for the signals since the last turn was read, or 0. SIGTERM and SIGHUP outrank Ctrl-C."""
+        """The exit code for signals received since the last turn was read, or 0. SIGTERM and SIGHUP outrank Ctrl-C."""
         return max((128 + number for number in self._received), key=lambda code: code != 128 + signal.SIGINT, default=0)
 
     @property
     def end_wanted(self) -> bool:
-        """True if SIGTERM or SIGHUP has arrived, which end the chat at any time."""
+        """True if SIGTERM or SIGHUP has arrived. These signals end the chat at any time."""
         return any(number != signal.SIGINT for number in self._received)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Make Ctrl-C raise KeyboardInterrupt, and the other signals SystemExit, while a turn is read."""
+        """Within the context, make Ctrl-C raise KeyboardInterrupt, and the other signals SystemExit."""
         try:
             self._reading = True
             if self.end_wanted:  # the signal arrived after the last turn

@@ -1,11 +1,11 @@
 """The folder of saved conversations. Each conversation is an append-only file, and /save makes copies.
 
     conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question
-    conversations/why-is-the-sky-blue.answering  the answer that is being streamed (see journal.py)
-    conversations/saved/NAME.jsonl               a copy, written all at once
-    conversations/.locks/                        the locks of the files that are open for writing
+    conversations/why-is-the-sky-blue.answering  its streaming answer (see journal.py)
+    conversations/saved/NAME.jsonl               a copy, written atomically
+    conversations/.locks/                        the lock files of conversations that are open for writing
 
-Folders are created with mode 0700 and files with mode 0600. Earlier versions named their files like
+Folders are created with mode 0700 and files with mode 0600. Earlier versions of llmrun used file names such as
 20261120-143012-1f3a9c2e.jsonl.
 """
 
@@ -41,7 +41,7 @@ LARGEST_FILE = 64 << 20  # bytes, enough for a million tokens of answers
 LONGEST_NAME = 64  # characters
 LONGEST_OWN_NAME = 40  # characters in a name made from a question's first words
 MOST_WORDS = 6
-MOST_MEANT = 3  # names that a hint suggests
+MOST_MEANT = 3  # maximum number of names that a hint suggests
 _DAMAGE_HINT = "llmrun chat starts a new one"
 _HEAD = re.compile(rb'\{"after": (\d{1,18})\}')
 _APOSTROPHES = {ord(character): None for character in "'\u2019"}
@@ -51,8 +51,8 @@ _APOSTROPHES = {ord(character): None for character in "'\u2019"}
 class Recording:
     """A conversation that was read from a file.
 
-    whole_bytes      size of the file's complete lines; a partial last line, left by a crash, is ignored
-    answering_bytes  the same for the answer that was being streamed, or None without one
+    whole_bytes      size of the file's complete lines, without a partial last line that a crash may have left
+    answering_bytes  the same for the streaming answer's file, or None if there is no such file
     changed          modification time in seconds since the epoch
     """
 
@@ -68,7 +68,7 @@ class Recording:
 
 
 class Store:
-    """The conversations in one folder, which need not exist yet."""
+    """The conversations in one folder. The folder does not have to exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Store:
     def latest(self) -> Path | None:
         """Return the most recently written journal that has at least one question.
 
-        A damaged journal counts too, because opening it reports the damage.
+        Damaged journals are included, so that the user learns about the damage.
         """
         return next((path for path in self.journals() if not _is_empty(path)), None)
 
@@ -89,9 +89,9 @@ class Store:
         return _by_change(self.folder / "saved")
 
     def find(self, typed: str, command: str) -> Path:
-        """Find a saved copy or a journal by its name or by a unique prefix of its name.
+        """Find a saved copy or a journal by its name or by a unique prefix of the name.
 
-        Raises UsageError with a message that begins with the command.
+        Raises UsageError. Its message begins with `command`.
         """
         name = checked_name(typed)
         if path := self.exactly(name):
@@ -110,7 +110,7 @@ class Store:
         )
 
     def exactly(self, name: str) -> Path | None:
-        """Return the saved copy or the journal with exactly this name, if there is one. Any text is allowed."""
+        """Return the saved copy or the journal with exactly this name, or None. `name` can be any string."""
         paths = [*self.named(), *self.journals()]
         return next((path for path in paths if path.stem == unicodedata.normalize("NFC", name.strip())), None)
 
@@ -124,7 +124,7 @@ class Store:
         return self._written(path, conversation, lock)
 
     def convert(self, old: OlderFile, conversation: Conversation) -> Journal:
-        """Rewrite a file of an older format in the current one. Raises OSError and keeps the old file on failure."""
+        """Convert a file from an older format to the current one. On failure, keep the old file and raise OSError."""
         return self._written(old.path, conversation, old.lock)
 
     def _written(self, path: Path, conversation: Conversation, lock: Lock) -> Journal:
@@ -149,7 +149,7 @@ class Store:
                 continue
             if not path.exists():
                 return path, lock
-            lock.release()  # another process has taken the name in the meantime
+            lock.release()  # another process has used the name in the meantime
         raise AssertionError("numbers do not end")
 
     def save(self, name: str, conversation: Conversation) -> Path:
@@ -185,7 +185,7 @@ class Store:
 
 @contextlib.contextmanager
 def reporting_file_errors(command: str) -> Iterator[None]:
-    """Turn an OSError into a ConversationFileError whose message begins with the command."""
+    """Convert an OSError to a ConversationFileError. Its message begins with `command`."""
     try:
         yield
     except OSError as error:
@@ -193,13 +193,13 @@ def reporting_file_errors(command: str) -> Iterator[None]:
 
 
 def read_conversation(path: Path) -> Recording:
-    """Read a conversation's file and the pieces of an unfinished answer, if there are any.
+    """Read a conversation's file, and the pieces of an unfinished answer if there is one.
 
-    A partial last line is ignored. Any other invalid line raises ConversationFileError with the line's number. Raises
+    A partial last line is ignored. Raises ConversationFileError, with the line number, if another line is invalid, and
     OSError if the file cannot be read.
     """
     try:
-        # Read the pieces first, because a writer removes them only after it has extended the other file.
+        # Read the pieces first, because a writer removes them only after it has appended the answer to the other file.
         pieces = _read(answering_path(path))
     except FileNotFoundError:
         pieces = None
@@ -224,7 +224,7 @@ def read_conversation(path: Path) -> Recording:
 
 
 def _continue_with(pieces: _Content, conversation: Conversation, after: int, path: Path) -> bool:
-    """Apply the pieces of an unfinished answer. Returns False if there are none or if they are out of date."""
+    """Apply the pieces of an unfinished answer. Returns False if there are no pieces or if they are out of date."""
     began = False
     for number, line in pieces.lines():
         with _reporting_damage(path, number):
@@ -243,14 +243,14 @@ def _continue_with(pieces: _Content, conversation: Conversation, after: int, pat
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """The content of a file. Its first `whole` bytes are complete lines."""
+    """The content of a file. The first `whole` bytes are complete lines."""
 
     data: bytes
     whole: int
     changed: float
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number of each complete line, counted from 1, and the line without its newline."""
+        """Yield each complete line without its newline, preceded by its line number (from 1)."""
         start = 0
         number = 0
         while start < self.whole:
@@ -261,7 +261,7 @@ class _Content:
 
 
 def _read(path: Path) -> _Content:
-    if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device might never end
+    if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe or a device might never end
         raise ConversationFileError(f"conversation: {path}: not a file")
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE + 1)
@@ -302,7 +302,7 @@ def name_for(question: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a name that is safe to use as a file name, in Unicode form NFC. Raises UsageError."""
+    """Check that a name is safe to use as a file name, and normalize it to NFC. Raises UsageError."""
     name = unicodedata.normalize("NFC", name.strip())
     allowed = all(character.isalnum() or character in " ._-" for character in name)
     if not allowed or not name or name[0] in ".-" or name[-1] == "." or len(name) > LONGEST_NAME:
@@ -316,7 +316,7 @@ def checked_name(name: str) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """Return the names that contain the typed text or, if there are none, those with similar spelling."""
+    """Return the names that contain `name` or, if there are none, those with similar spelling."""
     import difflib
 
     holding = [known for known in names if name.casefold() in known.casefold()]
@@ -334,7 +334,7 @@ def _by_change(folder: Path) -> list[Path]:
         return []
     dated = []
     for entry in found:
-        with contextlib.suppress(OSError):  # removed since it was listed
+        with contextlib.suppress(OSError):  # the file was removed after it was listed
             if entry.is_file():
                 dated.append((entry.stat().st_mtime_ns, entry.name))
     return [folder / name for _, name in sorted(dated, reverse=True)]
@@ -346,11 +346,11 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write_whole(path: Path, conversation: Conversation) -> None:
-    """Replace a file atomically, so that readers see either the old file or the complete new one."""
+    """Replace a file atomically. Readers see either the old file or the complete new one."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123  opened by descriptor to set the file's mode
+        with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
             file.writelines(map(to_line, conversation.history()))
             file.flush()
             os.fsync(file.fileno())

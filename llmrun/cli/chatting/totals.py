@@ -1,4 +1,4 @@
-"""The statistics that /stats shows for a whole chat."""
+"""The statistics for an entire chat, which /stats shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.types import Timings
 
 @dataclass(slots=True)
 class SessionTotals:
-    """The timings of every answer with at least one token."""
+    """The timings of all answers that have at least one token."""
 
     answers: list[Timings] = field(default_factory=list)
 
@@ -20,7 +20,7 @@ class SessionTotals:
             self.answers.append(timings)
 
     def lines(self) -> list[str]:
-        """Return the lines that /stats shows. Speeds and latencies are medians over the answers."""
+        """Return the lines for /stats. Speeds and latencies are medians over all answers."""
         if not self.answers:
             return ["no answers yet"]
         prompts = sum(one.prompt_tokens for one in self.answers)

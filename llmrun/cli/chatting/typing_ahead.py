@@ -1,13 +1,13 @@
-"""Collects the keys typed while no prompt is active, without echoing them into the answer, for the next prompt.
+"""Collects keys that are typed while no prompt is active, and passes them to the next prompt without echoing them.
 
-- Echo and the terminal driver's line editing are disabled. The driver's lines hold at most 4,095 characters, so longer
-  pastes would be truncated, and Ctrl-D would end the input.
-- Enter is passed on as a carriage return, as the prompt expects. The driver would turn it into a newline.
+- Echo and the terminal driver's line editing are disabled. With line editing, Ctrl-D would end the input, and long
+  pastes would be truncated, because the driver's lines have at most 4,095 characters.
+- Enter produces a carriage return, as the prompt expects. By default, the driver would convert it to a newline.
 - Ctrl-C still sends a signal, but no longer flushes the queues. By default, the driver discards typed-ahead keys and
   any output that the terminal has not read yet, which may cut an escape sequence in half.
-- A thread reads the keys, because the driver's queue holds only 4,096 bytes. When the queue is full, the driver accepts
+- A thread reads the keys, because the driver's queue has only 4,096 bytes. When the queue is full, the driver accepts
   no more keys, not even Ctrl-C.
-- Bracketed paste stays enabled, so that the next prompt does not treat the lines of a paste as turns.
+- Bracketed paste stays enabled. Otherwise, the next prompt would treat each line of a paste as a turn.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from llmrun.cli.console.terminal import is_terminal
 
 try:
     import termios
-except ImportError:  # Windows, whose console echoes only what a program reads
+except ImportError:  # Windows, where the console echoes keys only when a program reads them
     termios = None  # type: ignore[assignment]
 
-_INPUT, _LOCAL, _CHARACTERS = 0, 3, 6  # indices into the list that tcgetattr returns
-_UNREACHABLE = (OSError, ValueError)  # raised if the terminal is gone or the file is closed
+_INPUT, _LOCAL, _CHARACTERS = 0, 3, 6  # indices into the list returned by tcgetattr
+_UNREACHABLE = (OSError, ValueError)  # raised if the terminal has disconnected or the file is closed
 _BRACKETED, _UNBRACKETED = b"\x1b[?2004h", b"\x1b[?2004l"
 _ERASE_LINE = b"\r\x1b[K"
 _CTRL_C = b"\x03"
 _AT_ONCE = 1 << 16  # bytes per read
-_PAUSE_S = 0.1  # the wait before retrying a terminal that cannot be read now
+_PAUSE_S = 0.1  # delay before retrying if the terminal cannot be read now
 
 
 class QuietKeyboard:
-    """Sets a terminal's input modes from `begin` to `end`, and restores them while the process is suspended (Ctrl-Z).
+    """Sets a terminal's input modes from `begin` to `end`, and restores the old modes during suspension (Ctrl-Z).
 
-    Keys typed between `hold` and `release` are kept for `taken`. Use it only in the main thread. On Windows, or if
-    `descriptor` is not a terminal, it changes nothing.
+    Keys typed between `hold` and `release` are buffered, and `taken` returns them. Use this class only in the main
+    thread. On Windows, or if `descriptor` is not a terminal, it does nothing.
 
-    screen  file descriptor for escape sequences to the terminal, or None to write none
+    screen  file descriptor to write escape sequences to, or None
     """
 
     def __init__(self, descriptor: int, screen: int | None = None) -> None:
@@ -54,7 +54,7 @@ class QuietKeyboard:
         self._found: list[Any] | None = None  # the modes before `begin`
         self._quiet: list[Any] | None = None  # the modes between `begin` and `end`
         self._handlers: dict[int, Any] = {}
-        self.paused = False  # True while a prompt or another program uses its own modes, which must be left alone
+        self.paused = False  # True while a prompt or another program sets its own modes, which must not be changed
 
     def begin(self) -> None:
         if termios is None or self._found is not None or not os.isatty(self.descriptor):
@@ -73,25 +73,25 @@ class QuietKeyboard:
         for number, handler in ((signal.SIGTSTP, self._on_stop), (signal.SIGCONT, self._on_continue)):
             self._handlers[number] = signal.signal(number, handler)
         self.quiet()
-        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # earlier keys were echoed
+        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # these keys were echoed
             self._write(_ERASE_LINE)
 
     def quiet(self) -> None:
-        """Set the quiet modes again. Does nothing outside `begin` and `end`.
+        """Set the quiet modes again. Does nothing before `begin` or after `end`.
 
-        It also does nothing in the background, where changing modes would stop the process.
+        It also does nothing in the background, because changing the modes would stop a background process.
         """
         if self._quiet is not None and self._in_foreground():
             self._set(self._quiet)
             self._write(_BRACKETED)
 
     def hold(self) -> None:
-        """Begin to read keys and keep them for `taken`. Does nothing outside `begin` and `end`."""
+        """Start to read and buffer keys, for `taken`. Does nothing before `begin` or after `end`."""
         if self._found is not None:
             self._holder.start()
 
     def release(self) -> None:
-        """Stop reading keys, and leave them to the next reader."""
+        """Stop reading keys, so that another reader can read them."""
         self._holder.stop()
 
     def taken(self) -> bytes:
@@ -112,7 +112,7 @@ class QuietKeyboard:
             signal.signal(*self._handlers.popitem())
 
     def _set(self, modes: list[Any]) -> None:
-        # TCSANOW acts immediately and keeps typed-ahead keys.
+        # TCSANOW takes effect immediately and does not discard typed-ahead keys.
         with suppress(termios.error, *_UNREACHABLE):
             termios.tcsetattr(self.descriptor, termios.TCSANOW, modes)
 
@@ -128,10 +128,10 @@ class QuietKeyboard:
             return False
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        """Restore the terminal for the shell after Ctrl-Z, and suspend the process."""
+        """After Ctrl-Z, restore the terminal modes for the shell and suspend the process."""
         self.restore()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # This returns when the process continues, or immediately if no shell could ever continue it.
+        # This call returns when the process continues, or immediately if there is no shell that could continue it.
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._on_stop)
         self._on_continue(number, frame)
@@ -142,21 +142,21 @@ class QuietKeyboard:
 
 
 def quiet_keyboard() -> QuietKeyboard:
-    """Create a keyboard on stdin, call its `begin` and return it."""
+    """Return a new keyboard on stdin, after calling its `begin`."""
     keyboard = QuietKeyboard(sys.stdin.fileno(), screen().fileno())
     keyboard.begin()
     return keyboard
 
 
 def screen() -> TextIO:
-    """Return the stream for prompts, which is stderr if that is a terminal, or else stdout."""
+    """Return the stream for prompts, which is stderr if stderr is a terminal, and stdout otherwise."""
     return sys.stderr if is_terminal(sys.stderr) else sys.stdout
 
 
 class _Holder:
-    """A thread that reads a terminal while no prompt does.
+    """A thread that reads from a terminal while no prompt is active.
 
-    may_read  returns whether reading is allowed now; in the background, it would stop the process
+    may_read  returns whether reading is allowed now; in the background, reading would stop the process
     """
 
     def __init__(self, descriptor: int, may_read: Callable[[], bool]) -> None:
@@ -185,17 +185,17 @@ class _Holder:
         return held
 
     def _read(self, stopped: int) -> None:
-        # The main thread must receive all signals, because it may be waiting for one. With SIGTTIN blocked, reading in
-        # the background fails instead of stopping the process.
+        # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked, reading
+        # in the background fails instead of stopping the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while stopped not in select.select([self._descriptor, stopped], [], [])[0]:
             data = b""
             if self._may_read():
                 with suppress(*_UNREACHABLE):
                     data = os.read(self._descriptor, _AT_ONCE)
-            if not data:  # the process is in the background, or the terminal is gone
+            if not data:  # the process is in the background, or the terminal has disconnected
                 select.select([stopped], [], [], _PAUSE_S)
-            if _CTRL_C in data:  # typed before the modes were set, so it did not send a signal
+            if _CTRL_C in data:  # Ctrl-C was typed before the modes were set, so it did not send a signal
                 os.kill(os.getpid(), signal.SIGINT)
             self._held += data.replace(_CTRL_C, b"")
         os.close(stopped)

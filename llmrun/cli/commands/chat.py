@@ -106,7 +106,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """Opens the models of one chat (a ModelOpener). `template` replaces the chat template of the `first` model only."""
+    """A ModelOpener for one chat. `template` replaces the chat template of the `first` model only."""
 
     flags: AnswerFlags
     settings: Settings
@@ -132,7 +132,7 @@ class _Opener:
 
 
 def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping[str, str]) -> AnswerFlags:
-    """Fill in the template's system prompt and settings for flags that are not given. Raises UsageError."""
+    """Use the template's system prompt and settings for flags that were not given. Raises UsageError."""
     flags = template.applied(flags)
     if flags.system is not None or template.system is None:
         return flags
@@ -142,7 +142,7 @@ def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping
 
 
 def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
-    """Yield the events by which the flags change a conversation. They are saved with it. Raises UsageError."""
+    """Yield the events that apply the flags to a conversation and are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
     from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
@@ -152,7 +152,7 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
-        yield PreferenceSet(THINK_BUDGET, None)  # undo the saved budget of 0, which forbids thinking
+        yield PreferenceSet(THINK_BUDGET, None)  # reset the saved budget of 0, which would prevent thinking
     for key, value in flags.given().items():
         if key in NAMES:
             yield PreferenceSet(key, checked_value(key, value))
@@ -178,7 +178,7 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
 
 
 def _is_model(text: str, store: Store) -> bool:
-    """Return whether the value of --continue is a model. Invalid conversation names count as models, too."""
+    """Return whether the value of --continue is a model. Any invalid conversation name counts as a model."""
     from llmrun.cli.chatting.store import checked_name, reporting_file_errors
     from llmrun.hub.resolve.model_name import understand
 
@@ -252,7 +252,7 @@ def _talk(
         try:
             return session.run()
         finally:
-            session.record.close()  # /load may have changed it
+            session.record.close()  # /load may have replaced the record
 
 
 def _introduction(name: str, info: ModelInfo) -> list[str]:
@@ -263,7 +263,7 @@ def _introduction(name: str, info: ModelInfo) -> list[str]:
 
 @contextmanager
 def _keyboard() -> Iterator[QuietKeyboard | None]:
-    """Hold the keys typed while the model loads for the first prompt. Yields None if there is no line editing."""
+    """Buffer keys typed while the model loads, for the first prompt. Yields None if there is no line editing."""
     if not (can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))):
         yield None
         return

@@ -25,7 +25,7 @@ from llmrun.errors import UsageError
 
 LISTING = {"place": 160}
 
-# The command that makes each new shell load the script.
+# The command that makes new shells load the script.
 _STEPS = {
     "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
     "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",
@@ -65,9 +65,9 @@ def command(
 
 
 def _complete(context: typer.Context, words: list[str]) -> None:
-    """Print the candidates for the last word, one per line, each with a tab before its description.
+    """Print the candidates for the last word, one per line. A tab precedes each description.
 
-    The line `:files` tells the shell to complete file names itself.
+    The line `:files` tells the shell to complete file names.
     """
     from llmrun.cli.completing.candidates import candidates
 

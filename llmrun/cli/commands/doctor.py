@@ -30,7 +30,7 @@ class DoctorFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """Return the settings of this run, and apply them to `out`. The report lists any invalid settings."""
+        """Load the settings for this run and configure `out` with them. The report lists invalid settings."""
         given: dict[str, object] = {"offline": self.offline or None, "quiet": self.quiet or None}
         settings, _ = load_sound_settings(given)
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color

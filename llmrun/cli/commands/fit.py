@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 40}
 _NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
-_DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop if the terminal is narrow
+_DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop on narrow terminals
 
 
 def command(
@@ -85,7 +85,7 @@ def command(
 
 
 class _FitFlags:
-    """The options that apply to every model. The machine is measured when the first model needs it."""
+    """The options that apply to every model. The machine's speed is measured when it is first used."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
         from llmrun.backends.cpu.speeds.machine import Speeds
@@ -105,7 +105,7 @@ class _FitFlags:
 
 
 class _Named(NamedTuple):
-    """One quantization with its display name and its fit."""
+    """A quantization, with its display name and Fit."""
 
     name: str
     quantization: str
@@ -113,7 +113,7 @@ class _Named(NamedTuple):
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
-    """Show one model or all its quantizations, and return its entry for --json."""
+    """Show one model or all its quantizations. Return its entry for --json."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names.file_names import quantization_of
 
@@ -133,10 +133,11 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
 
 
 def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
-    """Yield the display name, file name and header of a file, a local model, or all quantizations of a name.
+    """Yield the display name, file name and header of each quantization that `name` refers to.
 
-    Local models need no request to a server. If one of several headers cannot be read, a note says so. Raises every
-    LlmrunError of the hub and the reader.
+    `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
+    models. If one of several headers cannot be read, a note is printed. May raise any LlmrunError of the hub and the
+    reader.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
@@ -167,7 +168,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
-    """Return whether these are all the quantizations in the catalogue. Other repositories may always have more."""
+    """Return whether `held` has all the quantizations of a catalogue entry. Other repositories may have more."""
     return meant.entry is not None and meant.name == meant.entry.name and len(held) == len(meant.entry.quants)
 
 
@@ -187,7 +188,7 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
-    """Open the local copy of an artifact, matched by name and size. Return None if there is none or it is damaged."""
+    """Open the local copy of an artifact, matched by name and size. Return None if it is missing or damaged."""
     from llmrun.gguf.reader import open_gguf
 
     try:
@@ -203,7 +204,7 @@ def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
 
 
 def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
-    """Yield all available quantizations. Headers are read from local files where possible and fetched otherwise."""
+    """Yield all available quantizations. Read headers from local files where possible, and fetch the others."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
 
@@ -239,7 +240,7 @@ def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> 
 
 
 def _cells(row: _Named, is_best: bool) -> dict[str, str]:
-    """Return the cells by column heading; the first and the last column have none."""
+    """Return the cells by column heading. The first and the last column have empty headings."""
     one, speed = row.fit, row.fit.forecast
     return {
         "": "*" if is_best else "",
@@ -275,7 +276,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
 
 
 def _heading(asked: _FitFlags, one: Fit) -> list[str]:
-    """Return the lines above the table: the resources of this machine and the conditions of the figures."""
+    """Return the lines above the table, which show this machine's resources and the assumptions for the estimates."""
     found = asked.resources
     memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]

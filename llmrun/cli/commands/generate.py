@@ -86,7 +86,7 @@ def command(
         system = settings.system if flags.system is None else checked_text(flags.system, "--system")
     messages = chat_messages(text, system)
 
-    # Nothing heavy is imported above this line, so usage errors appear immediately.
+    # No slow imports above this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.default_model import tell_of_default_model

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 70, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _RIGHT = ("SIZE", "CONTEXT")
-_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names include QUANT
+_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # columns to drop on narrow terminals; most names include QUANT
 
 
 def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:

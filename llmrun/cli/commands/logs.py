@@ -128,12 +128,12 @@ def _show_whole(entry: Entry) -> None:
 
 
 def _told(entry: Entry) -> str:
-    """Return the answer, marked as cancelled if it is incomplete."""
+    """Return the answer, with a mark if it was cancelled."""
     return f"({entry['finish_reason']}) {entry['answer']}" if entry["finish_reason"] == "cancelled" else entry["answer"]
 
 
 def _moment(entry: Entry) -> str:
-    """Return the local time of an entry, or the text of its time field if that is not a valid time."""
+    """Return an entry's local time, or the raw value of its time field if it is not a valid time."""
     try:
         return f"{datetime.fromisoformat(entry['time']).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):

@@ -66,7 +66,7 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object per model instead of paths.")
     ] = False,
 ) -> int:
-    del debug  # main() reads it from the arguments
+    del debug  # main() reads this flag from the arguments
     settings = apply_settings({"offline": offline, "quiet": quiet})
     out.verbose = verbose
     if locked and (lock or revision is not None):
@@ -94,9 +94,9 @@ class _PullFlags:
 
 
 class _Pulling:
-    """One run of the command: plan all downloads, check for disk space, then download one model after another.
+    """One run of the command. It plans all downloads, checks the disk space, then downloads the models one by one.
 
-    One failure does not stop the others.
+    If one model fails, the others are still downloaded.
     """
 
     def __init__(self, asked: _PullFlags) -> None:
@@ -113,7 +113,7 @@ class _Pulling:
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
-        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may name the same model
+        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may refer to the same model
         for planned in pulls:
             self._tell_plan(planned)
         fetching = [planned for planned in pulls if planned.here is None]
@@ -158,7 +158,7 @@ class _Pulling:
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
-        """Return the result of `step`. Report a failure and return None, or raise it if there is only one model."""
+        """Return the result of `step`. On failure, report the error and return None, or raise it for a single model."""
         try:
             return step(given)
         except LlmrunError as error:
@@ -175,7 +175,7 @@ class _Pulling:
     def _code(self) -> int:
         return self.failures[0] if self.failures else 0
 
-    # One model
+    # Methods for one model
 
     def _tell_plan(self, planned: Pull) -> None:
         if self.asked.dry_run and self.asked.as_json:
@@ -220,7 +220,7 @@ class _Pulling:
 
 
 def _memory_checked(planned: Pull) -> Pull:
-    """Return the pull unchanged. Raises DoesNotFit for a model that cannot run on this machine."""
+    """Return the pull unchanged. Raises DoesNotFit if the model cannot run on this machine."""
     from llmrun.hub.resolve.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:
@@ -229,7 +229,7 @@ def _memory_checked(planned: Pull) -> Pull:
 
 
 def _plan_fields(planned: Pull) -> list[str]:
-    """Return the fields of `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
+    """Return fields such as `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
     from llmrun.hub.resolve.pulling import bytes_here
 
     artifact = planned.pinned
@@ -246,7 +246,7 @@ def _plan_fields(planned: Pull) -> list[str]:
 
 
 def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
-    """Describe a model for --json. The keys about the source are left out if no server was asked."""
+    """Describe a model for --json. The keys about the source are left out if no server was contacted."""
     body: dict[str, Any] = {"name": planned.name, "status": status, "path": str(path) if path else None}
     if planned.pinned is not None:
         body |= {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 30}
 _HEADER = ("NAME", "WEIGHTS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE")
 _RIGHT = ("WEIGHTS", "DOWNLOAD", "CONTEXT", "DOWNLOADS", "LIKES")
-_DROPPABLE = (("LICENCE",), ("CONTEXT",), ("WEIGHTS",), ("HERE",), ("DOWNLOAD",))  # to drop on narrow terminals
+_DROPPABLE = (("LICENCE",), ("CONTEXT",), ("WEIGHTS",), ("HERE",), ("DOWNLOAD",))  # columns to drop on narrow terminals
 _HUB_HEADER = ("NAME", "DOWNLOADS", "LIKES", "LICENCE")
 _HUB_DROPPABLE = (("LICENCE",), ("LIKES",), ("DOWNLOADS",))
 _MOST_FROM_HUB = 20

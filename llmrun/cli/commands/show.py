@@ -58,7 +58,7 @@ def command(
 def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
     """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
 
-    Raises every LlmrunError of the hub and the reader.
+    May raise any LlmrunError of the hub and the reader.
     """
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing
@@ -91,7 +91,7 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
     """Show the header of a local or remote file.
 
-    part  "--template", "--metadata" or "--tensors" to show only that part; "" for the overview
+    part  "--template", "--metadata" or "--tensors" to show only this part, or "" for the overview
     """
     from llmrun.cli import header_output
 

@@ -69,7 +69,7 @@ def command(
 
 
 def _model(name: str, found: list[Model]) -> Model:
-    """Return the model with this name, or the model in the file at this path. Raises ModelNotFound and UsageError."""
+    """Return the model with this name, or the model in this file. Raises ModelNotFound and UsageError."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import of_path, select
 
@@ -83,7 +83,7 @@ def _model(name: str, found: list[Model]) -> Model:
 
 
 def _exit_code(verdict: VerificationResult) -> int:
-    """Return the exit code for a model. Damage has the highest code."""
+    """Return the exit code for a model. The code for damage is the highest."""
     if verdict.problems:
         return IntegrityError.exit_code
     if verdict.missing:
@@ -113,7 +113,7 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
 
 
 def _promised(model: Model) -> tuple[Expected, ...]:
-    """Return the checksums and sizes that the catalogue expects of a model, or () if it is not in the catalogue."""
+    """Return a model's checksums and sizes from the catalogue, or () if the model is not in the catalogue."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import OWN, SHARED
 

@@ -1,6 +1,6 @@
-"""Completion candidates for the last word of a command line.
+"""Finds completion candidates for the last word of a command line.
 
-They are derived from the commands themselves, so new commands and flags need no changes here.
+The candidates come from the command definitions, so new commands and flags require no changes in this module.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from llmrun.cli.arguments.values import FILES
 from llmrun.cli.registry import Commands, aliases, page_of
 
-_HELP = "help"  # in `llmrun help bench compare`, the words after `help` are completed as if it were not there
+_HELP = "help"  # in `llmrun help bench compare`, the words after `help` are completed as if `help` were missing
 
 
 class Candidate(NamedTuple):
-    """A complete word with a short description, which may be empty."""
+    """A complete word and its short description, which may be empty."""
 
     word: str
     description: str = ""
@@ -24,13 +24,13 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """The parsed words before the one to complete.
+    """The parsed words before the word to complete.
 
     context    the context of the innermost command
-    arguments  the number of positional arguments so far
-    flag       the flag that expects the next word as its value, or None
-    seen       the names of all flags so far
-    ended      whether `--` has ended the flags
+    arguments  the number of positional arguments before the word
+    flag       the flag whose value is the next word, or None
+    seen       the names of all flags before the word
+    ended      True if `--` has ended the flags
     """
 
     context: Any
@@ -67,7 +67,7 @@ class _Line:
 
 
 def candidates(top: Any, words: Sequence[str]) -> tuple[list[Candidate], bool]:
-    """Return the candidates for the last word, and whether the shell should complete file names.
+    """Return the candidates for the last word, and True if the shell should also complete file names.
 
     top    the `llmrun` command
     words  the words after `llmrun`, up to the cursor; the last one may be empty
@@ -79,13 +79,13 @@ def candidates(top: Any, words: Sequence[str]) -> tuple[list[Candidate], bool]:
     prefix, found = _possible(line, current)
     matching = [each for each in found if each.word.startswith(current[len(prefix) :]) and each.word != FILES]
     files = any(each.word == FILES for each in found)
-    # Names come from folders and from other programs, so names with unprintable characters are left out.
+    # Names that contain unprintable characters are left out, because names come from folders and from other programs.
     safe = [each for each in matching if f"{each.word}{each.description}".isprintable()]
     return [each._replace(word=prefix + each.word) for each in dict.fromkeys(safe)], files and not safe
 
 
 def _possible(line: _Line, current: str) -> tuple[str, list[Candidate]]:
-    """Return the part of the current word that is already complete, and all candidates for the rest."""
+    """Return the part of the current word that is already complete, and the candidates for the rest."""
     name, equals, value = current.partition("=")
     if line.flag is not None:
         return _kept(current), _values(line.context, line.flag)
@@ -106,7 +106,7 @@ def _kept(value: str) -> str:
 
 
 def _commands(line: _Line, current: str) -> Iterator[Candidate]:
-    """Yield the subcommands. Aliases are yielded only if no command name begins with the current word."""
+    """Yield the subcommands. Yield aliases only if no command name begins with the current word."""
     if not isinstance(line.command, Commands):
         for name, command in line.command.commands.items():
             yield Candidate(name, command.get_short_help_str(200))
@@ -117,7 +117,7 @@ def _commands(line: _Line, current: str) -> Iterator[Candidate]:
 
 
 def _flag_names(line: _Line) -> Iterator[Candidate]:
-    """Yield all names of the flags that can still be given."""
+    """Yield all names of the flags that may still be added."""
     for flag in dict.fromkeys(_flags(line.context).values()):
         names = (*flag.opts, *flag.secondary_opts)
         if not flag.hidden and (flag.multiple or not set(names) & set(line.seen)):
@@ -134,7 +134,7 @@ def _values(context: Any, parameter: Any) -> list[Candidate]:
 
 
 def _argument(line: _Line) -> Any:
-    """Return the positional argument for the next word, or None if all are taken."""
+    """Return the positional argument for the next word, or None if there are no more arguments."""
     taken = 0
     for parameter in line.command.params:
         if parameter.param_type_name == "argument":

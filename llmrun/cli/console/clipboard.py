@@ -1,4 +1,4 @@
-"""Copying text to the clipboard with the system's program or with the terminal's OSC 52 sequence."""
+"""Copies text to the clipboard, with a clipboard program or with the terminal's OSC 52 sequence."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor
 from llmrun.errors import UsageError
 
-_MOST_BYTES = 74_994  # of text: terminals ignore an OSC 52 sequence of more than 100,000 bytes
+_MOST_BYTES = 74_994  # maximum text size, because terminals ignore OSC 52 sequences of more than 100,000 bytes
 _PATIENCE_S = 5.0
 
 
 def copy_text(text: str) -> str:
-    """Copy text to the clipboard and describe where it went, as the end of a sentence. Raises UsageError if it fails.
+    """Copy text to the clipboard. Return a phrase that says where the text is now. Raises UsageError.
 
-    An SSH session uses the terminal, which runs on the user's machine. Clipboard programs would reach only the
-    clipboard of the remote machine.
+    In an SSH session, the terminal is used, because it runs on the user's machine. A clipboard program would set only
+    the clipboard of the remote machine.
     """
     data = text.encode("utf-8", "replace")
     remote = bool(os.environ.get("SSH_TTY") or os.environ.get("SSH_CONNECTION"))
@@ -53,9 +53,9 @@ def _programs() -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _gave(command: Sequence[str], data: bytes) -> bool:
-    """Run a clipboard program and return whether it accepted the text.
+    """Run a clipboard program and return whether it succeeded.
 
-    Its output is discarded because xclip and wl-copy stay in the background, where they would keep a pipe open.
+    Its output is discarded, because xclip and wl-copy stay in the background and would keep a pipe open.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -77,7 +77,7 @@ def _gave(command: Sequence[str], data: bytes) -> bool:
 def _osc_52(data: bytes) -> str:
     """Return the escape sequence that sets the terminal's clipboard.
 
-    tmux passes the sequence on only in a wrapper in which every ESC is doubled.
+    tmux forwards the sequence only if it is in a wrapper, in which every ESC is doubled.
     """
     sequence = f"\x1b]52;c;{base64.b64encode(data).decode()}\x07"
     if os.environ.get("TMUX"):

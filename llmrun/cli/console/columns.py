@@ -1,4 +1,4 @@
-"""Plain-text tables and wrapped text. Importing Rich for them would take 60 ms."""
+"""Formats plain-text tables and wraps text, without Rich, because importing Rich takes 60 ms."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from llmrun.cli.console.terminal import columns, is_terminal, shortened, visible_line, width
 
-_LEAST_ROOM = 20  # columns that a text gets even on a narrower terminal
+_LEAST_ROOM = 20  # minimum number of columns for text, even on narrower terminals
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Format rows as lines with aligned columns, two spaces apart. Control characters are made visible.
+    """Format rows as lines with aligned columns, two spaces apart. Make control characters visible.
 
     right  indices of the right-aligned columns
     """
@@ -24,10 +24,10 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 def narrowed(
     heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], droppable: Sequence[Collection[str]]
 ) -> list[str]:
-    """Format rows like `aligned`, with a header line, and drop columns if the terminal is too narrow.
+    """Format rows like `aligned`, with a header line. Drop columns if the terminal is too narrow.
 
     right      headings of the right-aligned columns
-    droppable  headings of the columns to drop, one group after another, until the lines fit
+    droppable  groups of headings of columns to drop, one group at a time, until the lines fit
     """
     gone: set[str] = set()
     for group in ((), *droppable):
@@ -41,14 +41,14 @@ def narrowed(
 
 
 def beside(label: str, text: str, most: int) -> list[str]:
-    """Return the lines of a label followed by text, wrapped to `most` columns with a hanging indent."""
+    """Return a label followed by text, as lines of at most `most` columns with a hanging indent."""
     left = width(label)
     first, *rest = wrapped(text, most - left)
     return [label + first, *(" " * left + line for line in rest)]
 
 
 def hanging(line: str, most: int) -> list[str]:
-    """Wrap a line at blanks. If it begins with a label and two blanks, its other rows begin below the text."""
+    """Wrap a line at spaces. If it begins with a label and two spaces, align the other rows with the text."""
     if width(line) <= most:
         return [line]
     label = re.match(r"\S.{0,20}? {2,}(?=\S)|", line)
@@ -59,11 +59,12 @@ def hanging(line: str, most: int) -> list[str]:
 def wrapped(text: str, most: int) -> list[str]:
     """Wrap text at spaces to lines of at most `most` columns. Words longer than a line are split.
 
-    The standard textwrap counts characters, but Chinese, Japanese and Korean characters take two columns each.
+    The standard `textwrap` counts characters instead of columns, but Chinese, Japanese and Korean characters take up
+    two columns each.
     """
     most = max(most, _LEAST_ROOM)
     lines = [""]
-    for word in re.findall(" *[^ ]+", visible_line(text)):  # each word with the spaces before it
+    for word in re.findall(" *[^ ]+", visible_line(text)):  # each match is a word with the spaces before it
         if width(lines[-1]) + width(word) <= most:
             lines[-1] += word
             continue

@@ -1,4 +1,4 @@
-"""Editing a text in the user's editor."""
+"""Edits text in the user's editor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _USUAL = ("editor", "nano", "vim", "vi", "notepad")
 
 
 def edited(text: str) -> str:
-    """Open the text in an editor and return the saved text without trailing newlines.
+    """Open text in an editor and return the saved text without trailing newlines.
 
-    The editor is $VISUAL, $EDITOR or a common one. A graphical editor must be told to wait for its window
-    ("code --wait"). Raises UsageError if no editor is found, if it fails, or if the saved text is not UTF-8.
+    The editor is $VISUAL, $EDITOR or a common editor. Graphical editors need an option to wait until the window is
+    closed, as in "code --wait". Raises UsageError if no editor is found, if the editor fails, or if the saved text is
+    not UTF-8.
     """
     command = _editor()
-    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # only the user can read it
+    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # only the user can read this file
     path = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
@@ -70,9 +71,9 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _interrupts_are_its_own() -> Iterator[None]:
-    """Ignore Ctrl-C here while the editor runs, since the terminal sends it to both processes.
+    """Ignore Ctrl-C in this process while the editor runs, because the terminal sends the signal to both.
 
-    An empty handler is used because the editor would inherit SIG_IGN.
+    The handler is an empty function, because the editor would inherit SIG_IGN.
     """
 
     def nothing(number: int, frame: FrameType | None) -> None:

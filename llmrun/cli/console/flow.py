@@ -1,4 +1,4 @@
-"""Buffering of a streamed answer: a terminal gets whole words, a pipe or a file whole lines."""
+"""Buffers a streamed answer. Terminals get whole words, and pipes and files get whole lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmrun.cli.console.terminal import columns, is_terminal, width
 _ATOMIC = getattr(select, "PIPE_BUF", 512)  # bytes
 _TAB = 8  # columns
 
-# A character of two columns counts as a word (Chinese and Japanese do not use spaces), together with the closing
-# punctuation after it, which must not begin a row.
+# A character of two columns, with the closing punctuation after it, counts as a word, because Chinese and Japanese do
+# not use spaces. Closing punctuation must not begin a row.
 WIDE = (
     r"\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
     r"\U00020000-\U0003fffd"
@@ -26,22 +26,22 @@ _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 
 
 class Flow(Protocol):
-    """Decides when the pieces of a streamed text are written."""
+    """Decides when to write the pieces of a streamed text."""
 
     def passed(self, text: str) -> str:
-        """Take the next piece and return the text to write now."""
+        """Add the next piece and return the text to write now."""
 
     def rest(self) -> str:
-        """Return the text that is still held back, at the end."""
+        """Return the text that is still buffered at the end."""
 
 
 def flow_to(stream: TextIO) -> Flow:
-    """Return a new flow for a text that begins in the first column of the stream."""
+    """Return a new flow for text that starts in the first column of the stream."""
     return WordWrap(columns) if is_terminal(stream) else WholeLines()
 
 
 class WholeLines:
-    """Holds each line back until it is complete, so that lines from concurrent processes do not mix."""
+    """A flow that buffers each line until it is complete. Lines from concurrent processes then do not mix."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -62,10 +62,10 @@ class WholeLines:
 
 
 class WordWrap:
-    """Breaks lines at spaces, so that the terminal does not split words. Holds an incomplete word back.
+    """A flow that breaks lines at spaces, so that the terminal does not split words. Buffers incomplete words.
 
-    Lines of fenced code, and words longer than a row, are left for the terminal to wrap, so that they can be copied
-    without extra line breaks.
+    The terminal wraps lines of fenced code and words longer than a row. They can then be copied without extra line
+    breaks.
 
     limit  a function that returns the number of columns in a row
     """
@@ -75,8 +75,8 @@ class WordWrap:
         self._held = ""  # spaces and a possibly incomplete word
         self._column = 0
         self._fence = ""  # the fence that opened the current code block
-        self._begins_line = True  # no word of the line has been written yet
-        self._long = False  # a word longer than a row is being written
+        self._begins_line = True  # True until the first word of the line is written
+        self._long = False  # True while a word longer than a row is being written
 
     def passed(self, text: str) -> str:
         return self._written(self._held + text, is_over=False)
@@ -101,7 +101,7 @@ class WordWrap:
         return "".join(written)
 
     def _goes_on(self, blanks: str) -> bool:
-        """Return whether the next word continues one that is already partly on the screen."""
+        """Return whether the next word continues a word that is already partly on the screen."""
         return self._long and not blanks
 
     def _line_end(self, blanks: str, limit: int) -> str:
@@ -128,7 +128,7 @@ class WordWrap:
             self._fence = ""
 
     def _behind(self, blanks: str) -> int:
-        """Return the column after writing these spaces and tabs at the current column."""
+        """Return the cursor's column after writing these spaces and tabs."""
         column = self._column
         for blank in blanks:
             column = column + 1 if blank == " " else (column // _TAB + 1) * _TAB
@@ -136,7 +136,7 @@ class WordWrap:
 
 
 def atomic_writes(text: str) -> Iterator[str]:
-    """Split a text at line ends into atomic writes. A line longer than the limit is a separate write, not atomic."""
+    """Split text at line ends into atomic writes. A line over the limit becomes one write that is not atomic."""
     taken: list[str] = []
     size = 0
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
@@ -151,12 +151,12 @@ def atomic_writes(text: str) -> Iterator[str]:
 
 
 def reader_is_gone(stream: TextIO) -> bool:
-    """Return whether the reader of a pipe is gone, so that a write would raise BrokenPipeError."""
+    """Return whether a pipe's reader has closed it, so that a write would raise BrokenPipeError."""
     if not hasattr(select, "poll"):  # Windows
         return False
     watched = select.poll()
     try:
         watched.register(stream.fileno(), 0)
-    except io.UnsupportedOperation:  # a stream in memory
+    except io.UnsupportedOperation:  # an in-memory stream
         return False
     return any(event & select.POLLERR for _, event in watched.poll(0))

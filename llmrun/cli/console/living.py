@@ -1,4 +1,4 @@
-"""A progress line that a thread redraws, because a single forward pass of a large model can take a minute."""
+"""A progress line. A thread redraws it, because a single forward pass of a large model can take a minute."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _REDRAW_S = 0.2
 
 
 class LiveReporter:
-    """A bench.reporter.Reporter for any job. Inside its `with` block, nothing else may write."""
+    """A bench.reporter.Reporter for any job. Nothing else may write to the terminal inside its `with` block."""
 
     def __init__(self) -> None:
         self._words: Callable[[], str] = str
-        self._lock = threading.Lock()  # two threads write
+        self._lock = threading.Lock()  # held while writing, because two threads write
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="llmrun-progress", daemon=True)
 

@@ -1,4 +1,4 @@
-"""`out`, through which all output is written. Only the answer goes to stdout; everything else goes to stderr."""
+"""The object `out`, which writes all output. The answer goes to stdout, and everything else to stderr."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from llmrun.errors import LlmrunError
 RED = "31"
 YELLOW = "33"
 DIM = "2"
-MARK = "1;31"  # the color that grep uses for matches
+MARK = "1;31"  # same color as grep uses for matches
 
 MarkedLine = Sequence[tuple[str, bool]]  # the pieces of a line; True means highlighted
 
 _COMMAND = re.compile(r"(?:llmrun|\S*/\S+) ")
 
-_SHOW_AFTER_S = 0.15  # most waits are shorter, and a progress line that only flashes up is distracting
+_SHOW_AFTER_S = 0.15  # most waits are shorter, and a progress line that flashes briefly is distracting
 _REDRAW_S = 0.05
-_PLAIN_LINE_S = 10.0  # interval of progress lines in a log file
+_PLAIN_LINE_S = 10.0  # interval between progress lines in a log file
 
 
 class Output:
-    """The program's output. In quiet mode, only errors and replies go to stderr.
+    """The program's output. In quiet mode, only errors and replies are written to stderr.
 
-    If writing to stderr fails, later output to it is discarded, because the failure cannot be reported anywhere.
+    If a write to stderr fails, later output to stderr is discarded, because the failure cannot be reported anywhere.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class Output:
         self._waiting_since: float | None = None
         self._last_drawn = 0.0
 
-    # The answer
+    # Methods for the answer
 
     def answer(self, text: str) -> None:
         """Write a piece of the answer to stdout.
 
         A terminal gets whole words, with control characters made visible. A pipe or a file gets whole lines. Raises
-        BrokenPipeError as soon as the reader of the pipe is gone.
+        BrokenPipeError as soon as the pipe's reader has closed it.
         """
         if not text:
             return
@@ -78,7 +78,7 @@ class Output:
             raise BrokenPipeError
 
     def end_answer(self) -> None:
-        """Write the rest of the answer and a final newline. Even an empty answer gets the newline."""
+        """Write the rest of the answer and a final newline. The newline is written even after an empty answer."""
         self._write_stdout(self._answer_rest() + "\n")
 
     def _answer_rest(self) -> str:
@@ -88,15 +88,15 @@ class Output:
         return rest
 
     def _cut_answer(self) -> None:
-        """Write the unwritten text of an interrupted answer. On a terminal, end its last row."""
+        """Write the buffered text of an interrupted answer. On a terminal, also end the last row."""
         if self._answer is not None:
             self._write_stdout(self._answer_rest() + ("\n" if is_terminal(sys.stdout) else ""))
 
     def thinking(self, text: str) -> None:
         """Write a piece of the model's thinking to stderr.
 
-        It is dim, or follows a line "thinking:" if there is no color. The next output of another kind ends it with an
-        empty line.
+        The text is dim. If there is no color, it follows a line "thinking:". An empty line separates it from the next
+        output of another kind.
         """
         if self.quiet or not text:
             return
@@ -109,7 +109,7 @@ class Output:
         self._write_dim(self._thinking.passed(visible(text) if is_terminal(sys.stderr) else text))
 
     def answer_was_thinking(self) -> None:
-        """Print a note that the text so far was thinking and not the answer."""
+        """Print a note that the text so far was thinking instead of the answer."""
         self._cut_answer()
         self.note("the text so far was thinking: the model closed a thinking block it never opened")
 
@@ -125,7 +125,7 @@ class Output:
         self._write_stdout(f"[\n{lines}\n]\n" if bodies else "[]\n")
 
     def lines(self, lines: Iterable[str], *, dim: bool = False) -> None:
-        """Write the lines of a report to stdout. Control characters are always made visible."""
+        """Write the lines of a report to stdout. Always make control characters visible."""
         self.clear_progress()
         begin, end = ("\x1b[2m", "\x1b[0m") if dim and can_color(sys.stdout, self.color) else ("", "")
         self._write_stdout("".join(f"{begin}{visible_line(line)}{end}\n" for line in lines))
@@ -140,9 +140,9 @@ class Output:
         self._write_stderr("".join(_marked(line, can_color(sys.stderr, self.color)) for line in lines))
 
     def picture(self, renderable: Any) -> None:
-        """Write a Rich renderable to stdout. Its texts must have passed through `visible_line`."""
+        """Write a Rich renderable to stdout. Its text must have passed through `visible_line`."""
         self.clear_progress()
-        drawn = io.StringIO()  # on a closed pipe, Rich itself would exit the process, with another exit code
+        drawn = io.StringIO()  # if the pipe is closed, Rich would exit the process with a different exit code
         self._console(drawn).print(renderable)
         self._write_stdout(drawn.getvalue())
 
@@ -165,20 +165,20 @@ class Output:
             legacy_windows=False,
         )
 
-    # Everything else
+    # Methods for all other output
 
     def note(self, text: str) -> None:
-        """Write a note: one line with something the user should know."""
+        """Write a note, which is one line that the user should read."""
         if not self.quiet:
             self._line("note:", text, YELLOW)
 
     def detail(self, text: str) -> None:
-        """Write a line that only --verbose shows."""
+        """Write a line of details. It is shown only with --verbose."""
         if self.verbose and not self.quiet:
             self._write_stderr(self._styled(visible_line(text), DIM) + "\n")
 
     def fields(self, fields: Sequence[str]) -> None:
-        """Write short facts on one line, or on several lines if the terminal is too narrow."""
+        """Write short pieces of information on one line, or on several lines if the terminal is narrow."""
         if self.quiet:
             return
         limit = room(sys.stderr)
@@ -191,11 +191,11 @@ class Output:
         self._write_stderr("".join(self._styled(line, DIM) + "\n" for line in lines))
 
     def reply(self, lines: Iterable[str]) -> None:
-        """Write the program's reply to a user's request, such as /help in a chat. Shown even in quiet mode."""
+        """Write the reply to a user's request, such as /help in a chat. It is shown even in quiet mode."""
         self._write_stderr("".join(f"{row}\n" for line in lines for row in _rows(visible(line))))
 
     def sequence(self, text: str) -> None:
-        """Write a control sequence to the terminal, on the stream that is connected to it."""
+        """Write a control sequence to the terminal, on a stream that is connected to the terminal."""
         if can_move_cursor(sys.stderr):
             self._write_stderr(text)
         else:
@@ -206,22 +206,22 @@ class Output:
         self._write_stderr(visible(text))
 
     def error(self, sentence: str, hint: str = "") -> None:
-        """Write `error: ...` and a hint about what to try. Shown even in quiet mode."""
+        """Write `error: ...` and a hint about what to try. Both are shown even in quiet mode."""
         self._cut_answer()
         self._line("error:", sentence, RED)
         words, _, command = hint.rpartition(": ")
         if _COMMAND.match(command) and width(hint) + len("hint: ") > room(sys.stderr):
-            self._line("hint:", f"{words}:", DIM)  # a command stays whole, so that it can be copied
+            self._line("hint:", f"{words}:", DIM)  # keep commands on one line, so that they can be copied
             self._write_stderr(f"  {visible_line(command)}\n")
         elif hint:
             self._line("hint:", hint, DIM)
 
     def trace(self, text: str) -> None:
-        """Write the traceback of an error, for --debug. Control characters are made visible."""
+        """Write an error's traceback, for --debug. Make control characters visible."""
         self._write_stderr(visible(text))
 
     def progress(self, text: str) -> None:
-        """Show what the program is doing, on a line that the next output replaces. A log gets a line every 10 s."""
+        """Show what the program is doing, on a line that the next output replaces. Log files get a line every 10 s."""
         if self.quiet or self._thinking is not None:
             return
         now = time.monotonic()
@@ -240,9 +240,9 @@ class Output:
             self._write("\r" + self._styled(line, DIM) + rest)
 
     def clear_progress(self) -> None:
-        """End the model's thinking, or erase the progress line.
+        """End the display of thinking, or erase the progress line.
 
-        The line is erased with spaces, which works on every terminal, unlike an escape sequence.
+        The line is overwritten with spaces, because not every terminal supports escape sequences.
         """
         self._waiting_since = None
         if self._thinking is not None:
@@ -287,7 +287,7 @@ class Output:
 
 
 def _rows(line: str) -> list[str]:
-    """The rows that a line takes on the terminal, wrapped at blanks; elsewhere the line stays whole."""
+    """Wrap a line at spaces into rows for the terminal. If stderr is not a terminal, return the line unchanged."""
     return hanging(line, room(sys.stderr))
 
 
@@ -299,12 +299,12 @@ def _marked(line: MarkedLine, color: bool) -> str:
 class Stdout(io.TextIOWrapper):
     """Standard output, always in UTF-8, with clear errors.
 
-    Any OSError except BrokenPipeError becomes an LlmrunError that names the stream. The OSError of a stream has no file
-    name, so it could be mistaken for a problem with a file.
+    Every OSError except BrokenPipeError is converted to an LlmrunError that names the stream. Without the name, the
+    error could be mistaken for a problem with a file.
     """
 
     def __init__(self, buffer: BinaryIO) -> None:
-        # A path may contain bytes that are not UTF-8. "\udcff" is also how JSON writes such a byte.
+        # A path may contain bytes that are not UTF-8. They are written as in JSON, such as "\udcff" for byte 0xff.
         super().__init__(buffer, encoding="utf-8", errors="backslashreplace", newline="")
 
     def write(self, text: str) -> int:
@@ -327,7 +327,7 @@ class Stdout(io.TextIOWrapper):
 
 
 def silence(stream: TextIO) -> None:
-    """Discard everything written to a stream from now on, including its unflushed buffer."""
+    """Discard everything that is written to a stream from now on, including its unflushed buffer."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Progress of downloads and of loading a model."""
+"""Shows the progress of downloads and of model loading."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from llmrun.cli.console.terminal import columns, width
 
 _BAR = 20  # columns
 _SHORTEST_LABEL = 12
-_WINDOW_S = 8.0  # the speed and the time left are computed from the last few seconds
+_WINDOW_S = 8.0  # the speed and the time left are averages over this period
 
 
 class HubReporter:
-    """Shows the hub's notes, and its downloads as a bar with speed and time left."""
+    """Shows the hub's notes, and shows each download as a bar with speed and time left."""
 
     def __init__(self) -> None:
         self._label = ""
-        self._seen: deque[tuple[float, int]] = deque()  # (time in seconds, bytes done) of the last few seconds
+        self._seen: deque[tuple[float, int]] = deque()  # (time in seconds, bytes done), for the last _WINDOW_S seconds
 
     def note(self, line: str) -> None:
         out.note(line)
@@ -37,9 +37,9 @@ class HubReporter:
         out.progress(download_line(label, done, total, done - then, now - first, columns() - 1))
 
     def _recent(self, now: float, done: int) -> tuple[float, int]:
-        """Return the oldest time in the window and the bytes done by then.
+        """Return the oldest time in the window and the number of bytes done at that time.
 
-        Bytes that were present at the start therefore do not count toward the speed.
+        Bytes that were already present at the start therefore do not count toward the speed.
         """
         if not self._seen or now - self._seen[-1][0] >= _WINDOW_S / 40:
             self._seen.append((now, done))
@@ -51,11 +51,11 @@ class HubReporter:
 def download_line(label: str, done: int, total: int, fetched: int, seconds: float, limit: int = 100) -> str:
     """Return `smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`.
 
-    The line has at most `limit` columns. If there is not enough room, the bar gets shorter, then the label is cut at
-    its beginning (because names differ at their ends), and then the bar is dropped. The figures always stay.
+    The line has at most `limit` columns. If there is not enough room, the bar is shortened first, then the label is cut
+    at its start (because names differ at their ends), and then the bar is dropped. The numbers are always shown.
 
-    done     bytes present
-    fetched  bytes of `done` that arrived in the last `seconds`
+    done     number of bytes present
+    fetched  number of these bytes that arrived in the last `seconds`
     """
     fraction = done / total if total else 0.0
     # Round down, so that 100% appears only when the download is complete.

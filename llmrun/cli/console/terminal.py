@@ -1,4 +1,4 @@
-"""The capabilities of each output stream, and functions that make untrusted text safe to print."""
+"""Detects the capabilities of output streams, and makes untrusted text safe to print."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TextIO
 
 # Text from a model, a file or a server may contain escape sequences that move the cursor, set the clipboard or type
 # input for the user. On a terminal, every control character except newline and tab is therefore replaced by its symbol
-# (U+2400 to U+2421). Characters without a symbol are shown by number: the C1 controls, the two Unicode line separators,
-# and the bidirectional embeddings, overrides and isolates, which change the order in which text is displayed.
+# (U+2400 to U+2421). Characters without a symbol are shown as code points. These are the C1 controls, the two Unicode
+# line separators, and the bidirectional embeddings, overrides and isolates, which change the order of displayed text.
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
-_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON escapes the others itself
+_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON escapes the others
 
 
 def visible(text: str) -> str:
@@ -52,7 +52,7 @@ def can_move_cursor(stream: TextIO) -> bool:
 def can_color(stream: TextIO, choice: str = "auto") -> bool:
     """Return whether to use color on a stream.
 
-    NO_COLOR takes precedence, then the user's setting `choice`, then FORCE_COLOR, and then the kind of stream.
+    The order of precedence is NO_COLOR, the user's setting `choice`, FORCE_COLOR, and the kind of stream.
     """
     if os.environ.get("NO_COLOR") or choice == "never":
         return False
@@ -62,25 +62,25 @@ def can_color(stream: TextIO, choice: str = "auto") -> bool:
 
 
 def columns() -> int:
-    """Return the width of the terminal, or 100 if there is none."""
+    """Return the width of the terminal in columns, or 100 if there is no terminal."""
     return shutil.get_terminal_size(fallback=(100, 24)).columns
 
 
 def room(stream: TextIO) -> int:
-    """Return the number of columns for a line of this stream, which is unlimited if it is not a terminal."""
+    """Return the maximum columns per line for a stream. There is no limit if it is not a terminal."""
     return columns() if is_terminal(stream) else sys.maxsize
 
 
 def width(text: str) -> int:
-    """Return the number of columns that a line of text takes.
+    """Return the number of columns that a line of text takes up.
 
-    Terminals differ in the width of emoji with several characters; the result is the largest possible width.
+    The width of multi-character emoji differs between terminals; the result is the largest possible width.
     """
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the beginning of the text that fits into `limit` columns."""
+    """Shorten text to at most `limit` columns."""
     taken = 0
     for end, character in enumerate(text):
         taken += _columns_of(character)

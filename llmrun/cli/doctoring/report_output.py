@@ -1,4 +1,4 @@
-"""Output of the doctor's report, as text or as JSON."""
+"""Prints the doctor's report as text or as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("
 
 
 def show_json(report: Report) -> None:
-    """Print the report as a JSON object. Later versions may add keys, but do not rename or redefine them."""
+    """Print the report as a JSON object. Later versions may add keys, but never rename or redefine keys."""
     out.json(
         {
             "schema": SCHEMA,
@@ -44,7 +44,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
 
 
 def show(report: Report) -> None:
-    """Print a line for each finding, then the advice, then the verdict. With --verbose, print all facts to stderr."""
+    """Print one line per finding, then the advice, then the verdict. With --verbose, print all data to stderr."""
     for finding in report.findings:
         out.detail(f"{finding.name}: {json.dumps(dict(finding.facts), ensure_ascii=False)}")
     out.picture(_lines(report.findings))
@@ -56,7 +56,7 @@ def show(report: Report) -> None:
 
 
 def _lines(findings: list[Finding]) -> Text:
-    """Return the findings as lines of section, mark and text. Long text is wrapped with a hanging indent."""
+    """Format the findings as lines with a section, a mark and text. Wrap long text with a hanging indent."""
     left = max(len(finding.section) for finding in findings) + 2
     lines, before = [], ""
     for finding in findings:
@@ -69,7 +69,7 @@ def _lines(findings: list[Finding]) -> Text:
 
 
 def _print_advice(finding: Finding) -> None:
-    """Print a finding's advice. The command goes on a line of its own, unwrapped, so that it can be copied."""
+    """Print a finding's advice. The command is on a line of its own and is not wrapped, so it can be copied."""
     out.answer("\n")
     words = wrapped(f"{finding.section}: {finding.advice}", columns() - 2)
     out.picture(Text.assemble(_MARKS[finding.status], " ", "\n  ".join(words)))

@@ -1,4 +1,4 @@
-"""The doctor's check of the terminal: its width, colors and encoding, as llmrun detects them."""
+"""The doctor's terminal check, which reports the width, colors and encoding that llmrun detects."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def look_at_terminal(machine: Machine) -> Iterator[Finding]:
 
 
 def _locale_is_utf8() -> bool:
-    """Return whether the locale's variables allow UTF-8.
+    """Return whether the locale variables indicate UTF-8.
 
-    Python writes UTF-8 whatever they say. If none is set, UTF-8 is assumed, since today's terminals support it.
+    Python writes UTF-8 regardless of the locale. If no variable is set, UTF-8 is assumed, because current terminals
+    support it.
     """
     named = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
     return named in ("", "C", "POSIX") or "utf8" in named.lower().replace("-", "")

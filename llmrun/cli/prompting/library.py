@@ -1,4 +1,4 @@
-"""The user's prompt templates, which are files in the folder `templates` next to config.toml."""
+"""Finds the user's prompt templates, which are files in the folder `templates` next to config.toml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"\w[\w .-]{0,63}")
 
 
 def templates_folder() -> Path:
-    """Return the folder of the user's templates, which need not exist."""
+    """Return the folder of the user's templates. The folder might not exist."""
     return config_file().with_name("templates")
 
 
@@ -32,10 +32,10 @@ def template_names() -> list[str]:
 
 
 def template_path(name: str) -> Path:
-    """Return the file of a template, which need not exist.
+    """Return the path of a template's file. The file might not exist.
 
-    A name that contains a slash or ends with .toml is a path. Any other name refers to the user's templates folder.
-    Raises UsageError for an invalid name.
+    A name that contains a slash or ends with .toml is a path. Any other name refers to a file in the user's templates
+    folder. Raises UsageError if the name is invalid.
     """
     if name.endswith(ENDING) or "/" in name or os.sep in name:
         return Path(name)
@@ -45,7 +45,7 @@ def template_path(name: str) -> Path:
 
 
 def load_template(name: str) -> PromptTemplate:
-    """Read a template by name or path. Raises UsageError, which suggests a similar name if there is one."""
+    """Read a template by name or path. If there is none, raise UsageError and suggest a similar name."""
     path = template_path(name)
     if not os.path.lexists(path) and path.parent == templates_folder():
         raise UsageError(f"template: {name}: no such template", hint=_nearest(path.stem))
@@ -53,7 +53,7 @@ def load_template(name: str) -> PromptTemplate:
 
 
 def chosen_template(name: str | None, pairs: Sequence[str]) -> tuple[PromptTemplate, dict[str, str]]:
-    """Return the template named by -T, or the empty one, and the values of -P. Raises UsageError."""
+    """Return the template that -T selects, or an empty template, and the values of -P. Raises UsageError."""
     params = parse_params(pairs)
     if name is None:
         if params:

@@ -1,4 +1,4 @@
-"""Prompt templates: a prompt and a system prompt with variables, and settings to use with them.
+"""Prompt templates. A template has a prompt and a system prompt with variables, and may have settings.
 
     prompt = "Translate into $language: $input"
     system = "You are a careful translator."
@@ -8,8 +8,8 @@
     [defaults]
     language = "English"
 
-The syntax of variables is that of Python's `string.Template`: `$name` or `${name}`, and `$$` for a dollar sign.
-`$input` is the user's prompt. Values are inserted as they are, even if they contain variables.
+Variables have the syntax of Python's `string.Template`, which is `$name` or `${name}`, and `$$` for a dollar sign.
+`$input` is the user's prompt. Variables inside values are not expanded.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """The contents of a template file. The empty template, which has no name, changes nothing.
+    """The contents of a template file. An empty template has no name and changes nothing.
 
     prompt    None means `$input`
     system    None means that the template sets no system prompt
-    settings  checked values, by the names in SETTINGS
+    settings  validated values, by their names in SETTINGS
     defaults  default values of variables
     """
 
@@ -54,16 +54,16 @@ class PromptTemplate:
 
     @property
     def variables(self) -> list[str]:
-        """The names of the variables in order of appearance, without `input`."""
+        """The names of the variables, except `input`, in order of appearance."""
         return [name for name in _names(self.prompt, self.system) if name != INPUT]
 
     @property
     def needs_input(self) -> bool:
-        """Whether the template needs a prompt from the user."""
+        """True if the template needs a prompt from the user."""
         return self.prompt is None or INPUT in _names(self.prompt, self.system)
 
     def applied(self, flags: AnswerFlags) -> AnswerFlags:
-        """Return the flags, with the template's settings for flags that the user did not give."""
+        """Return the flags. Flags that the user did not give are set from the template's settings."""
         values = dict(self.settings)
         if flags.think is not None or flags.think_budget is not None:  # the two settings depend on each other
             values.pop("think", None)
@@ -74,7 +74,7 @@ class PromptTemplate:
         return replace(flags, **others, sampling={**sampling, **flags.sampling})
 
     def check_params(self, params: Mapping[str, str]) -> None:
-        """Raise UsageError if a value is given for a variable that the template does not have."""
+        """Raise UsageError if `params` has a value for a variable that is not in the template."""
         for name in params:
             if name == INPUT:
                 raise UsageError("--param: input: this variable is the prompt itself", hint="give it as the prompt")
@@ -84,7 +84,7 @@ class PromptTemplate:
                 )
 
     def check_complete(self, params: Mapping[str, str]) -> None:
-        """Raise UsageError if variables have no value. The message names them."""
+        """Raise UsageError if a variable has no value. The message lists all such variables."""
         missing = [name for name in self.variables if name not in params and name not in self.defaults]
         if missing:
             raise UsageError(
@@ -95,7 +95,7 @@ class PromptTemplate:
     def filled(self, asked: str, params: Mapping[str, str]) -> tuple[str, str | None]:
         """Return the prompt and the system prompt with their variables replaced. `params` must be complete.
 
-        If neither text contains `$input`, `asked` is appended to the prompt.
+        If neither of them contains `$input`, `asked` is appended to the prompt.
         """
         values = {**self.defaults, **params, INPUT: asked}
         system = None if self.system is None else Template(self.system).substitute(values)
@@ -118,11 +118,11 @@ def read_template(path: Path, name: str) -> PromptTemplate:
 
 def parse_template(data: bytes, path: Path, name: str) -> PromptTemplate:
     """Parse the bytes of a template file. Raises UsageError."""
-    import tomllib  # 5 ms that most runs do not need
+    import tomllib  # imported here, because it takes 5 ms and most runs do not need it
 
     try:
         table = tomllib.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # ValueError: bad TOML or UTF-8, or too many digits
+    except (ValueError, RecursionError) as error:  # ValueError means invalid TOML or UTF-8, or too many digits
         raise UsageError(f"template: {path}: not valid TOML: {error}") from None
     for key in table:
         if key not in KEYS:
@@ -140,7 +140,10 @@ def parse_template(data: bytes, path: Path, name: str) -> PromptTemplate:
 
 
 def parse_params(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse `["language=French"]` into `{"language": "French"}`. The last value of a name wins. Raises UsageError."""
+    """Parse `["language=French"]` into `{"language": "French"}`. Raises UsageError.
+
+    If a name is repeated, the last value wins.
+    """
     params = {}
     for pair in pairs:
         name, equals, value = checked_text(pair, "--param").partition("=")
@@ -152,7 +155,7 @@ def parse_params(pairs: Sequence[str]) -> dict[str, str]:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would never end
+        if path.exists() and not path.is_file():  # reading from a pipe might never end
             raise UsageError(f"template: {path}: not a file")
         with path.open("rb") as file:
             data = file.read(_LARGEST + 1)
@@ -201,7 +204,7 @@ def _checked_defaults(table: object, known: Sequence[str], path: Path) -> dict[s
 
 
 def _names(*texts: str | None) -> list[str]:
-    """Return the distinct variables in checked texts, in order of appearance."""
+    """Return the distinct variables in validated templates, in order of appearance."""
     matches = [match for text in texts if text for match in Template.pattern.finditer(text)]
     return list(dict.fromkeys(match["named"] or match["braced"] for match in matches if not match["escaped"]))
 

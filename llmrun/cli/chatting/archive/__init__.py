@@ -1,1 +1,1 @@
-"""Earlier conversations: listing, showing, searching, exporting and removing them."""
+"""The parts of `llmrun conversations` and /search that list, export and search saved conversations."""

@@ -1,4 +1,4 @@
-"""Exports conversations as Markdown, or as JSON with messages in the format of OpenAI's API."""
+"""Exports conversations as Markdown, or as JSON in which the messages have the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def _thinking(exchange: Exchange) -> list[str]:
 
 
 def _ending(exchange: Exchange) -> list[str]:
-    """Return a note on why an answer is incomplete, or nothing for a complete one."""
+    """Return a note that says why an answer is incomplete, or nothing if it is complete."""
     reason = exchange.ended.reason if exchange.ended else "interrupted"
     return [] if reason == "stop" else [f"*({_REASONS.get(reason, reason)})*"]

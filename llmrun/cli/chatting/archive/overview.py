@@ -1,4 +1,4 @@
-"""The table that `llmrun conversations` prints, with a line for each conversation."""
+"""Builds the table that `llmrun conversations` prints, which has one line per conversation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrun.errors import LlmrunError
 from llmrun.remote.url import is_endpoint
 
 _HEADER = ("NAME", "WHEN", "MODEL", "TURNS", "FIRST WORDS")
-# The columns dropped on narrow terminals. FIRST WORDS can go early, because most names contain the first words.
+# The columns to drop on narrow terminals. FIRST WORDS is dropped early, because most names contain the first words.
 _DROPPABLE = (("MODEL",), ("FIRST WORDS",), ("TURNS",))
 
 
@@ -24,7 +24,7 @@ _DROPPABLE = (("MODEL",), ("FIRST WORDS",), ("TURNS",))
 class Listed:
     """A conversation in the list.
 
-    conversation  None if the file cannot be read; `problem` then says why
+    conversation  None if the file cannot be read, in which case `problem` says why
     changed       modification time in seconds since the epoch
     """
 
@@ -39,7 +39,7 @@ class Listed:
 
 
 def listed(store: Store) -> list[Listed]:
-    """Read all saved copies and all conversations that have questions or are damaged, newest first.
+    """Read all saved copies, and all conversations that have questions or are damaged. Return them newest first.
 
     Raises OSError if the folder cannot be read.
     """
@@ -49,7 +49,7 @@ def listed(store: Store) -> list[Listed]:
 
 
 def table(conversations: Sequence[Listed], now: float) -> list[str]:
-    """Format conversations as the lines of a table with a header. `now` is in seconds since the epoch."""
+    """Format conversations as a table with a header, and return its lines. `now` is in seconds since the epoch."""
     return narrowed(_HEADER, [_row(one, now) for one in conversations], ("TURNS",), _DROPPABLE)
 
 
@@ -71,11 +71,11 @@ def as_json(one: Listed, store: Store) -> dict[str, Any]:
 
 
 def model_name(conversation: Conversation) -> str:
-    """Return a short name for the model. For a file, this is the file name without .gguf."""
+    """Return a short name for the conversation's model. For a file, it is the file name without .gguf."""
     model = conversation.model
     if is_endpoint(model):
         return model
-    return os.path.basename(model).removesuffix(".gguf") or model  # noqa: PTH119  a model's name need not be a path
+    return os.path.basename(model).removesuffix(".gguf") or model  # noqa: PTH119  a model's name is not always a path
 
 
 def _read(path: Path) -> Listed:

@@ -1,7 +1,7 @@
 """Searches conversations for words.
 
-A question or an answer matches if it contains all the words, ignoring case. The result lists its lines that contain at
-least one of them.
+A question or an answer matches if it contains all the words, ignoring case. The result contains those of its lines
+that contain at least one of the words.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from llmrun.cli.console.output import MarkedLine
 
 MOST_LINES = 5  # lines shown per conversation
-_CONTEXT = 20  # columns kept before the first match of a line that is cut
+_CONTEXT = 20  # columns to show before the first match if a line is cut
 _QUESTION, _ANSWER = "  > ", "    "
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a question or an answer. Its pieces alternate between other text and a match, beginning with text."""
+    """A line of a question or an answer. Its pieces alternate between ordinary text and matches, starting with text."""
 
     is_question: bool
     pieces: tuple[str, ...]
@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A conversation with its matching lines (at least one). `changed` is in seconds since the epoch."""
+    """A conversation with one or more matching lines. `changed` is in seconds since the epoch."""
 
     name: str
     changed: float
@@ -52,16 +52,16 @@ def words_of(argument: str) -> list[str]:
     """Split the argument of /search into words. Quotes keep a phrase together."""
     try:
         words = shlex.split(argument)
-    except ValueError:  # an unbalanced quote, such as an apostrophe
+    except ValueError:  # the argument has an unbalanced quote, such as an apostrophe
         words = argument.split()
     return [word for word in words if word.strip()]
 
 
 def search_store(store: Store, words: Sequence[str], without: Path | None = None) -> tuple[list[Hit], int]:
-    """Search all conversations and saved copies, most recently changed first, and count the unreadable files.
+    """Search all conversations and saved copies. Return the hits, newest first, and the number of unreadable files.
 
-    The file `without` is skipped, and so are copies that match in the same lines as their conversation. Raises OSError
-    if the folder cannot be read.
+    The search skips the file `without`, and copies whose matching lines are the same as those of their original.
+    Raises OSError if the folder cannot be read.
     """
     hits: list[Hit] = []
     known: set[tuple[str, tuple[Line, ...]]] = set()
@@ -96,7 +96,7 @@ def matching(conversation: Conversation, words: Sequence[str]) -> list[Line]:
 
 
 def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:
-    """Yield a hit's name, then its lines, each cut to at most `most` columns."""
+    """Yield a line with the hit's name, then its matching lines, each cut to at most `most` columns."""
     yield [(f"{hit.name}  {when}".rstrip(), False)]
     for line in hit.lines[:MOST_LINES]:
         yield [(_QUESTION if line.is_question else _ANSWER, False), *_cut(line.pieces, most - len(_QUESTION))]
@@ -106,7 +106,7 @@ def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:
 
 
 def as_json(hit: Hit) -> dict[str, Any]:
-    """Convert a hit with all its lines to JSON values."""
+    """Convert a hit, with all its matching lines, to JSON values."""
     lines = [{"role": "user" if line.is_question else "assistant", "text": line.text} for line in hit.lines]
     return {"name": hit.name, "changed": hit.changed, "lines": lines}
 

@@ -1,4 +1,4 @@
-"""Counts the tokens that a conversation fills in the context."""
+"""Counts the tokens that a conversation takes up in the context."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class ContextUsed:
     """
 
     variables: Mapping[str, Any]
-    _counted: tuple[object, int | None] | None = field(default=None, init=False)  # the cache key, and the tokens
+    _counted: tuple[object, int | None] | None = field(default=None, init=False)  # the cache key and the token count
 
     def tokens(self, engine: Answering, conversation: Conversation) -> int | None:
-        """Return the number of tokens that a conversation fills, or None until the next answer reports it.
+        """Return the number of tokens that a conversation takes up, or None if only the next answer will report it.
 
-        The end of an answer records the count. If the process died during the last answer, or if the model has changed
-        since, the conversation is rendered and counted here once.
+        The count is normally recorded at the end of each answer. If the process died during the last answer, or if the
+        model has changed since then, this method renders the conversation and counts the tokens, but only once.
         """
         if conversation.is_counted:
             return conversation.context_used

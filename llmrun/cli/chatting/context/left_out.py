@@ -1,4 +1,4 @@
-"""Decides how many of the oldest turns to leave out, so that the prompt fits in the context."""
+"""Decides how many of the oldest turns to leave out, to make the prompt fit in the context."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 ROOM: Final = 512  # tokens reserved for an answer without a length limit; most answers are shorter
-_MOST_ROOM = 1 / 4  # maximum share of the context for the answer, since a small context would hold little else
-# The share of the context to keep. Dropping many turns at once saves time, because each change of the prompt's
-# beginning means that the prompt must be prefilled again.
+_MOST_ROOM = 1 / 4  # maximum share of the context to reserve, because a small context needs room for the prompt
+# The share of the context that the prompt may fill after turns are dropped. Dropping many turns at the same time saves
+# time, because each change at the beginning of the prompt forces a new prefill.
 _KEPT = 1 / 2
 
 
@@ -23,10 +23,10 @@ def turns_to_leave_out(
 ) -> int:
     """Return how many of the oldest turns to leave out.
 
-    If `already` turns are enough to leave room for the answer, the number stays the same. Otherwise, it is raised until
-    the prompt fills at most half of the context. The last turn, which is the question itself, always stays.
+    If leaving out `already` turns makes enough room for the answer, return `already`. Otherwise, leave out more turns
+    until the prompt fills at most half of the context. The last turn is the question itself and is never left out.
 
-    tokens_from  returns the number of tokens of the prompt that begins with the turn at this index
+    tokens_from  returns the number of tokens in the prompt if it begins with the turn at the given index
     """
     already = min(already, turns - 1)
     if tokens_from(already) + room_for_answer(context, max_tokens) <= context:

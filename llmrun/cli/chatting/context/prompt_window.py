@@ -1,4 +1,4 @@
-"""Chooses the part of a conversation that goes into the prompt, and leaves out the oldest turns if necessary."""
+"""Chooses which turns of a conversation go into the prompt, and leaves out the oldest ones if necessary."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class PromptWindow:
     """The turns of a conversation that are part of the prompt.
 
     variables  extra variables for the chat template
-    left_out   number of the oldest turns that are left out. It grows in large steps, because each step changes the
-               beginning of the prompt, which must then be prefilled again
+    left_out   how many of the oldest turns are left out. This number grows in large steps, because each step changes
+               the beginning of the prompt and forces a new prefill
     """
 
     variables: Mapping[str, Any]
     left_out: int = 0
 
     def prompt(self, conversation: Conversation, first: int = 0) -> ChatPrompt:
-        """Return the prompt from the turn with index `first` on. It always includes the system prompt."""
+        """Return the prompt, starting at the turn with index `first`. The system prompt is always included."""
         return ChatPrompt(conversation.messages_from(first), template_kwargs=self.variables)
 
     def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
         """Return the request without the oldest turns that do not fit in the context.
 
-        If the question alone does not fit, no further turns are left out, and the engine will refuse the request.
+        If not even the question fits, no more turns are left out, and the engine will refuse the request.
         """
         turns, size = len(conversation.exchanges), engine.info.context_size
         count = min(self.left_out, turns - 1)
@@ -56,9 +56,10 @@ class PromptWindow:
         return self._without(count, conversation, request)
 
     def fitted_better(self, engine: Answering, conversation: Conversation, request: Request) -> Request | None:
-        """Return the request with half of its turns, after a server reported that its context is full.
+        """Return the request with half of its turns. Call this after a server has reported that its context is full.
 
-        Returns None if no more turns can be left out, or if local token counts have already determined what fits.
+        Returns None if no more turns can be left out, or if tokens are counted locally, because `fitted` has then
+        already removed enough turns.
         """
         last = len(conversation.exchanges) - 1
         if self.left_out >= last or self._tokens(engine, conversation, request, last) is not None:
@@ -68,7 +69,7 @@ class PromptWindow:
     def refusal(
         self, engine: Answering, conversation: Conversation, request: Request, error: ContextExceeded
     ) -> ContextExceeded:
-        """Return the error for a question that does not fit, with a hint on what to do."""
+        """Return the error to raise if a question does not fit, with a hint on what to do."""
         info, before = engine.info, len(conversation.exchanges) - 1
         alone = self._tokens(engine, conversation, request, before)
         too_long = alone is not None and alone >= info.context_size > 0
@@ -84,11 +85,11 @@ class PromptWindow:
         return ContextExceeded(sentence, hint=hint)
 
     def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:
-        """Count the prompt's tokens from the turn with index `first` on. Returns None if only a server can do this."""
+        """Count the tokens of the prompt that starts at turn `first`. Returns None if only a server can count them."""
         return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
 
     def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
-        """Leave out the `count` oldest turns from now on, and tell the user if this is more than before."""
+        """Leave out the `count` oldest turns from now on. Print a note if this is more than before."""
         if count > self.left_out:
             before = len(conversation.exchanges) - 1
             turns = "turn" if count == 1 else "turns"

@@ -1,11 +1,11 @@
 """Renders Markdown answers on a terminal while they stream.
 
-parse     splits an answer into blocks and tells which are finished
+parse     splits an answer into blocks and finds the first one that is unfinished
 tokens    prepares markdown-it's tokens for Rich
-elements  defines the look of each kind of block, which Rich draws
-rows      wraps, cuts and encodes rows of the terminal; all output passes through it
-pending   keeps track of the unfinished blocks
-live      redraws the rows that still change
+elements  defines how Rich draws each kind of block
+rows      wraps, cuts and encodes rows of the terminal, and makes untrusted text safe
+pending   tracks the unfinished blocks and what is on the screen
+live      redraws the rows that may still change
 view      shows the answer as it streams
 """
 

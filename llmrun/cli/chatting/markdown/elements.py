@@ -1,7 +1,7 @@
-"""The Markdown elements that llmrun draws differently from Rich.
+"""Markdown elements that llmrun draws differently from Rich.
 
-Only the terminal's own colors are used, without backgrounds, so that answers are readable on light and dark terminals.
-Code begins in the first column and is not wrapped, so that it can be copied.
+They use only the terminal's own colors and no backgrounds, so answers are readable on both light and dark terminals.
+Code starts in the first column and is not wrapped, so it can be copied.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rich.theme import Theme
 
 from llmrun.cli.chatting.markdown.rows import Row, rows_of, wrapped
 
-WIDEST_TEXT = 100  # columns; longer lines are hard to read. Code and tables may be wider
-_NARROWEST = 8  # columns; a narrower cell, list item or quote is not readable
+WIDEST_TEXT = 100  # columns; longer lines are hard to read, but code and tables may be wider
+_NARROWEST = 8  # columns; cells, list items and quotes cannot be read if they are narrower
 _RULE = 30  # columns
-_LONGEST_LINE = 2000  # characters of code; longer lines are data, and Pygments may take long for them
+_LONGEST_LINE = 2000  # characters; longer lines of code are probably data, and Pygments can be slow on them
 _LONGEST_CODE = 50_000
 _LANGUAGE = re.compile(r"[\w+#-]*")
 _DIM = Style(dim=True)
@@ -68,7 +68,7 @@ class _Paragraph(markdown.Paragraph):
 
 
 class _Heading(markdown.Heading):
-    """A left-aligned heading without a box. It keeps its `#` characters if there is no color."""
+    """A left-aligned heading without a box. If there is no color, its `#` characters are shown."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         signs = "" if console.color_system else "#" * int(self.tag[1:]) + " "
@@ -76,7 +76,7 @@ class _Heading(markdown.Heading):
 
 
 class _CodeBlock(markdown.CodeBlock):
-    """Code between two rules, the first of which names the language. An indented block has no rules."""
+    """Code between two rules. The first rule shows the language. Indented code blocks have no rules."""
 
     def __init__(self, token: Token) -> None:
         super().__init__("", "")
@@ -91,7 +91,7 @@ class _CodeBlock(markdown.CodeBlock):
         if self._fenced:
             label = f"── {self._info} " if self._info else ""
             yield _rule(options, label)
-        # The last line may still grow. Leaving it uncolored keeps the cached highlighting of the lines above valid.
+        # The last line may still grow. It is not colored, so the cached highlighting of the lines above stays valid.
         code, ended, growing = self.text.plain.rpartition("\n")
         if ended:
             language = _LANGUAGE.match(self._info) if console.color_system else None
@@ -108,7 +108,7 @@ def _highlighted(code: str, language: str, console: Console) -> Sequence[Segment
     if language and len(code) <= _LONGEST_CODE and max(map(len, code.split("\n"))) <= _LONGEST_LINE:
         colored = Syntax(code, language, theme=_CODE_COLORS).highlight(f"{code}\n")
         colored.right_crop(1)
-        if colored.plain == code:  # ignore lexers that change the text
+        if colored.plain == code:  # otherwise, the lexer has changed the text
             text = colored
     return tuple(text.render(console, end="\n"))
 
@@ -124,7 +124,7 @@ class _Rule(markdown.HorizontalRule):
 
 
 class _Blank(markdown.MarkdownElement):
-    """A blank row for each blank line in the source of a list or a quote."""
+    """A blank row, drawn for each blank line in the source of a list or a quote."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text()
@@ -156,10 +156,10 @@ class _Quote(markdown.BlockQuote):
 
 
 def _beside(first: str, others: str, elements: Renderables, console: Console, options: ConsoleOptions) -> RenderResult:
-    """Draw elements with one marker before the first row and another before the rest.
+    """Draw elements with the marker `first` before the first row and `others` before the rest.
 
-    If the terminal is too narrow, the elements are drawn below the marker. Rich's own list items would cut off code
-    that is wider than the terminal.
+    If the terminal is too narrow, draw the elements below the marker. Rich's own list items are not used, because they
+    cut off code that is wider than the terminal.
     """
     room = options.max_width - len(first)
     inside = console.render(elements, options.update(width=room if room >= _NARROWEST else options.max_width))
@@ -192,7 +192,7 @@ class _Table(markdown.TableElement):
 
 
 def _stacked(head: Sequence[Text], body: Sequence[Sequence[Text]], limit: int) -> RenderResult:
-    """Draw each cell on its own line after its column's name, with a blank row between the table's rows."""
+    """Draw each cell on a line of its own, after its column's name. Separate the table's rows with blank lines."""
     for number, line in enumerate(body or [[]]):
         if number:
             yield Text()

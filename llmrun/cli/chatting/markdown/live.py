@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 
 class LiveRows:
-    """The rows on the screen that may still be redrawn. `write` sends text to the terminal.
+    """The rows on the screen that can still be redrawn. `write` sends text to the terminal.
 
-    The cursor is at the end of the last live row or, if there is none, in the first column of a new line. Drawing only
-    moves the cursor up and erases downwards. It changes no terminal modes, so nothing has to be restored.
+    The cursor is at the end of the last live row. If there are no live rows, it is in the first column of a new line.
+    Drawing only moves the cursor up and erases downwards. It changes no terminal modes, so there is nothing to restore.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -19,15 +19,15 @@ class LiveRows:
     def draw(self, done: Sequence[str], alive: Sequence[str]) -> None:
         """Replace the live rows with finished rows (`done`), followed by new live rows (`alive`).
 
-        Only the differences are written. Live rows must be narrower than the terminal and fewer than its rows. Finished
-        rows may have any length.
+        Only the differences are written. Each live row must be narrower than the terminal, and there must be fewer live
+        rows than the terminal has rows. Finished rows may have any length.
         """
         drawn, rows = self._drawn, [*done, *alive]
         same = 0
         while same < min(len(drawn), len(rows)) and drawn[same] == rows[same]:
             same += 1
         if alive and same == len(rows):
-            same -= 1  # rewrite the last row, because the cursor must end there
+            same -= 1  # rewrite the last row, because the cursor must be at its end
         text = ""
         behind_a_row = bool(drawn)
         if same < len(drawn):
@@ -48,5 +48,5 @@ class LiveRows:
             self._write(text)
 
     def leave(self, count: int) -> None:
-        """Keep the first `count` live rows on the screen for good and erase the others. Later rows begin below."""
+        """Make the first `count` live rows permanent and erase the others. Later rows are drawn below them."""
         self.draw(self._drawn[:count], [])

@@ -1,12 +1,12 @@
-"""Splits an answer into blocks with markdown-it, and tells which blocks can no longer change.
+"""Splits an answer into blocks with markdown-it, and determines which blocks can no longer change.
 
-Some rules of Markdown differ, to suit streams and the way models write:
+Some rules differ from standard Markdown, to support streaming and the way models write:
 
-- Link references and underlined headings are disabled, so that later text cannot change the meaning of an earlier
-  block. `---` below a paragraph is a horizontal rule.
-- The first line of a table must have a bar near its beginning and must not begin like another kind of block.
-- Extra cells in a table row are kept in the last column.
-- HTML is shown as text. A backslash is kept before characters that only LaTeX escapes, as in `\\(x^2\\)`.
+- Link references and underlined headings are disabled, because later text could otherwise change the meaning of an
+  earlier block. `---` below a paragraph is a horizontal rule.
+- The first line of a table must have a bar near its beginning and must not start like another kind of block.
+- Extra cells in a table row are shown in the last column.
+- HTML is shown as text. A backslash is shown if it precedes a character that only LaTeX escapes, as in `\\(x^2\\)`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class MarkdownBlock:
     """A top-level block, or one item of a top-level list.
 
     tokens     markdown-it's tokens, with opening and closing tokens; each item is wrapped in its own list
-    first      index of its first line in the source
+    first      index of the block's first line in the source
     number     number of the item; meaningless for other blocks
-    continues  True for every item after the first one of its list
+    continues  True for every item of a list except the first one
     """
 
     tokens: Sequence[Token]
@@ -47,17 +47,17 @@ class MarkdownBlock:
 
     @property
     def kind(self) -> str:
-        """The type of its first token, such as `paragraph_open`, `fence` or `bullet_list_open`."""
+        """The type of the block's first token, such as `paragraph_open`, `fence` or `bullet_list_open`."""
         return self.tokens[0].type
 
     @property
     def has_text(self) -> bool:
-        """True if the block has text. A rule, the first line of a fence and a lone marker have none."""
+        """True if the block has text. Rules, opening fences and list markers alone have no text."""
         return any(token.content for token in self.tokens if token.type == "inline")
 
 
 def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[MarkdownBlock]:
-    """Parse text into blocks. If the text was cut at a list item, `continued` is that item."""
+    """Parse text into blocks. If the text starts in the middle of a list, `continued` is the first item in it."""
     lines = source.split("\n")
     blocks: list[MarkdownBlock] = []
     for tokens in _siblings(_parser().parse(source)):
@@ -72,11 +72,11 @@ def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[Markd
 
 
 def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> int:
-    """Return the index of the first block that more text may still change. `lines` are the lines of the source.
+    """Return the index of the first block that further text may change. `lines` are the lines of the source.
 
-    This is usually the last block. It is the previous one if the last block may still become part of it. For example,
-    the line "#" after a paragraph is an empty heading, but "#1" continues the paragraph. After a list, "2" may become
-    the number of the next item.
+    Usually, this is the last block. If the last block may still merge with the block before it, it is the block before.
+    For example, "#" after a paragraph is an empty heading, but "#1" continues the paragraph. After a list, "2" may be
+    the start of the next item's number.
     """
     last = len(blocks) - 1
     if last < 1:
@@ -89,12 +89,12 @@ def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> i
 
 
 def follows_blank(line: int, lines: Sequence[str]) -> bool:
-    """Return whether a blank line precedes this one in the source."""
+    """Return whether the line with index `line` follows a blank line in the source."""
     return line > 0 and not lines[line - 1].strip(" \t>")
 
 
 def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """Split tokens into top-level groups, which are single tokens or ranges from an opening to its closing token."""
+    """Split tokens into top-level groups. A group is one token, or an opening token up to its closing token."""
     depth = begin = 0
     for at, token in enumerate(tokens):
         depth += token.nesting
@@ -104,7 +104,7 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
-    """Split a list into its items. If an item is indented, keep the list whole, as it may parse differently alone."""
+    """Split a list into items. Do not split it if an item is indented, because the item may parse differently alone."""
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
         number, continues = continued.number, continued.continues
@@ -122,7 +122,7 @@ def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlo
 
 
 def _as_written(lines: Sequence[str]) -> Sequence[Token]:
-    """Return a paragraph with source text that is nested too deeply to be parsed."""
+    """Return a paragraph with the unparsed source, for blocks that are nested too deeply."""
     text = "\n".join(line.strip() for line in lines)
     content = Token("inline", "", 0, content=text, children=[Token("text", "", 0, content=text)])
     return [Token("paragraph_open", "p", 1), content, Token("paragraph_close", "p", -1)]

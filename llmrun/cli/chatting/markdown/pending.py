@@ -1,4 +1,4 @@
-"""Tracks the unfinished blocks of an answer and how much of them is permanently on the screen."""
+"""Tracks the unfinished blocks of an answer, and how many of their rows on the screen can no longer be redrawn."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ROOM_TO_GROW = 10  # expected width of a word in columns
 
 
 class Pending:
-    """The unfinished part of an answer. Text is appended to it, and finished blocks are removed from its beginning.
+    """The unfinished part of an answer. Text is appended at its end, and finished blocks are removed from its start.
 
-    source  the remaining text, which begins with an unfinished top-level block
+    source  the remaining text, which starts with an unfinished top-level block
     """
 
     def __init__(self, *, color: bool) -> None:
@@ -33,16 +33,17 @@ class Pending:
         self._color = color
         self._renderer = Renderer(color=color)
         self._begun = False  # True once something has been written
-        self._first: MarkdownBlock | None = None  # the block at which the source was last cut
-        self._left = ""  # ink of the first unfinished block that stays on the screen; see `leave`
+        self._first: MarkdownBlock | None = None  # the block before which the source was last cut
+        self._left = ""  # ink of the first unfinished block that can no longer be redrawn; see `leave`
         self._drawn = ""  # ink of the first unfinished block that is now on the screen
         self._drawn_rows = 0
-        self._gone = 0  # rows of the first unfinished block that stay on the screen
+        self._gone = 0  # rows of the first unfinished block that can no longer be redrawn
 
     def advance(self, width: int, room: int, *, is_open: bool) -> tuple[list[Row], list[Row]]:
-        """Render the remaining text in rows of at most `width` columns. Without `is_open`, the answer has ended.
+        """Render the remaining text as rows of at most `width` columns. If `is_open` is false, the answer has ended.
 
-        Returns the finished rows to write, and at most `room` rows to draw below them until the next call.
+        Returns the finished rows, to be written permanently, and up to `room` live rows, to be drawn below them until
+        the next call.
         """
         lines = self.source.split("\n")
         blocks = blocks_of(self.source, self._first)
@@ -70,11 +71,11 @@ class Pending:
         return done, alive
 
     def leave(self) -> int:
-        """Leave the rows of the last drawing on the screen and return their number.
+        """Make the rows that were drawn last permanent, and return their number.
 
-        This is called when the terminal has become too narrow for these rows. Later rows continue after their text, up
-        to the first character that has changed. Returns 0 for a table, whose layout depends on the width, and for a
-        block whose first rows are hidden.
+        Call this when the terminal has become too narrow for these rows. The next rows continue after the permanent
+        text, or at the first character of it that has changed. Returns 0 for tables, because their layout depends on
+        the width, and for blocks whose first rows are hidden.
         """
         if self._drawn:
             self._left = self._drawn
@@ -83,7 +84,7 @@ class Pending:
     def _unfinished(
         self, block: MarkdownBlock, others: Sequence[MarkdownBlock], lines: list[str], width: int, room: int
     ) -> tuple[list[Row], list[Row]]:
-        """Render the first unfinished block, and the others that may still become part of it, as `advance` does."""
+        """Render the first unfinished block, and those that may still merge with it. Returns the same as `advance`."""
         all_rows = self._rows(block, lines, width)
         if block.kind == "fence":
             all_rows.pop()  # drop the rule below the code
@@ -113,7 +114,7 @@ class Pending:
         return done, alive[-room:] if room > 0 else []
 
     def _cut_code(self, block: MarkdownBlock, lines: list[str], width: int) -> None:
-        """Drop lines of code that have been written, if the rest renders the same without them."""
+        """Drop the lines of code that are permanently on the screen, if the rest renders the same without them."""
         before = self._rows(block, lines, width)
         head = 1 if before[0] else 2  # rows above the code
         written = self._gone - head
@@ -130,25 +131,25 @@ class Pending:
         return rows
 
     def _covered(self, text: str) -> int:
-        """Return how many characters at the beginning of the block stay on the screen and have not changed."""
+        """Return how many characters at the start of the block are permanently on the screen and still correct."""
         pairs = zip(self._left, text, strict=False)
         return next((at for at, (left, now) in enumerate(pairs) if left != now), min(len(self._left), len(text)))
 
 
-# The characters in text that may still become markup, and the endings that the next character may extend.
+# Characters that may turn out to be markup, and endings that the next character may extend.
 _UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
 _MAY_GO_ON = ("*", "_", "~", "`", "!")
 
 
 def _certain_rows(block: MarkdownBlock, rows: int) -> int:
-    """Return how many rows at the beginning of an unfinished block can no longer change."""
+    """Return how many rows at the start of an unfinished block can no longer change."""
     if block.kind == "fence":
         return rows - 1
     return rows - 2 if block.kind == "paragraph_open" and _is_decided(block.tokens[1]) else 0
 
 
 def _is_decided(text: Token) -> bool:
-    """Return whether a paragraph can only grow. Its last line must not be able to become the header of a table."""
+    """Return whether a paragraph can only grow. This is false if its last line may become a table header."""
     if len(text.content.rpartition("\n")[2]) < HEAD_OF_A_TABLE or text.content.endswith(_MAY_GO_ON):
         return False
     for child in text.children or []:
@@ -159,9 +160,9 @@ def _is_decided(text: Token) -> bool:
 
 
 def _without_growing_word(row: Row, limit: int) -> Row:
-    """Drop the last word if it is so close to the end of the row that it may soon wrap to the next one.
+    """Drop the last word if it is so close to the end of the row that it may soon wrap to the next row.
 
-    Rows then only ever grow, which is the least confusing if the terminal is resized.
+    As a result, rows only ever grow, which causes the least confusion when the terminal is resized.
     """
     limit = min(limit, WIDEST_TEXT)
     shorter = without_last_word(row)

@@ -15,8 +15,8 @@ from llmrun.cli.console.terminal import visible, visible_line, width
 
 Row = list[Segment]
 
-_MOST_MARKS = 8  # combining marks on one character; no script needs more than five
-_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # spaces and box lines, which depend on the terminal's width
+_MOST_MARKS = 8  # maximum number of combining marks per character; no script needs more than five
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # deletes what depends on the width
 
 
 def plain(row: Row) -> str:
@@ -28,15 +28,15 @@ def columns_of(row: Row) -> int:
 
 
 def ink(row: Row) -> str:
-    """Return the row's text without spaces and box lines. For a whole block, the result does not depend on the width.
+    """Return the row's text without spaces and box-drawing lines, or a newline if no other text is left.
 
-    An empty result becomes a newline.
+    The ink of a whole block does not depend on the terminal's width.
     """
     return plain(row).translate(_LAYOUT) or "\n"
 
 
 def rows_of(segments: Iterable[Segment]) -> list[Row]:
-    """Split Rich's output into rows, without trailing blanks and leading blank rows."""
+    """Split Rich's output into rows, without trailing spaces and without blank rows at the start."""
     rows: list[Row] = []
     for line in Segment.split_lines(segments):
         row = list(Segment.simplify(line))
@@ -50,7 +50,7 @@ def rows_of(segments: Iterable[Segment]) -> list[Row]:
 
 
 def encoded(row: Row, *, color: bool) -> str:
-    """Return the text that shows a row on the terminal. All untrusted text passes through this function."""
+    """Encode a row as text for the terminal. All untrusted text passes through this function."""
     parts = []
     for text, style, _ in row:
         safe = visible_line(text)
@@ -64,11 +64,12 @@ def shown(text: str) -> str:
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
 
-_MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")  # candidate runs; combining marks are not word characters
+# Runs that may be combining marks, which are not word characters.
+_MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")
 
 
 def _thinned(run: re.Match[str]) -> str:
-    """Replace combining marks in excess of the limit with their code points."""
+    """Replace combining marks beyond the limit with their code points."""
     written = []
     marks = 0
     for character in run[0]:
@@ -87,7 +88,7 @@ def cut(row: Row, at: int) -> tuple[Row, Row]:
 
 
 def folded(row: Row, limit: int) -> Iterator[Row]:
-    """Break a row into rows of at most `limit` columns, at any character, keeping every space."""
+    """Break a row at any character into rows of at most `limit` columns. All spaces are kept."""
     *others, _ = _chopped(plain(row), 0, limit) if columns_of(row) > limit else [(0, 0)]
     for begin, end in others:
         first, row = cut(row, end - begin)
@@ -96,7 +97,7 @@ def folded(row: Row, limit: int) -> Iterator[Row]:
 
 
 def without_beginning(rows: list[Row], count: int) -> list[Row]:
-    """Drop the first `count` characters of the rows' ink, even if they end in the middle of a row."""
+    """Drop the first `count` characters of the rows' ink. The cut may be in the middle of a row."""
     for number, row in enumerate(rows):
         if count <= 0:
             return rows[number:]
@@ -121,10 +122,10 @@ def without_last_word(row: Row) -> Row | None:
 
 
 def wrapped(text: Text, limit: int) -> Iterator[Text]:
-    """Wrap text at newlines and blanks into rows of at most `limit` columns. Longer words begin their own rows.
+    """Wrap text at newlines and spaces into rows of at most `limit` columns. Words that are longer start a new row.
 
-    Rich avoids breaking Chinese and Japanese sentences and lets punctuation begin a row. This function fills each row
-    before it begins the next, so that appended text changes only the last two rows.
+    Rich avoids line breaks in Chinese and Japanese sentences and allows punctuation at the start of a row. This
+    function fills each row before it starts the next one, so appending text changes only the last two rows.
     """
     for line in text.split("\n", allow_blank=True):
         begins = [begin for begin, _ in _filled(line.plain, limit)]

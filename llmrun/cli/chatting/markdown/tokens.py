@@ -1,8 +1,8 @@
 """Prepares markdown-it's tokens for Rich.
 
-Text is made safe here, after Markdown is parsed, because an earlier check would miss control characters in entities
-such as `&#27;`. The targets of links and images are shown as text behind them. Rich would hide a link's target in an
-escape sequence and show images before their paragraph.
+Text is made safe here, after parsing, because entities such as `&#27;` can produce control characters. The targets of
+links and images are shown in parentheses after them, because Rich would hide a link's target in an escape sequence
+and show images before their paragraph.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from llmrun.cli.chatting.markdown.parse import follows_blank
 from llmrun.cli.chatting.markdown.rows import shown
 
 _TAB = 4
-_BREAKS = ("softbreak", "hardbreak")  # both are shown, because models break lines on purpose
+_BREAKS = ("softbreak", "hardbreak")  # both become line breaks, because models break lines intentionally
 _EMPHASIS = ("strong", "em", "s")
 
 
 def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> list[Token]:
     """Return one block's tokens for Rich, with a `blank` token for each blank line inside the block.
 
-    Without color, the markers of emphasis and code are kept in the text, because nothing else would show them.
+    Without color, the markers for emphasis and code stay in the text, because the formatting would otherwise be lost.
     """
     result: list[Token] = []
     seen = {(tokens[0].map or (0, 0))[0]}
@@ -42,7 +42,7 @@ def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> l
 
 
 def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
-    links: list[tuple[str, int]] = []  # each link's target, and the index of the first child of its text
+    links: list[tuple[str, int]] = []  # each open link's target, and the index of the first child of its text
     for at, child in enumerate(children):
         if child.type in _BREAKS:
             yield Token("hardbreak", "br", 0)

@@ -1,7 +1,7 @@
 """Shows an answer as it streams.
 
-A finished block is written once and then scrolls up with the rest of the terminal. Unfinished blocks are redrawn in
-place. If a block is taller than the terminal, only its last rows are redrawn.
+A finished block is written once and then scrolls with the rest of the output. Unfinished blocks are redrawn in place.
+If a block is taller than the terminal, only its last rows are redrawn.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible
 
 _FRAME_S = 0.05
-_SHARE = 0.05  # maximum share of the time spent on drawing, because the model needs the cores
+_SHARE = 0.05  # maximum share of time to spend on drawing, because the model needs the CPU
 _NARROWEST = 12  # columns; on narrower terminals, only finished rows are written
 
 
 class MarkdownView:
-    """Shows answers on stdout, which must be a terminal that can move its cursor.
+    """Shows answers on stdout, which must be a terminal with a movable cursor.
 
     write  sends characters to the terminal
-    size   returns the terminal's current columns and rows
-    clock  returns seconds
+    size   returns the terminal's current number of columns and rows
+    clock  returns the time in seconds
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MarkdownView:
         self._next_frame = self._clock()
 
     def text(self, piece: str) -> None:
-        """Add the next piece of the answer, exactly as the model wrote it. It may be shown with a later piece."""
+        """Add the next piece of the answer, exactly as the model generated it. The piece may be shown later."""
         piece = self._held + piece
         self._held = "\r" if piece.endswith("\r") else ""  # may be the first half of "\r\n"
         self._pending.source += visible(piece.removesuffix("\r").replace("\r\n", "\n"))
@@ -60,7 +60,7 @@ class MarkdownView:
             self._frame(is_open=True)
 
     def end(self) -> None:
-        """End the answer: write all of it and leave the cursor in the first column."""
+        """Write the rest of the answer and leave the cursor in the first column."""
         self._pending.source += visible(self._held)
         self._frame(is_open=False)
         self.begin()
@@ -69,7 +69,7 @@ class MarkdownView:
         began = self._clock()
         columns, lines = self._size()
         if any(columns_of(row) >= columns for row in self._drawn) and (kept := self._pending.leave()):
-            # The terminal may have rewrapped these rows, so the number of rows to move up is unknown.
+            # The terminal may have rewrapped the live rows, so the number of rows to move up is unknown.
             self._live.leave(kept)
         room = lines - 1 if columns >= _NARROWEST else 0
         done, self._drawn = self._pending.advance(max(1, columns - 1), room, is_open=is_open)

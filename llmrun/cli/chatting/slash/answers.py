@@ -1,4 +1,4 @@
-"""The slash commands that work on the last question or its answer: /retry, /copy and /edit."""
+"""The slash commands /retry, /copy and /edit, which work on the last question or its answer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def retry(chat: Chat, argument: str) -> None:
 
 
 def copy(chat: Chat, argument: str) -> None:
-    """Copy the last answer as shown, with control characters made visible.
+    """Copy the last answer as shown on the screen, with control characters made visible.
 
-    A pasted escape sequence could otherwise run commands in a shell.
+    Otherwise, an escape sequence that is pasted into a shell could run commands.
     """
     from llmrun.cli.console.clipboard import copy_text
 
@@ -43,7 +43,7 @@ def copy(chat: Chat, argument: str) -> None:
 
 
 def edit(chat: Chat, argument: str) -> None:
-    """Edit a question in $EDITOR. Without an argument, start from the draft at the prompt or the last question."""
+    """Edit a question in $EDITOR. If there is no argument, start from the draft or the last question."""
     from llmrun.cli.console.editor import edited
 
     if not chat.interactive:

@@ -48,9 +48,9 @@ def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 @functools.cache
 def _catalogued() -> tuple[tuple[str, str], ...]:
-    """Return every name in the catalogue with its description, or nothing if the catalogue is invalid.
+    """Return all names in the catalogue with their descriptions, or () if the catalogue is invalid.
 
-    The result is cached because loading the catalogue takes 40 ms.
+    The result is cached, because loading the catalogue takes 40 ms.
     """
     from llmrun.hub.catalog.lookup import load_catalog
 
