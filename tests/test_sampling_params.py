@@ -34,7 +34,7 @@ def test_the_default_is_inside_the_range(name: str, parameter: SamplingParameter
 def test_help_lists_every_flag_with_a_short_sentence() -> None:
     shown = " ".join(llmrun("generate", "--help").stdout.decode().split())
     for parameter in SAMPLING.values():
-        default = f"[default: model's, or {parameter.default:g}]"
+        default = f"[default: the model's, or {parameter.default:g}]"
         assert f"{', '.join(parameter.flags)} {parameter.metavar} {parameter.help} {default}" in shown
         assert len(parameter.help) <= 60
         assert parameter.help.endswith(".")

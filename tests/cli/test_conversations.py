@@ -192,7 +192,7 @@ def test_continue_with_a_name_that_is_neither_is_one_error(data: Path) -> None:
         done = chat(data, "--continue", name, turns="x\n")
         assert done.stderr.decode() == f"error: --continue: {name}: no such conversation\nhint: {hint}\n"
         assert done.returncode == 2
-    assert b"not a name in the catalogue" in llmrun("chat", "--continue", "no:7b", env=environment(data)).stderr
+    assert b"neither a model in the catalogue nor a file" in llmrun("chat", "--continue", "no:7b", env=environment(data)).stderr
 
 
 def test_a_conversation_that_is_called_like_a_model_is_the_conversation(tmp_path: Path) -> None:
@@ -215,15 +215,15 @@ def test_continue_after_clear_takes_up_what_was_said_last(tmp_path: Path) -> Non
 
 
 def test_the_answer_under_way_is_a_private_file_that_goes_when_it_ends(tmp_path: Path) -> None:
-    script = script_file(tmp_path, [("assistant\n", "abcdefghij" * 5)], step_seconds=0.01)
+    script = script_file(tmp_path, [("assistant\n", "abcdefghi\n" * 5)], step_seconds=0.01)
     with open_chat(tmp_path, "-q", script) as process:
         assert process.stdout
         say(process, "one\n")
         process.stdout.read(10)
         (pieces,) = answering_files(tmp_path)
         assert stat.S_IMODE(pieces.stat().st_mode) == 0o600
-        assert "abcdefghij" in conversations(tmp_path, "show", "one")[0]
-        process.stdout.readline()
+        assert "abcdefghi" in conversations(tmp_path, "show", "one")[0]
+        process.stdout.read(40)
         say(process, "/exit\n")
         process.wait(60)
     assert answering_files(tmp_path) == []

@@ -40,13 +40,15 @@ def test_it_ends_in_one_line_and_leaves_no_process(number: signal.Signals, doing
     """SIGKILL goes to llama.cpp's process and SIGINT to ours."""
     options = ["--backend", "llama", "--gpu-layers", "0", "-t", "1", "-n", "4000", "-q", "--raw", "Once"]
     command = [*LLMRUN, "generate", "-m", str(smollm2()), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    terminal, stdout = os.openpty()  # a terminal gets each word, and a pipe only whole lines
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(stdout)
     worker = worker_of(process)
     if doing == "running":
-        assert process.stdout is not None
-        process.stdout.read(5)
+        os.read(terminal, 5)
     os.kill(worker if number == signal.SIGKILL else process.pid, number)
     _, error = process.communicate(timeout=TIMEOUT_S)
+    os.close(terminal)
     if number == signal.SIGKILL:
         assert process.returncode == 3
         first, hint = error.decode().splitlines()

@@ -265,7 +265,7 @@ def test_what_only_a_model_here_could_do_is_one_line(tmp_path: Path) -> None:
     with serving(conversing([])) as server:
         done = llmrun("chat", server.url, stdin=b"/set ctx_size 9\n", env=in_folder(tmp_path))
     assert (done.stderr.count(b"\n"), done.returncode) == (1, 2)
-    assert done.stderr.startswith(b"error: /set: ctx_size: decided by 127.0.0.1")
+    assert done.stderr.startswith(b"error: /set: ctx_size: controlled by 127.0.0.1")
 
 
 def test_continue_finds_the_server_again(tmp_path: Path) -> None:

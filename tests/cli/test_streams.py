@@ -53,7 +53,7 @@ def test_lines_of_concurrent_answers_do_not_mix(tmp_path: Path) -> None:
     expected = sorted(lines * 3)
     piped = shell(f"{together} | cat").stdout.decode().splitlines()
     assert sorted(piped) == expected
-    assert piped != sorted(piped)
+    assert piped != lines * 3  # the answers were written at the same time
     shell(f"{together} > {tmp_path}/answers")
     assert sorted((tmp_path / "answers").read_text().splitlines()) == expected
 

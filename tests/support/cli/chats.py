@@ -148,7 +148,7 @@ class ScriptedOpener:
 
     def fetch(self, name: str) -> str:
         if name not in self.models:
-            raise ModelNotFound(f"model: {name!r}: not a name in the catalogue and not a file")
+            raise ModelNotFound(f"model: {name!r}: neither a model in the catalogue nor a file")
         return name
 
     @contextmanager

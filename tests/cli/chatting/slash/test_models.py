@@ -48,7 +48,7 @@ def test_a_name_that_means_nothing_leaves_the_model_open(tmp_path: Path, capsys:
         assert found.opener.opened == ["scripted"]
         assert found.chat.totals.answers[1].cached_tokens > 0
     told = capsys.readouterr().err
-    assert "error: model: 'nope': not a name in the catalogue and not a file" in told
+    assert "error: model: 'nope': neither a model in the catalogue nor a file" in told
     assert "scripted stays in use" in told
 
 
@@ -89,7 +89,7 @@ def test_when_the_model_before_is_gone_too_the_chat_ends(tmp_path: Path) -> None
     models: dict[str, ScriptedBackend | BadGGUF] = {"bad": BadGGUF("damaged")}
     with session(tmp_path, others=models) as found:
         found.opener.lose_after_first = True
-        with pytest.raises(ModelLost, match="scripted: cannot be opened again"):
+        with pytest.raises(ModelLost, match="scripted: cannot be reopened"):
             found.run("one", "/model bad", "two")
     assert [one.question for one in read_conversation(journals(tmp_path)[0]).conversation.exchanges] == ["one"]
 
