@@ -185,8 +185,8 @@ class _Holder:
         return held
 
     def _read(self, stopped: int) -> None:
-        # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked, reading
-        # in the background fails instead of stopping the process.
+        # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked,
+        # reading in the background fails instead of stopping the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while stopped not in select.select([self._descriptor, stopped], [], [])[0]:
             data = b""

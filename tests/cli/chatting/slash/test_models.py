@@ -89,7 +89,7 @@ def test_when_the_model_before_is_gone_too_the_chat_ends(tmp_path: Path) -> None
     models: dict[str, ScriptedBackend | BadGGUF] = {"bad": BadGGUF("damaged")}
     with session(tmp_path, others=models) as found:
         found.opener.lose_after_first = True
-        with pytest.raises(ModelLost, match="scripted: cannot be opened again"):
+        with pytest.raises(ModelLost, match="scripted: cannot be reopened"):
             found.run("one", "/model bad", "two")
     assert [one.question for one in read_conversation(journals(tmp_path)[0]).conversation.exchanges] == ["one"]
 
