@@ -31,8 +31,7 @@ class ModelInUse:
     """The one model that is open.
 
     Two models might not fit in memory at the same time, and the default context size of a model depends on the free
-    memory. The current model is therefore closed before the next one is opened, and reopened if opening the next one
-    fails.
+    memory. The current model is therefore closed before the next one is opened, and reopened if that fails.
     """
 
     def __init__(self, opener: ModelOpener, lasting_name: str) -> None:

@@ -126,7 +126,7 @@ def _options(settings: Settings) -> OpenOptions:
 
 
 def _tell_of_too_many_threads(settings: Settings) -> None:
-    """Print a note if --threads exceeds the number that can run at the same time, which can be much slower."""
+    """Print a note if --threads exceeds the number of threads that this machine can run at the same time."""
     from llmrun.machine.cpu_count import most_threads
 
     if settings.threads is None or is_stand_in(settings.backend):
