@@ -192,7 +192,8 @@ def test_continue_with_a_name_that_is_neither_is_one_error(data: Path) -> None:
         done = chat(data, "--continue", name, turns="x\n")
         assert done.stderr.decode() == f"error: --continue: {name}: no such conversation\nhint: {hint}\n"
         assert done.returncode == 2
-    assert b"neither a model in the catalogue nor a file" in llmrun("chat", "--continue", "no:7b", env=environment(data)).stderr
+    told = llmrun("chat", "--continue", "no:7b", env=environment(data)).stderr
+    assert b"neither a model in the catalogue nor a file" in told
 
 
 def test_a_conversation_that_is_called_like_a_model_is_the_conversation(tmp_path: Path) -> None:
