@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import typer
 from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
 
@@ -71,6 +72,16 @@ def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
 
 class CommandGroup(_InOurWords, TyperGroup):
     """A command with subcommands."""
+
+
+def command_group() -> typer.Typer:
+    """Return an empty command with subcommands, set up like every command of llmrun."""
+    return typer.Typer(
+        cls=CommandGroup,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def usage_error(error: TyperException, context: Any) -> UsageError:

@@ -24,7 +24,7 @@ from llmrun.amounts import counted
 from llmrun.backends.registry import is_stand_in
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.arguments.usage import SingleCommand, command_group
 from llmrun.cli.arguments.values import FILES, one_of
 from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.console.output import out
@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 50}
 INTERRUPTED = 130  # 128 + SIGINT
 
-command = typer.Typer(
-    cls=CommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+command = command_group()
 
 
 @command.callback(invoke_without_command=True)

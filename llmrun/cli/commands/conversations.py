@@ -20,7 +20,7 @@ import typer
 
 from llmrun.amounts import counted, format_age
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.arguments.usage import SingleCommand, command_group
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.folders import data_folder
@@ -35,12 +35,7 @@ NOTHING_FOUND = 1  # the same exit code as grep
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a conversation, or the beginning of its name.")]
 
-command = typer.Typer(
-    cls=CommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+command = command_group()
 
 
 @command.callback(invoke_without_command=True)

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.arguments.usage import SingleCommand, command_group
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
@@ -44,12 +44,7 @@ prompt = "Summarize in $language, in one line: $input"
 language = "English"
 """
 
-command = typer.Typer(
-    cls=CommandGroup,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+command = command_group()
 
 
 @command.callback(invoke_without_command=True)
