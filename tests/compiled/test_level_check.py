@@ -68,7 +68,7 @@ def test_an_instruction_that_is_refused_ends_the_trial_alone(cache: Path) -> Non
 
 
 def test_a_trial_that_does_not_end_has_failed(cache: Path) -> None:
-    with dying("import time; time.sleep(60)"), mock.patch.object(level_check, "_PATIENCE_SECONDS", 0.2):
+    with dying("import time; time.sleep(60)"), mock.patch.object(level_check, "_TIMEOUT_SECONDS", 0.2):
         assert not works(target_of(LEVELS_HERE[0]))
 
 

@@ -132,7 +132,7 @@ def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_
     entry = sound_entry[1]
     with (
         (cold / f".{store._key(NAME, host_target())}").open("wb") as claim,
-        mock.patch.object(cache, "_PATIENCE_SECONDS", 0.1),
+        mock.patch.object(cache, "_MAX_WAIT_SECONDS", 0.1),
         mock.patch.object(store._Children, "compile", return_value=entry[32:]),
     ):
         fcntl.flock(claim, fcntl.LOCK_EX)

@@ -233,5 +233,5 @@ def test_more_rows_than_blocks_are_for_are_refused() -> None:
     """Otherwise the first rows would read what the last ones wrote."""
     cache = cache_of(40)
     run(cache, 0, list(range(600)))
-    with pytest.raises(AssertionError, match="more rows in a step"):
+    with pytest.raises(AssertionError, match="the step has more rows"):
         cache.kv.extend({0: MAX_ROWS + CUT_BACK + 2 * BLOCK})
