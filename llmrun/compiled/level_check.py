@@ -52,7 +52,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
 
 
 def _remember(path: Path) -> None:
-    """Record a success. If it cannot be recorded, the next start runs the probe again."""
+    """Record a success. If it cannot be recorded, the next run repeats the probe."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -18,7 +18,7 @@ from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
-_KEPT_BYTES = 64 << 10  # how much of stderr to keep, from its end, where the reason for a crash is
+_KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
 _EXIT_S = 5.0  # how long to wait for the process to exit
 _STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
 _PIECE_BYTES = 1 << 20  # maximum size of one write
@@ -60,7 +60,7 @@ class LlamaProcess:
     ) -> dict[str, Any]:
         """Send a request and return its answer.
 
-        doing  description of the work for error messages, such as "loading m.gguf"
+        doing  a description of the work for error messages, such as "loading m.gguf"
 
         Raises BackendCrashed. On any other interruption, such as Ctrl-C, this stops the work and waits until it has
         stopped before it raises.
@@ -202,8 +202,8 @@ class LlamaProcess:
 def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
-    The terminal sends Ctrl-C to all processes in the foreground group. In that group, the worker could be interrupted
-    while it is starting.
+    The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in that group, it could be
+    interrupted while it is starting.
     """
     return subprocess.Popen(
         child_processes.command("backends.llama.worker", memory.handle),

@@ -13,7 +13,7 @@ class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
     The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
-    descriptors are not inherited. Only pages that have been written to use memory.
+    descriptors are not inherited. Only pages that have been written to take up memory.
     """
 
     def __init__(self, handle: str) -> None:
