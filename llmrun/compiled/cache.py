@@ -140,7 +140,7 @@ class KernelCache:
         return None
 
     def _claim_path(self, key: str) -> Path:
-        # Windows has no such locks. Two processes may create the same entry there, and the last one to finish wins.
+        # Windows has no such locks, so two processes may create the same entry there, and the last one to finish wins.
         return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
     def _make_claimed(self, key: str, claim: int, compile_object: Callable[[], bytes]) -> bytes:

@@ -201,7 +201,7 @@ class LlamaBackend:
         return logits
 
     def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
-        """Run a slice of the rows and copy their wanted logits to the start of `logits`. Returns their number."""
+        """Run a slice of the rows, copy their n wanted rows of logits to the start of `logits`, and return n."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
         want = batch.want[rows]

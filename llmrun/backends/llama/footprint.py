@@ -54,7 +54,7 @@ def _repacked_types() -> frozenset[str]:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the CPU feature flags that Linux reports. Returns an empty set on other systems."""
+    """Return the CPU feature flags that Linux reports, or an empty set on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -40,7 +40,7 @@ class LlamaTrial:
     offloads  whether this build supports GPUs
     gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
     failure   why the trial failed, or "" if llama.cpp works
-    crashed   whether llama.cpp crashed or hung; false if it is merely installed incompletely
+    crashed   whether llama.cpp crashed or hung; false if the installation is merely incomplete
     """
 
     version: str | None

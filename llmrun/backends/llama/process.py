@@ -88,7 +88,7 @@ class LlamaProcess:
     def tell(self, operation: str, **fields: Any) -> int:
         """Send a request and return its number, which `answer` needs.
 
-        KeyboardInterrupt can cut off a request at any point. Each request therefore starts with a newline, so that the
+        KeyboardInterrupt can truncate a request at any point. Each request therefore starts with a newline, so that the
         worker can skip an incomplete request before it. Answers that no caller is waiting for are skipped as well.
         """
         self._requests += 1
@@ -118,7 +118,7 @@ class LlamaProcess:
                 progress(answer["progress"])
 
     def stop(self) -> None:
-        """Stop the forward pass that is running, or the next one. Safe in signal handlers and other threads."""
+        """Stop the forward pass that is running, or the next one. Can be called from any thread or signal handler."""
         self._flag[0] = 1
 
     @property
@@ -129,7 +129,7 @@ class LlamaProcess:
         self._flag[0] = 0
 
     def kill(self) -> None:
-        """Kill the process immediately. Safe in any thread. A thread waiting for an answer gets BackendCrashed."""
+        """Kill the process immediately. Can be called from any thread. An `answer` call that is waiting raises BackendCrashed."""
         self._process.kill()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ def layers_run(file: GGUFFile) -> int:
 
 
 def storing_layers(file: GGUFFile) -> int:
-    """Return how many layers store keys and values. They come first. Other layers reuse their cache or are not run."""
+    """Return how many layers store keys and values. Later layers reuse their cache or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
     if architecture == "gemma3n":
         return min(run, _GEMMA3N_STORING)
