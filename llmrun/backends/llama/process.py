@@ -129,7 +129,7 @@ class LlamaProcess:
         self._flag[0] = 0
 
     def kill(self) -> None:
-        """Kill the process immediately. Can be called from any thread. Waiting calls of `answer` raise BackendCrashed."""
+        """Kill the process. Can be called from any thread. Waiting calls of `answer` raise BackendCrashed."""
         self._process.kill()
 
     def close(self) -> None:
