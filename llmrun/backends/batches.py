@@ -16,7 +16,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
 
     lengths  current number of tokens in each sequence
     """
-    # Plain lists are faster here. For a decode step, which has a single row, NumPy reductions take eight times as long.
+    # Plain lists are faster here: for a decode step, which has a single row, NumPy reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
     if not tokens:
         raise ValueError("a batch needs at least one row")

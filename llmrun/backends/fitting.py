@@ -87,7 +87,7 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """The main memory that the model uses in bytes, including pages of the mapped file but not GPU memory."""
+        """The main memory in bytes that the model uses, including pages of the mapped file but not GPU memory."""
         whole = self.footprint.weights + self.footprint.cache.of(self.context)
         return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary
 
@@ -177,9 +177,9 @@ def _speed(fit: Fit) -> float:
 
 
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
-    """Return (backend, layers on GPUs, all layers). The backend is None if no backend can use the GPUs.
+    """Return (backend, layers on GPUs, total layers). The backend is None if no backend can use the GPUs.
 
-    Both numbers include the output layer. The number of all layers is 0 on machines without GPUs.
+    Both numbers include the output layer. The total is 0 on machines without GPUs.
     """
     layers = 0
     free = [gpu["free"] for gpu in resources.gpus]

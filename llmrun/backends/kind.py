@@ -87,11 +87,11 @@ class BackendKind(Protocol):
         """Compute how much memory a model needs without GPUs, from its header. Raises UnsupportedModel."""
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
-        """Predict the speed of the model after a prompt of `prompt` tokens. Returns None if it is unknown."""
+        """Predict the speed of the model after a prompt of `prompt` tokens. Returns None if it cannot be predicted."""
 
 
 class StandIn(Protocol):
     """A backend that answers without a model, for tests."""
 
     def open(self, path: Path, options: OpenOptions) -> Backend:
-        """Open a path. It need not exist or be a GGUF file. Raises UsageError."""
+        """Open the stand-in. `path` need not exist or be a GGUF file. Raises UsageError."""

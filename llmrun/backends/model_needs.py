@@ -1,7 +1,7 @@
 """Computes a model's cost per token in bytes and multiply-adds. Rooflines compare it with the machine's limits.
 
 For our own engine, the cost is computed from the plan. For other backends, it is computed from the GGUF header.
-Activations are ignored because they are small compared to the weights. The header version also ignores norms.
+Activations are ignored because they are small compared to the weights. The cost from the header also ignores norms.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Entry:
         return cast("BackendKind", _kind_in(self.module))
 
 
-# The order is the one in which "auto" tries the backends on the CPU.
+# On the CPU, "auto" tries the backends in this order.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
     Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp"),

@@ -2,7 +2,7 @@
 
 An entry consists of the SHA-256 of key and object, followed by the object. The hash is checked before every use. In a
 test with 60 single-bit flips in a cached object, 6 led to a crash and one to wrong results. If the folder cannot be
-used, kernels are compiled again and the user gets one warning, but no error is raised.
+used, kernels are compiled again and a single warning is issued, but no error is raised.
 """
 
 from __future__ import annotations
@@ -122,9 +122,8 @@ class KernelCache:
     def _claim(self, key: str) -> int | None:
         """Lock the file that will become the entry. Returns its descriptor, or None if another process has locked it.
 
-        The lock is released when its process ends. If a process is killed, the next process to need the entry takes
-        over the file.
-        Raises OSError.
+        The lock is released when its process ends. If a process is killed, the next process that needs the entry
+        takes over the file. Raises OSError.
         """
         path = self._claim_path(key)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +140,7 @@ class KernelCache:
         return None
 
     def _claim_path(self, key: str) -> Path:
-        # Windows has no such locks. Two processes may create the same entry there, and the last one to finish wins.
+        # Windows has no such locks, so two processes may create the same entry there, and the last one to finish wins.
         return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
     def _make_claimed(self, key: str, claim: int, compile_object: Callable[[], bytes]) -> bytes:
@@ -159,7 +158,7 @@ class KernelCache:
             os.close(claim)
 
     def _save(self, key: str, claim: int, image: bytes) -> bool:
-        """Write the locked file, then rename it to the entry. Entries are therefore always complete."""
+        """Write the locked file, then rename it to the entry, so that entries are always complete."""
         try:
             os.ftruncate(claim, 0)
             with os.fdopen(claim, "wb", closefd=False) as file:

@@ -1,8 +1,8 @@
 """Checks that the processor can really execute the instructions it reports.
 
 A hypervisor or an emulator may report instructions that it does not execute. Therefore each instruction level is tried
-once, in a child process that may crash. Successes are recorded in the cache folder. The key consists of the processor
-and the code of the probe.
+once, in a child process that may crash. Successes are recorded in the cache folder, under a key that consists of
+the processor and the code of the probe.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
 
 
 def _remember(path: Path) -> None:
-    """Record a success. If it cannot be recorded, the next start runs the probe again."""
+    """Record a success. If it cannot be recorded, the next run repeats the probe."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -181,7 +181,7 @@ def _source_digest(module: str) -> str:
 
 
 def sources(module: str) -> dict[str, str]:
-    """Return the digests of a kernel's source file and of all files that it imports, directly or indirectly, by name.
+    """Return the digests, by name, of a kernel's source file and of all files that it imports directly or indirectly.
 
     Only imports from the folders that machine code depends on are included.
     """
@@ -199,7 +199,7 @@ def sources(module: str) -> dict[str, str]:
 def _source(module: str) -> tuple[str, list[str]]:
     """Return the digest of a module's source and the modules that it imports.
 
-    This is cached, because most kernels share most of their files.
+    The result is cached, because most kernels share most of their files.
     """
     source = _path_of(module).read_bytes()
     return hashlib.sha256(source).hexdigest(), _imported_files(source.decode())

@@ -24,7 +24,7 @@ _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MA
 
 
 def allocate(n_bytes: int, what: str) -> NDArray[np.uint8]:
-    """Return a page-aligned uint8[n_bytes] of zeros. Use this if parts may never be touched, as in a KV cache.
+    """Allocate a page-aligned uint8[n_bytes] of zeros. Use this if parts of it may stay untouched, as in a KV cache.
 
     Raises DoesNotFit if memory runs out. The message describes the memory as `what`.
     """
@@ -32,7 +32,7 @@ def allocate(n_bytes: int, what: str) -> NDArray[np.uint8]:
 
 
 def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
-    """Return the same as `allocate`, but in huge pages if the system supports them.
+    """Allocate the same kind of array as `allocate`, but in huge pages if the system supports them.
 
     Use this only for memory that will be filled completely. In a KV cache, each layer would use 2 MiB for the first
     token, which costs 60 MB and 50 ms for SmolLM2.

@@ -36,7 +36,7 @@ Words = TypeVar("Words", bound=NamedTuple)
 
 
 def offsets(words: type[Words]) -> Words:
-    """Return an object with the same fields, each holding the byte offset of its word in the op record.
+    """Return an object with the fields of `words`, each of which holds the byte offset of its word in the op record.
 
     The object is actually a module, because Numba treats each attribute of a module as a constant. With a NamedTuple of
     27 words instead, the expert kernels in int8.py took a fifth longer to compile.
@@ -60,7 +60,7 @@ STEP_ABORT: Final = 9 * WORD  # 1 requests a stop at the next barrier
 STEP_PLAN: Final = 10 * WORD  # address of the first op record
 STEP_N_OPS: Final = 11 * WORD
 STEP_SYNC: Final = 12 * WORD  # address of the synchronization words
-STEP_STAMPS: Final = 13 * WORD  # timed teams only: each thread's time stamps, one at the start and two per op
+STEP_STAMPS: Final = 13 * WORD  # timed teams only: each thread's timestamps, one at the start and two per op
 STEP_CHOSEN: Final = 14 * WORD  # number of slots, which is the number of rows times the experts per row
 STEP_WORDS: Final = 16
 
@@ -82,6 +82,6 @@ SYNC_DOZE: Final = SYNC_SYSCALL + 2 * WORD  # address of a function that sleeps 
 SYNC_DOZE_FOR: Final = SYNC_SYSCALL + 5 * WORD  # the argument for the function at SYNC_DOZE
 SYNC_SPIN: Final = SYNC_SYSCALL + 3 * WORD  # spin iterations before a thread sleeps at a barrier
 SYNC_IDLE_SPIN: Final = SYNC_SYSCALL + 4 * WORD  # spin iterations before a worker parks between steps
-SYNC_CLOCK: Final = SYNC_SYSCALL + 6 * WORD  # timed teams only: address of the function that writes a time stamp
+SYNC_CLOCK: Final = SYNC_SYSCALL + 6 * WORD  # timed teams only: address of the function that writes a timestamp
 SYNC_CLOCK_ID: Final = SYNC_SYSCALL + 7 * WORD  # first argument for the function at SYNC_CLOCK; negative if it has none
 SYNC_BYTES: Final = 10 * CACHE_LINE

@@ -5,7 +5,7 @@ from __future__ import annotations
 # This bit in a symbol means that a piece begins at its character. Symbols themselves are smaller than this value.
 BEGINS = 0x80
 
-# The bits in an entry of a transition table.
+# The bits of a transition table entry.
 ENDS_HERE = 1
 NO_WAY_ON = 2
 ROW_SHIFT = 2

@@ -22,7 +22,7 @@ def default_threads() -> int:
 def most_threads() -> int:
     """Return the number of threads that can run at the same time.
 
-    With more threads than that, they would wait for each other at every op of a step.
+    If there were more threads, they would wait for each other at every op of a step.
     """
     return max(1, min(len(_allowed()), _container_limit()))
 

@@ -88,7 +88,7 @@ class NvmlPower:
     interval = _POWER_INTERVAL
 
     def __init__(self, nvml: Any, device: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start to read the power of a GPU. Raises OSError if the GPU does not report its power."""
+        """Start reading the power of a GPU. Raises OSError if the GPU does not report its power."""
         self._clock = clock
         self._read: Callable[[], float] = _translated(nvml, nvml.nvmlDeviceGetPowerUsage, device)
         self._last = (clock(), self._read())

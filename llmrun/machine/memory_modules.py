@@ -1,6 +1,6 @@
 """Reads the type and speed of the memory modules from the firmware's SMBIOS tables (structures of type 17).
 
-Only root may read these tables. On systems with udev, udev reads them at boot and makes the values available to all
+Only root may read these tables. Where udev is installed, it reads them at boot and makes the values available to all
 users.
 """
 
@@ -66,7 +66,7 @@ def _smbios_modules(root: Path) -> list[Module]:
         body = table[start : start + length]
         if kind == _END or len(body) != length or length < 4:
             break
-        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # a size of 0: empty
+        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # size 0: empty slot
             (rated,) = struct.unpack_from("<H", body, 0x15)
             configured = struct.unpack_from("<H", body, 0x20)[0] if length >= 0x22 else 0
             modules.append(Module(_KINDS.get(body[0x12], ""), _known(configured) or _known(rated)))

@@ -115,7 +115,7 @@ class CpuBackend:
                 self._run(batch, rows, wanted, logits[done:])
                 done += len(wanted)
         except BaseException:
-            # After several steps, the window at the former length may be incomplete. `truncate` then keeps nothing.
+            # After several steps, the window at the former length may be incomplete, and `truncate` then keeps nothing.
             for seq, length in before.items():
                 self.kv.truncate(seq, length)
             raise

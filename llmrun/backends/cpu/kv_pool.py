@@ -33,7 +33,8 @@ def blocks_of_window(window: int, max_rows: int) -> int:
     """Return the number of blocks that a sequence keeps for a sliding window.
 
     The blocks hold all positions that the rows of a step (at most `max_rows`) attend to, and the older positions that
-    are needed again after a truncation. The oldest position may be anywhere in its block.
+    are needed again after a truncation. The result allows for the first of
+    these positions being anywhere in its block.
     """
     return blocks_in(window - 1 + max_rows + _CUT_BACK + BLOCK - 1)
 
@@ -82,7 +83,7 @@ class BlockPool:
         self._references[shared] += 1
 
     def cut(self, seq: int, length: int, n: int) -> None:
-        """Keep only the first n of `length` positions. n must be 0, or `reaches(seq, n)` must be true."""
+        """Keep only the first n of a sequence's `length` positions. n must be 0, or `reaches(seq, n)` must be true."""
         first = max(self._firsts[seq], blocks_in(n))
         if n == 0:
             self._firsts[seq] = 0
@@ -100,7 +101,7 @@ class BlockPool:
             )
 
     def extend(self, seq: int, length: int, n: int) -> None:
-        """Add room for n positions after `length`, and release blocks that their windows have left behind.
+        """Add blocks for n positions after `length`, and release the blocks that have left the sliding window.
 
         Call `require` first.
         """
@@ -111,7 +112,7 @@ class BlockPool:
             self._table[seq, index] = self._take()
 
     def _give_back(self, seq: int, first: int, length: int) -> None:
-        """Release the blocks of a sequence before index `first`."""
+        """Release the blocks of a sequence whose index is less than `first`."""
         old = self._firsts[seq]
         if first <= old:
             return

@@ -93,7 +93,7 @@ class PagedKV:
             self.lengths[seq] += n
 
     def table_addresses(self, sequences: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the address of each row's block table, int64[windows, rows], from each row's sequence."""
+        """Return the addresses of the block tables, int64[windows, rows], for rows of these sequences."""
         return self._addresses + sequences.astype(np.int64) * self.tables.strides[1]
 
     def _kept(self, seq: int, n: int) -> int:

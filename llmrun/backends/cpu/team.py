@@ -163,7 +163,7 @@ class Team:
             self._wait.run(number - 1, address_of(self._step), address_of(self._timeout), 0)
 
     def cancel(self) -> None:
-        """Stop the running step at its next barrier. Safe from another thread and from a signal handler."""
+        """Stop the running step at its next barrier. Can be called from any thread or signal handler."""
         self._set(records.STEP_ABORT, 1)
 
     def clear_cancel(self) -> None:

@@ -38,9 +38,9 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """The clock function that the kernel calls to write a time stamp (records.STAMP_BYTES).
+    """The clock function that the kernel calls to write a timestamp (records.STAMP_BYTES).
 
-    A stamp consists of two words. The time in ticks is `first * major + second`.
+    A timestamp consists of two words. The time in ticks is `first * major + second`.
     """
 
     address: int
@@ -68,7 +68,7 @@ class TimedTeam(Team):
     def __init__(self, lowered: Lowered, n_threads: int) -> None:
         super().__init__(lowered, n_threads, work=WORK_TIMED)
         self._stamps = np.zeros((n_threads, 1 + 2 * len(lowered.records), 2), np.int64)
-        self._taken: list[NDArray[np.int64]] = []  # the stamps of each step; converting them takes 0.1 ms
+        self._taken: list[NDArray[np.int64]] = []  # the timestamps of each step; converting them takes 0.1 ms
         self._clock = _Clock.here()
         self._set(records.STEP_STAMPS, address_of(self._stamps))
         self._set_sync(records.SYNC_CLOCK, self._clock.address)
@@ -88,6 +88,6 @@ class TimedTeam(Team):
 
     def _times(self, stamps: NDArray[np.int64]) -> StepTimes:
         ticks = stamps[:, :, 0] * self._clock.major + stamps[:, :, 1]
-        ticks = np.maximum.accumulate(ticks, axis=1)  # ops without a barrier lack one stamp
+        ticks = np.maximum.accumulate(ticks, axis=1)  # ops without a barrier lack one timestamp
         spans = np.diff(ticks, axis=1) / self._clock.ticks_per_second
         return StepTimes(spans[:, 0::2], spans[:, 1::2])

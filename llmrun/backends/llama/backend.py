@@ -58,7 +58,7 @@ class LlamaCache:
         """Wrap the cache of the model that `process` has open.
 
         lengths  the shared array in which the process stores the number of tokens in each sequence
-        doing    the description of the current work for error messages
+        doing    a description of the current work, for error messages
         """
         self._process = process
         self._doing = doing
@@ -68,7 +68,7 @@ class LlamaCache:
     @property
     def lengths(self) -> list[int]:
         """The number of tokens in each sequence."""
-        # An interrupted truncation may still be running, and could change the lengths after they are read.
+        # An interrupted truncation may still be running and could change the lengths after they are read.
         self._process.settle(self._doing)
         lengths: list[int] = self._lengths.tolist()
         return lengths
@@ -201,7 +201,7 @@ class LlamaBackend:
         return logits
 
     def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
-        """Run a slice of the rows and copy their wanted logits to the start of `logits`. Returns how many it copied."""
+        """Run a slice of the rows, copy their n wanted rows of logits to the start of `logits`, and return n."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
         want = batch.want[rows]
@@ -271,8 +271,8 @@ class _Watch:
         size, written = self._state()
         if (size, written) != (self._size, self._written):
             raise ModelFileError(
-                f"the model file changed while it was in use: {shown(str(self._path), 300)}: it had "
-                f"{self._size:,} bytes and now has {size:,}",
+                f"the model file changed while it was in use: {shown(str(self._path), 300)}: it was "
+                f"{self._size:,} bytes and is now {size:,}",
                 hint="try again when no other program is writing to the file",
             )
 
@@ -329,7 +329,7 @@ def _split_rows(want: NDArray[np.bool_]) -> Iterator[slice]:
 
 
 def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
-    """Return the error for a model that llama.cpp failed to load, based on its reason and its log."""
+    """Return the error for a model that llama.cpp failed to load, based on the reason it gave and its log."""
     reason = _LOG_PREFIX.sub("", reason)
     sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:

@@ -17,7 +17,7 @@ def call_with_stack(n_bytes: int, function: Callable[[], Result]) -> Result:
     """Call a function on a new thread whose stack is `n_bytes` larger than usual. Exceptions propagate to the caller.
 
     The stack is at most 1 GiB, or less if the system refuses that size. Only the part that is used takes up memory.
-    This is not safe for concurrent callers because the stack size is a setting of the whole process.
+    This is not safe for concurrent callers because the stack size is a process-wide setting.
     """
     results: list[Result] = []
     errors: list[BaseException] = []

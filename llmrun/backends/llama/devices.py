@@ -9,13 +9,13 @@ _GPU, _INTEGRATED = 1, 2  # ggml device types
 
 
 def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
-    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would distribute layers to.
+    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would use.
 
     ggml  a ctypes library with ggml's functions
 
-    The rules are those of llama.cpp. Integrated GPUs are used only if there are no others, and a device that two ggml
-    backends list (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. We
-    compare descriptions, which is simpler, and a mistake can only make the list too short.
+    This follows llama.cpp's rules: integrated GPUs are used only if there are no others, and a device that is listed by
+    two ggml backends (such as CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. We
+    compare descriptions instead, which is simpler and can at worst make the list too short.
     """
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):

@@ -1,4 +1,4 @@
-"""Computes the memory that llama.cpp and the llmrun process together need for a model without a GPU."""
+"""Computes how much memory llama.cpp and the llmrun process together need to run a model without a GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _repacked_types() -> frozenset[str]:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the CPU feature flags that Linux reports. Other systems report none."""
+    """Return the CPU feature flags that Linux reports, or an empty set on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

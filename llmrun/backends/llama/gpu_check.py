@@ -1,8 +1,8 @@
 """A trial run that checks whether llama.cpp works on this machine.
 
 The trial loads llama.cpp, asks for its build information and multiplies matrices. The multiplication is necessary
-because a broken build may start and load a model, and crash only when it computes. We saw a segmentation fault in a
-build for AMX whose compiler had lost the tile configuration. The trial runs in a child process because llama.cpp may
+because a broken build may start and load a model, and crash only when it computes. We saw a segmentation fault in an
+AMX build whose compiler had dropped the tile configuration. The trial runs in a child process because llama.cpp may
 crash or hang.
 """
 
@@ -26,7 +26,7 @@ from llmrun.gguf.problems import shown
 from llmrun.machine.cpu_count import default_threads
 
 PATIENCE_S = 20.0  # time limit of the trial; a GPU driver may need several seconds to wake eight GPUs
-_ROWS = 32  # rows in the prompt, because llama.cpp uses different kernels for many rows than for one
+_ROWS = 32  # rows in the prompt; llama.cpp uses different kernels for many rows than for a single row
 _CACHE = 256
 _ALL_LAYERS = -1
 
@@ -40,7 +40,7 @@ class LlamaTrial:
     offloads  whether this build supports GPUs
     gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
     failure   why the trial failed, or "" if llama.cpp works
-    crashed   whether llama.cpp crashed or hung, as opposed to an incomplete installation
+    crashed   whether llama.cpp crashed or hung; false if the installation is merely incomplete
     """
 
     version: str | None

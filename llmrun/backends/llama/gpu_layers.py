@@ -98,7 +98,7 @@ def resident_activations(file: GGUFFile) -> int:
 def _of_all_layers(file: GGUFFile) -> int:
     """Return the number of per-layer embedding features of a token, summed over all layers (Gemma 3n and 4).
 
-    llama.cpp's compute buffer holds four copies of these features while computing them. We measured 2.00 MiB more for
+    llama.cpp's compute buffer holds four copies of these features while it computes them. We measured 2.00 MiB more for
     each additional layer of 256 features.
     """
     table = file.tensors.get("per_layer_token_embd.weight")
@@ -129,7 +129,7 @@ def _window_tokens(window: int, max_sequences: int) -> int:
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
     """Return the largest value of llama.cpp's `n_gpu_layers` that fits. The output layer counts as one layer.
 
-    free  free bytes on each GPU, including a safety margin that is not used
+    free  free bytes on each GPU, including the safety margin that must stay free
     """
     usable = [max(0, n - _MARGIN) for n in free]
     if not any(usable):

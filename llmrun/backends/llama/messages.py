@@ -2,7 +2,7 @@
 
 Forward passes use a plain format instead of JSON. The weights have just evicted everything else from the CPU caches,
 so the code and tables of the JSON parser would have to be loaded from memory again. The plain format, which also has
-fewer checks, cut the time between two forward passes from 820 to 690 us (135M parameters, 7 ms per token).
+fewer checks, reduced the time between two forward passes from 820 to 690 us (135M parameters, 7 ms per token).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 # This line wakes the reader shortly before the answer arrives. Otherwise, the reader would not be scheduled until the
-# writer goes to sleep. With one thread on each of 2 processors, this cut the time between two forward passes from
+# writer goes to sleep. With one thread on each of 2 processors, this reduced the time between two forward passes from
 # 690 us (568 to 719) to 485 us (462 to 529). With a single thread, it made no difference.
 NEARLY = b"nearly\n"
 _FORWARD = b"forward "

@@ -1,7 +1,7 @@
 """Finds the GPUs that llama.cpp can use on this machine.
 
-A child process asks llama.cpp, and the answer is cached on disk. Most commands only need to know that there is no GPU,
-and without the cache each of them would spend 0.1 s on starting llama.cpp.
+A child process asks llama.cpp, and the answer is cached on disk. Most commands only need to know whether there is a
+GPU, and without the cache each of them would spend 0.1 s on starting llama.cpp.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_installed() -> bool:
 def gpus(progress: Progress | None = None) -> Gpus:
     """Return the GPUs that llama.cpp can offload layers to. Failures are returned as the `reason`, not raised.
 
-    Calls `progress` if the answer is not cached, which is usually only on the first run.
+    Calls `progress` if the answer is not cached, which usually happens only on the first run.
     """
     package = _package()
     if package is None:
@@ -127,7 +127,7 @@ def _state(package: Path) -> str:
     """Return a hash of everything that determines which GPUs llama.cpp can use, for the cache file's name.
 
     It covers the installation, the system's GPUs and driver, and the environment variables that hide or select GPUs.
-    Several machines may share one home folder, so the cache can hold answers for more than one.
+    Several machines may share one home folder, so the cache can hold answers for more than one machine.
     """
     digest = hashlib.sha256(sys.executable.encode(errors="surrogateescape"))
     libraries = Path(os.environ.get(_OVERRIDE) or package / "lib")
@@ -152,7 +152,7 @@ def _gpu_devices() -> Iterator[str]:
 
 
 def _read_cached(path: Path) -> Gpus | None:
-    """Return the cached answer, or None if it is missing, invalid or expired. The caller then asks again."""
+    """Return the cached answer, or None if it is missing, invalid or expired. The caller then asks llama.cpp."""
     try:
         body: Any = json.loads(path.read_bytes())
         names, reason, until = body["names"], body["reason"], body["until"]
@@ -166,7 +166,7 @@ def _read_cached(path: Path) -> Gpus | None:
 
 
 def _write_cached(path: Path, known: Gpus, until: float | None) -> None:
-    """Write the answer to the cache atomically. If that fails, the next run asks again."""
+    """Write the answer to the cache atomically. If that fails, the next run asks llama.cpp again."""
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
-_KEPT_BYTES = 64 << 10  # how much of stderr to keep, from its end, where the reason for a crash is
+_KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
 _EXIT_S = 5.0  # how long to wait for the process to exit
 _STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
 _PIECE_BYTES = 1 << 20  # maximum size of one write
@@ -60,7 +60,7 @@ class LlamaProcess:
     ) -> dict[str, Any]:
         """Send a request and return its answer.
 
-        doing  description of the work for error messages, such as "loading m.gguf"
+        doing  a description of the work for error messages, such as "loading m.gguf"
 
         Raises BackendCrashed. On any other interruption, such as Ctrl-C, this stops the work and waits until it has
         stopped before it raises.
@@ -88,7 +88,7 @@ class LlamaProcess:
     def tell(self, operation: str, **fields: Any) -> int:
         """Send a request and return its number, which `answer` needs.
 
-        KeyboardInterrupt can cut off a request at any point. Each request therefore starts with a newline, so that the
+        KeyboardInterrupt can truncate a request at any point. Each request therefore starts with a newline, so that the
         worker can skip an incomplete request before it. Answers that no caller is waiting for are skipped as well.
         """
         self._requests += 1
@@ -118,7 +118,7 @@ class LlamaProcess:
                 progress(answer["progress"])
 
     def stop(self) -> None:
-        """Stop the forward pass that is running, or the next one. Safe in signal handlers and other threads."""
+        """Stop the forward pass that is running, or the next one. Can be called from any thread or signal handler."""
         self._flag[0] = 1
 
     @property
@@ -129,7 +129,7 @@ class LlamaProcess:
         self._flag[0] = 0
 
     def kill(self) -> None:
-        """Kill the process immediately. Safe in any thread. A thread waiting for an answer gets BackendCrashed."""
+        """Kill the process. Can be called from any thread. Waiting calls of `answer` raise BackendCrashed."""
         self._process.kill()
 
     def close(self) -> None:
@@ -202,8 +202,8 @@ class LlamaProcess:
 def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
-    The terminal sends Ctrl-C to all processes in the foreground group. In that group, the worker could be interrupted
-    while it is starting.
+    The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in that group, it could be
+    interrupted while it is starting.
     """
     return subprocess.Popen(
         child_processes.command("backends.llama.worker", memory.handle),

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from llmrun.backends.llama.shared_memory import PAGE, rounded_to_pages
 
-# The first page contains the abort flag: two bytes that `strlen` reads. It stays mapped while the process runs.
+# The first page contains the abort flag: two bytes that `strlen` reads. This page stays mapped while the process runs.
 FLAG_BYTES = PAGE
 
-# Maximum number of rows whose logits one llama_decode returns. llama.cpp reserves space for all of them in its compute
-# buffer. With its default of 512, that is half a gigabyte for a vocabulary of 262,144 tokens. The engine only needs the
-# logits of one row per sequence.
+# Maximum number of rows whose logits a llama_decode call returns. llama.cpp reserves space for all of them in its
+# compute buffer. With its default of 512, that is half a gigabyte for a vocabulary of 262,144 tokens. The engine only
+# needs the logits of one row per sequence.
 MOST_WANTED = 64
 
 

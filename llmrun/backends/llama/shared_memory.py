@@ -13,7 +13,7 @@ class SharedMemory:
     """An anonymous, growable file that a process and its child both map.
 
     The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
-    descriptors are not inherited. Only pages that have been written to use memory.
+    descriptors are not inherited. Only pages that have been written to take up memory.
     """
 
     def __init__(self, handle: str) -> None:
@@ -45,7 +45,7 @@ class SharedMemory:
     def map(self, n_bytes: int) -> mmap.mmap:
         """Map the first n bytes. A mapping stays valid when a longer one is created later."""
         if sys.platform == "win32":
-            # A shared memory region cannot grow on Windows, so each length gets its own region.
+            # A shared memory region cannot grow on Windows, so each length has its own region.
             return mmap.mmap(-1, n_bytes, tagname=f"{self.handle}-{n_bytes}")
         descriptor = int(self.handle)
         if os.fstat(descriptor).st_size < n_bytes:

@@ -81,7 +81,7 @@ class LlamaWorker:
         self._cache: Any = None
         self._mapping: mmap.mmap | None = None
         self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
-        # Keep a reference while llama.cpp may call it. A garbage-collected callback causes a segmentation fault.
+        # Keep a reference to the callback while llama.cpp may call it. Calling it after garbage collection would crash.
         self._log = self._llama.llama_log_callback(self._take_log_line)
         self._llama.llama_log_set(self._log, ctypes.c_void_p(0))
         self._llama.llama_backend_init()
@@ -301,7 +301,7 @@ class LlamaWorker:
     def _keep(self, seq: int, n: int) -> int:
         """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
 
-        Truncation is impossible if the model has a recurrent state, which cannot go back, or if a sliding window has
+        Truncation is impossible if the model has a recurrent state, which cannot be rewound, or if a sliding window has
         discarded tokens that are needed again.
         """
         if n and self._llama.llama_memory_seq_rm(self._cache, seq, n, -1) and self._reaches_back(seq, n):

@@ -1,7 +1,7 @@
 """A deterministic stand-in for a model. Tests of the engine and the command line use it, and need no model file.
 
 The logits depend only on the tokens in the sequence. A `Voice` chooses the next token, and all other logits are noise.
-The backend checks that its caller obeys the rules of `backends/base.py`, and raises SeamError otherwise.
+The backend checks that its caller follows the rules of `backends/base.py`, and raises SeamError otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
 _USER = as_characters("<|im_start|>user\n")
 _ASSISTANT = as_characters("<|im_start|>assistant\n")
 _END = as_characters("<|im_end|>")
-_SPOKEN_LOGIT = 24.0  # Noise is at most 8, so at temperature 0.8 a noise token is e^-20 times as likely.
+# Noise logits are at most 8, so at temperature 0.8 a noise token is at most e^-20 times as likely as the scripted
+# token.
+_SPOKEN_LOGIT = 24.0
 
 
 DEFAULT_CONTEXT = 8192  # tokens

@@ -78,7 +78,7 @@ class MemoryNeeds:
 def context_for(
     asked: int | None, *, train_context: int, largest_default: int, needs: MemoryNeeds, kv_type: str, path: str
 ) -> int:
-    """Return the context size to use, in tokens. Raises DoesNotFit if the memory is not sufficient.
+    """Return the context size to use, in tokens. Raises DoesNotFit if there is not enough memory.
 
     The result is `asked` unless that is None. The default is the trained context, limited to `largest_default` and to
     half of the memory that the weights leave free. This memory limit does not reduce it below 512 tokens.

@@ -30,7 +30,7 @@ _IGNORED = frozenset({"phi3"})  # llama.cpp ignores the windows of these archite
 
 
 def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
-    """Return each layer's window in tokens, including the current token. 0 means that it has none or is unknown.
+    """Return each layer's window in tokens, including the current token, or 0 for none or unknown.
 
     Raises BadGGUF if the window in the metadata is not a valid number.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# The number of gemma3n layers that store keys and values, which is not in the file. The other layers reuse theirs.
+# The number of gemma3n layers that store keys and values, which is not in the file. The other layers reuse these.
 _GEMMA3N_STORING = 20
 
 
@@ -25,7 +25,7 @@ def layers_run(file: GGUFFile) -> int:
 
 
 def storing_layers(file: GGUFFile) -> int:
-    """Return how many layers store keys and values. They come first; the others reuse their cache or are not run."""
+    """Return how many layers store keys and values. Later layers reuse their cache or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
     if architecture == "gemma3n":
         return min(run, _GEMMA3N_STORING)

@@ -138,7 +138,7 @@ def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
     with pytest.raises(ModelFileError) as caught:
         backend.forward(batch_of(rows(0, 0, list(range(5, 60)))))
     assert (
-        str(caught.value) == f"the model file changed while it was in use: {path}: it had {size:,} bytes and now has 0"
+        str(caught.value) == f"the model file changed while it was in use: {path}: it was {size:,} bytes and is now 0"
     )
     assert eventually(lambda: not is_running(pid))
     backend.close()
@@ -153,7 +153,7 @@ def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pyte
         return answer(process, number, doing)
 
     monkeypatch.setattr(LlamaProcess, "answer", cut_off)
-    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .* now has 4,096"):
+    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .* is now 4,096"):
         opened(path)
 
 

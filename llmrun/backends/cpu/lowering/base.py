@@ -101,7 +101,7 @@ class RowMemory:
         self.memory: list[NDArray[np.uint8]] = []
 
     def take(self, n_bytes: int) -> int:
-        """Return the address of `n_bytes` bytes, which must be a whole number of cache lines."""
+        """Allocate `n_bytes` bytes, which must be a whole number of cache lines, and return their address."""
         waiting = self._free.get(n_bytes)
         if waiting:
             return waiting.pop()
@@ -148,7 +148,7 @@ class Lowering:
         return max(self.max_rows, self.n_threads) * value.copies
 
     def take(self, value: Value, row_bytes: int) -> int:
-        """Return the address of memory for the rows of a value. `row_bytes` must be whole cache lines."""
+        """Allocate memory for the rows of a value and return its address. `row_bytes` must be whole cache lines."""
         return self.rows.take(self.most_rows(value) * row_bytes)
 
     def place(self, value: Value, *, private: bool) -> Buffer:
@@ -160,8 +160,8 @@ class Lowering:
     def is_private_sum(self, value: Value) -> bool:
         """Return whether each thread has its own copy of a sum in a step of one row.
 
-        This is the case if only row-wise ops compute the value and add to it, and it saves barriers. If matrix products
-        are added to a value, the threads share it, because each thread computes a part of it.
+        Private copies save barriers, but they are possible only if row-wise ops alone compute the value and add to it.
+        If matrix products are added to the value, the threads share it, because each thread computes a part of it.
         """
         return value not in self._sums_of_products
 

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class AttentionMemory(NamedTuple):
-    """The memory shared by all layers of the same shape. It holds scratch per thread and partial results per chunk.
+    """The memory shared by all layers of the same shape.
 
-    All fields are addresses or sizes in bytes.
+    It holds scratch memory for each thread and partial results for each chunk. All fields are addresses or sizes in
+    bytes.
     """
 
     scratch: int

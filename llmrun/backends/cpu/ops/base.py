@@ -50,7 +50,7 @@ def reads_and_writes(values: Callable[[Any], tuple[Value, ...]]) -> NeedsOf:
 def takes_as_long_as(name: str, value: str = "out") -> SecondsOf:
     """Return a function that estimates an op's time from the time of a measured op, "rmsnorm" or "swiglu".
 
-    `value` names the op's attribute with the operand whose size determines the time.
+    `value` names the attribute that holds the operand whose size determines the time.
     """
     value_of = attrgetter(value)
 

@@ -48,7 +48,7 @@ def _scale(work: Lowering, op: Scale) -> None:
 def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
     """Emit out = x + factor * y.
 
-    If the threads share the destination, one thread computes each row, and all threads wait at a barrier.
+    If the threads share the destination, each row is computed by one thread, and all threads wait at a barrier.
     """
     words = AddWords(
         out=out.address,

@@ -46,7 +46,7 @@ class RowSpeed:
     def shared_seconds(self, rows: int, width: int) -> float:
         """Return the time in seconds for rows that are wide enough to be split between threads.
 
-        Even a single row then takes as long per feature as many rows do.
+        Even a single row then takes as long per feature as each of many rows does.
         """
         return rows * width * self.many[-1] / WIDTHS[-1]
 

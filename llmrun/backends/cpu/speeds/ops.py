@@ -35,7 +35,7 @@ _LARGE, _SMALL = 16 << 20, 384 << 10  # bytes per matrix
 _N_LARGE, _N_SMALL = 12, 150
 _COLUMNS = 2048
 _KIND_OF_WIDE = min(WIDENED_TYPES)  # any widened type, because all of them have the same memory layout
-_BYTE = 0x2C  # fills all weights, because it is not denormal when read as float16, float32 or a scale
+_BYTE = 0x2C  # fills all weights; it is not denormal when read as float16, float32 or a scale
 _LAYERS = 8  # the number of attention layers in a trial
 _BETWEEN = 512  # features between attention layers; for 32 heads of 576 and 512, square matrices would take 306 MiB
 _DEPTH = 512  # the context length at which attention is measured
@@ -162,8 +162,8 @@ class _Trial:
     def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
         """Return the time in seconds that each group of records takes per step, as the median of many steps.
 
-        A group is a mask or an array of indices. The last value is the time that a step spends outside its ops. It
-        includes the embedding, during which the threads wake up.
+        A group is a mask or an array of indices. The last value is the time that a step spends outside its ops,
+        including the embedding, during which the threads wake up.
         """
         tokens = np.zeros(rows, np.int32)
         positions = np.arange(start, start + rows, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Reads and packs weights in background threads while the caller does other work for loading the model."""
+"""Reads and packs weights in background threads while the caller loads the rest of the model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Filling:
                     progress(done, len(self._parts_of))
 
     def stop(self) -> None:
-        """Stop after the parts that are already in progress."""
+        """Start no more parts. Parts that are already in progress are completed."""
         self._waiting.clear()
 
     def work(self) -> None:
