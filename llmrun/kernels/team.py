@@ -41,7 +41,7 @@ SYNC_EXIT = records.SYNC_EXIT
 
 @inline_function
 def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
-    """Sleep while the low half of a word equals `value`, until a wake-up or the timeout.
+    """Sleep while the low half of a word equals `value`, until the thread is woken or the timeout expires.
 
     `timeout` is the address of a timespec, or 0 to wait forever. On systems without futexes, sleep once for a short
     time.
@@ -67,7 +67,7 @@ def _no_stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
 
 @inline_function
 def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
-    """Write the current time to a thread's time stamp with index `number`."""
+    """Write the current time to a thread's timestamp with index `number`."""
     n_stamps = 1 + 2 * load_i64(step + records.STEP_N_OPS)
     at = load_i64(step + records.STEP_STAMPS) + (thread * n_stamps + number) * records.STAMP_BYTES
     clock, identity = load_i64(sync + records.SYNC_CLOCK), load_i64(sync + records.SYNC_CLOCK_ID)
@@ -85,7 +85,10 @@ def work(level: str) -> Callable[..., None]:
 
 @kernel_family
 def work_timed(level: str) -> Callable[..., None]:
-    """Build the same loop with time stamps: before the first op, after the work of each op, and after each barrier."""
+    """Build the main loop of a timed team.
+
+    It also writes timestamps: before the first op, after the work of each op, and after each barrier.
+    """
     return _worker(level, _stamp)
 
 
@@ -105,7 +108,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
 
     @inline_function
     def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
-        """Wait for all threads and return whether the step is cancelled.
+        """Wait for all threads and return whether the step was cancelled.
 
         The last thread to arrive makes this decision, so all threads agree.
         """

@@ -63,7 +63,7 @@ def _first_ranks(typingctx: Any) -> Any:
 
 @intrinsic
 def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
-    """Return the higher rank in each lane, out of `best` and the ranks at an address."""
+    """Return the lane-wise maximum of `best` and the ranks at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         best, address = args
@@ -75,7 +75,7 @@ def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
 
 @intrinsic
 def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number: Any) -> Any:
-    """Return `numbers`, but with `number` in the lanes where the ranks at an address are higher than `best`."""
+    """Return `numbers`, replaced by `number` in the lanes where the ranks at an address are higher than `best`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, best, address, number = args
