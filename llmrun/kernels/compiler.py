@@ -4,7 +4,7 @@
 
 It reads one JSON request per line from stdin, and writes a JSON header line and the bytes of the object file to stdout.
 Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the user
-interrupt the parent.
+interrupt the parent process.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
 
 @kernel_family
 def work(level: str) -> Callable[..., None]:
-    """Build a worker's main loop, which runs the plan once per step until SYNC_EXIT is set. `op` is unused."""
+    """Build a worker's main loop, which runs the plan once per step until SYNC_EXIT is set. The loop ignores `op`."""
     return _worker(level, _no_stamp)
 
 
@@ -87,7 +87,7 @@ def work(level: str) -> Callable[..., None]:
 def work_timed(level: str) -> Callable[..., None]:
     """Build the main loop of a timed team.
 
-    It also writes timestamps: before the first op, after the work of each op, and after each barrier.
+    The loop writes timestamps before the first op, after the work of each op, and after each barrier.
     """
     return _worker(level, _stamp)
 
@@ -110,7 +110,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
     def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
         """Wait for all threads and return whether the step was cancelled.
 
-        The last thread to arrive makes this decision, so all threads agree.
+        The last thread to arrive decides whether to cancel, so that all threads agree.
         """
         generation = atomic_load(sync + SYNC_GENERATION)
         if atomic_add(sync + SYNC_ARRIVED, 1) == n_threads - 1:

@@ -2,7 +2,7 @@
 
 For each chunk, chunk.py computes the scores, their maximum, the exponentials, their sum, and the weighted sum of the
 values. Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In
-a step of one row, the chunks are distributed among the threads, and `merge` merges them. In a step of many rows, each
+a step of one row, the chunks are distributed among the threads, and `merge` combines them. In a step of many rows, each
 thread merges the chunks of its own rows. Both methods perform the same operations in the same order. Chunks always
 begin at multiples of 128, even if the window does not, so a result depends only on the row's own positions.
 

@@ -171,7 +171,7 @@ def emit_join(builder: Any, halves: list[Any]) -> Any:
 
 
 def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
-    """Reduce 16 lanes to one by combining halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. Results depend on this order."""
+    """Reduce 16 lanes to one by combining halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The result depends on this order."""
     count = LANES
     while count > 1:
         count //= 2

@@ -210,7 +210,7 @@ def route(level: str) -> Callable[..., None]:
 
 @kernel
 def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Assign slots to all pairs of rows and experts. It uses only one thread, because 2,048 slots take only 6 us."""
+    """Assign slots to all pairs of rows and experts. One thread is enough, because 2,048 slots take only 6 us."""
     if first_item(op, step) != 0:
         return
     rows = n_rows(op, step)

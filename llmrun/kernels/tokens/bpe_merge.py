@@ -2,8 +2,8 @@
 
 Symbols are token ids from the start. The initial symbols are the ids of bytes, or of characters in vocabularies that
 spell tokens in characters. A merge is therefore a single lookup of a pair of ids. For short pieces, all ranks are
-scanned after every merge. For long pieces, the ranks are kept in a heap, because a piece can be very long, such as 1 MiB
-of the same letter.
+scanned after every merge. For long pieces, the ranks are kept in a heap, because some pieces are very long, such as
+1 MiB of the same letter.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def find(op: int, step: int, thread: int, n_threads: int) -> None:
     FLAGS                  u8[tokens]
     PRESENT                output: u8[tokens], 1 for each token that occurs, even if it is excluded or overlaps another
     FOUND_AT, FOUND        output: position int64[n] and token int32[n] of each token found
-    RESULT                 output: int64[2], the number of tokens found, and whether a token overlaps a found token
-                           without being shorter (1 or 0)
+    RESULT                 output: int64[2], the number of tokens found, and 1 if another token overlaps a found token,
+                           ends after it, and is at least as long, else 0
     """
     text, n_bytes = load_i64(op + TEXT), load_i64(op + N_BYTES)
     marks, n_marks = load_i64(op + MARKS), load_i64(op + N_MARKS)

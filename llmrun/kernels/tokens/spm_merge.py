@@ -81,7 +81,7 @@ def word_end(op: int, text: int, start: int, end: int) -> int:
 
 @inline_function
 def usable_token(op: int, address: int, n_bytes: int) -> int:
-    """Return the id of the token with this text, or NOT_FOUND if plain text never becomes that token."""
+    """Return the id of the token with this text, or NOT_FOUND if there is none that plain text can become."""
     starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
     token: int = find_text(load_i64(op + TABLE), load_i64(op + MASK), starts, lengths, address, n_bytes)
     if token != NOT_FOUND and load_i32(load_i64(op + PRIORITIES) + token * 4) == NEVER:
