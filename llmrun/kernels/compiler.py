@@ -4,7 +4,7 @@
 
 It reads one JSON request per line from stdin, and writes a JSON header line and the bytes of the object file to stdout.
 Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the user
-interrupt the parent.
+interrupt the parent process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def compile_kernel(
     features: str,
     symbol: str,
 ) -> bytes:
-    """Return the object file of one kernel, with `symbol` as its only global name."""
+    """Compile one kernel and return its object file, which has `symbol` as its only global name."""
     found = getattr(importlib.import_module(f"llmrun.kernels.{module}"), name)
     function = _build(found, level_name, parameters) if getattr(found, "is_kernel_family", False) else found
     compiled = numba.njit(
@@ -104,7 +104,7 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
 
 
 def _make_no_code_for_this_process() -> None:
-    """Stop Numba from generating machine code for this process too.
+    """Stop Numba from also generating machine code for this process.
 
     This process never runs that code, and LLVM would abort the process if the processor does not support an intrinsic.
     """

@@ -24,7 +24,7 @@ from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16, I64
 from llmrun.layouts.packed_types import PACKED_TYPES
 
 _LINE = 64
-_INPUTS = 4  # cache lines: bytes below 16, bytes, float16, negative floats
+_INPUTS = 4  # one cache line each of bytes below 16, any bytes, float16, and negative floats
 _RESULTS = 9
 _SYMBOL = "trial"
 

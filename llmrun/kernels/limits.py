@@ -1,7 +1,7 @@
 """Kernels that measure this machine's limits: its memory bandwidth and its integer multiply throughput.
 
-Decoding reads all weights for each token, and prefill multiplies by them for each row. Benchmarks report speeds as
-percentages of these limits.
+Decoding must read all weights for each token, and prefill must multiply each row by all weights. Benchmarks therefore
+report speeds as percentages of these limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STREAM = 8  # consecutive cache lines per iteration
 
 @intrinsic
 def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
-    """Return `total` XORed with eight cache lines."""
+    """Return `total` XORed with the eight cache lines at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total, address = args
@@ -98,7 +98,7 @@ def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
     def add(typingctx: Any, sums: Any, weights: Any, number: Any) -> Any:
         """Add the product of weights and activations to every sum.
 
-        The activations differ in each round. Otherwise, the compiler could hoist the products out of the loop.
+        The activations differ in each round, because the compiler could otherwise hoist the products out of the loop.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

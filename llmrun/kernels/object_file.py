@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-# LLVM may replace loops with calls to these functions, and they exist in every process. Any other function may be
+# LLVM may replace loops with calls to these functions, which exist in every process. Any other function may be
 # missing in the process that loads the kernel. For example, a call to `__extendhfsf2` jumped to address zero.
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 

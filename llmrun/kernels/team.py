@@ -41,7 +41,7 @@ SYNC_EXIT = records.SYNC_EXIT
 
 @inline_function
 def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
-    """Sleep while the low half of a word equals `value`, until a wake-up or the timeout.
+    """Sleep while the low half of a word equals `value`, until the thread is woken or the timeout expires.
 
     `timeout` is the address of a timespec, or 0 to wait forever. On systems without futexes, sleep once for a short
     time.
@@ -67,7 +67,7 @@ def _no_stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
 
 @inline_function
 def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
-    """Write the current time to a thread's time stamp with index `number`."""
+    """Write the current time to a thread's timestamp with index `number`."""
     n_stamps = 1 + 2 * load_i64(step + records.STEP_N_OPS)
     at = load_i64(step + records.STEP_STAMPS) + (thread * n_stamps + number) * records.STAMP_BYTES
     clock, identity = load_i64(sync + records.SYNC_CLOCK), load_i64(sync + records.SYNC_CLOCK_ID)
@@ -79,13 +79,16 @@ def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
 
 @kernel_family
 def work(level: str) -> Callable[..., None]:
-    """Build a worker's main loop, which runs the plan once per step until SYNC_EXIT is set. `op` is unused."""
+    """Build a worker's main loop, which runs the plan once per step until SYNC_EXIT is set. The loop ignores `op`."""
     return _worker(level, _no_stamp)
 
 
 @kernel_family
 def work_timed(level: str) -> Callable[..., None]:
-    """Build the same loop with time stamps: before the first op, after the work of each op, and after each barrier."""
+    """Build the main loop of a timed team.
+
+    The loop writes timestamps before the first op, after the work of each op, and after each barrier.
+    """
     return _worker(level, _stamp)
 
 
@@ -105,9 +108,9 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
 
     @inline_function
     def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
-        """Wait for all threads and return whether the step is cancelled.
+        """Wait for all threads and return whether the step was cancelled.
 
-        The last thread to arrive makes this decision, so all threads agree.
+        The last thread to arrive decides whether to cancel, so that all threads agree.
         """
         generation = atomic_load(sync + SYNC_GENERATION)
         if atomic_add(sync + SYNC_ARRIVED, 1) == n_threads - 1:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SUPPORTED = frozenset(PACKED_TYPES) - {WIDE} | WIDENED_TYPES | frozenset(FLOAT_BYTES)
 
-# A function that fills a uint8[n] array with the bytes of a matrix, starting at an offset. It can be called from any
-# thread.
+# A function that fills a uint8[n] array with n bytes of a matrix, starting at an offset into the matrix. It can be
+# called from any thread.
 ReadInto = Callable[[int, "NDArray[np.uint8]"], None]
 
 

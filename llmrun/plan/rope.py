@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Pairing(StrEnum):
-    """The ways in which the features of a head are paired."""
+    """The ways to pair the features of a head."""
 
     INTERLEAVED = "interleaved"  # features 2i and 2i + 1, called "norm" in llama.cpp
     NEOX = "neox"  # features i and i + pairs

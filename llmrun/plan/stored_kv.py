@@ -27,9 +27,9 @@ QUERY_FACTORS = {32: 1 / 8, 16: 1 / 4}
 def entered_reference(
     queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return the (queries, keys, values) that attention uses, after a round trip through the cache.
+    """Return (queries, keys, values) as attention uses them, with keys and values read back from the cache.
 
-    Each is float32[..., its head size].
+    Each array is a float32[..., head size], where values may have a different head size.
     """
     if kv_type == Q8_0:
         queries, keys = hadamard_reference(queries, QUERY_FACTORS), hadamard_reference(keys, KEY_FACTORS)
@@ -37,7 +37,7 @@ def entered_reference(
 
 
 def stored_reference(values: NDArray[np.float32], kv_type: str) -> NDArray[np.float32]:
-    """Round float32[..., head size] as the cache does, and return float32 of the same shape."""
+    """Round a float32[..., head size] as the cache does, and return a float32 array of the same shape."""
     if kv_type != Q8_0:
         return values.astype(np.float16).astype(np.float32)
     whole = values.shape[-1] // GROUP * GROUP

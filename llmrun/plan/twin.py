@@ -51,7 +51,7 @@ class Run:
         return self.parts(value, value.width // head_size)
 
     def put_parts(self, value: Value, parts: NDArray[np.float32]) -> None:
-        """Set a value to parts float32[rows, groups, width of a group], with each row flattened."""
+        """Set a value from its parts, float32[rows, groups, width of a group], by flattening each row."""
         self.values[value] = parts.reshape(len(parts), -1)
 
     def rotation(self, rope: int) -> tuple[NDArray[np.float32], Pairing]:

@@ -2,11 +2,11 @@
 
 For each chunk, chunk.py computes the scores, their maximum, the exponentials, their sum, and the weighted sum of the
 values. Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In
-a step of one row, the chunks are distributed among the threads, and `merge` merges them. In a step of many rows, each
+a step of one row, the chunks are distributed among the threads, and `merge` combines them. In a step of many rows, each
 thread merges the chunks of its own rows. Both methods perform the same operations in the same order. Chunks always
 begin at multiples of 128, even if the window does not, so a result depends only on the row's own positions.
 
-A head's attention sink initializes its state before the first chunk, as a score with weight 1 and a value of 0.
+If a head has an attention sink, its state starts with the sink's score as the maximum, a weight of 1 and a zero value.
 
 Query heads that share a KV head (GQA) and consecutive rows of a sequence form a tile. A key is converted to float32
 only once per tile.
@@ -40,13 +40,13 @@ def attention(level: str, head_size: int, value_size: int, group: int, kv_type: 
 
 @kernel_family
 def capped_attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
-    """Build the same kernel with capped scores, cap * tanh(score / cap)."""
+    """Build the kernel for causal attention with capped scores, cap * tanh(score / cap)."""
     return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=True)
 
 
 @inline_function
 def _first_chunk(length: Any, window: Any) -> Any:
-    """Return the index of the first chunk for a row that attends to the last `window` of `length` positions."""
+    """Return the index of the first chunk that a row needs if it attends to the last `window` of `length` positions."""
     return max(length - window, 0) // CHUNK
 
 
@@ -58,7 +58,7 @@ def _end_chunk(length: Any) -> Any:
 def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
     """Build an attention kernel.
 
-    An item is a tile of heads combined with one chunk (in a step of one row) or with a tile of rows (otherwise).
+    In a step of one row, an item is a tile of heads and one chunk. Otherwise, it is a tile of heads and a tile of rows.
     """
     heads = _tile_heads(level, group)
     tile_rows = _tile_queries(level) // heads
@@ -208,7 +208,7 @@ def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """Return a function that computes the attention of `heads` x `rows` queries over all chunks.
 
-    The function's `length` is the number of positions up to the first row. Each further row has one more position.
+    The function's `length` is the number of positions up to the first row. Each further row adds one position.
     """
     value_size = layout.value_size
     one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)

@@ -27,8 +27,8 @@ WORDS = records.offsets(AttentionWords)
 LOWEST = -3.0e38
 
 # Loops over queries and features have a `hidden` bound to keep LLVM from unrolling them. With unrolled loops, the
-# kernel had 88 KB and took 4.6 s to compile. Now it has 30 KB and takes 2.8 s to compile. Its speed is the same. For
-# 256 rows at position 1,024 of a 1.24B model, it takes 124 to 150 ms, compared with 132 to 143 ms when unrolled.
+# kernel was 88 KB and took 4.6 s to compile. Now it is 30 KB and takes 2.8 s to compile. The speed is unchanged: 256
+# rows at position 1,024 of a 1.24B model take 124 to 150 ms, compared with 132 to 143 ms when unrolled.
 
 
 def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
@@ -127,7 +127,7 @@ def _soften(level: str, *, capped: bool) -> Any:
 def _sum_of_values(level: str, layout: HeadLayout, queries: int) -> Any:
     """Return a function that adds the weighted values of positions `first` to `end` to the state of each query.
 
-    It processes two vectors of features at a time. This is the size of a q8_0 group.
+    It processes two vectors of features at a time, which is the size of a q8_0 group.
     """
     tiles = {vectors: weighted_values(level, layout, queries, vectors) for vectors in (1, 2)}
     load, step, store = tiles[2]
@@ -170,7 +170,7 @@ def _times_scales(level: str, queries: int) -> Any:
 
     @inline_function
     def times_scales(weights: Any, scales: Any, table: Any, block_bytes: Any, first: Any, end: Any) -> Any:
-        """Multiply the weights of positions `first` to `end` by the scales of a group, and return their address."""
+        """Multiply weights of positions `first` to `end` by the scales of a group. Return the products' address."""
         products = weights + 4 * queries * CHUNK
         for at in range(first // simd.LANES * simd.LANES, end, simd.LANES):
             block = load_i32(table + 4 * (at // BLOCK)) * block_bytes

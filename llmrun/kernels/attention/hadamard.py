@@ -40,7 +40,10 @@ def _rotation(head_size: int, factors: dict[int, float]) -> Any:
 
 @intrinsic
 def _hadamard(typingctx: Any, vector: Any) -> Any:
-    """Multiply 16 floats by a 16 x 16 Hadamard matrix, using sums and differences of lanes 1, 2, 4 and 8 apart."""
+    """Multiply 16 floats by a 16 x 16 Hadamard matrix.
+
+    It uses sums and differences of lanes that are 1, 2, 4 and 8 apart.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         [vector] = args

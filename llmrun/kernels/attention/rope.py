@@ -81,7 +81,7 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
 
 @kernel_family
 def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
-    """Build the kernel that rotates queries in the same way as `rope_store`, without keys and values."""
+    """Build the kernel that rotates queries in the same way as `rope_store`, but does not store keys and values."""
     rotate_queries = _rotate_queries(head_size, kv_type)
 
     @kernel
@@ -101,7 +101,10 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
 
 
 def _rotate_queries(head_size: int, kv_type: str) -> Any:
-    """Return a function that rotates all query heads of a row. Its `rotations` are those of all ropes of the plan."""
+    """Return a function that rotates all query heads of a row.
+
+    The function's `rotations` argument contains the rotations of all ropes of the plan.
+    """
     rotate = _rotate(head_size)
     _, hadamard_query = hadamard_of(head_size)
     has_hadamard = kv_type == Q8_0
@@ -179,7 +182,7 @@ def _rotate_pairs(pairing: Pairing) -> Any:
 
 
 def _emit_load_pairs(builder: Any, address: Any) -> tuple[Any, Any]:
-    """Load 16 adjacent pairs of floats, as (all first elements, all second elements)."""
+    """Load 16 adjacent pairs of floats and return (all first elements, all second elements)."""
     low, high = (simd.emit_load(builder, simd.emit_offset(builder, address, at), simd.F32X16, 4) for at in (0, 64))
     first, second = (
         ir.Constant(ir.VectorType(simd.I32, simd.LANES), list(range(start, 2 * simd.LANES, 2))) for start in (0, 1)

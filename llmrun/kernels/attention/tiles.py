@@ -30,8 +30,8 @@ _REGISTERS = {
 def _emit_free_registers(builder: Any, level: str) -> None:
     """Make LLVM free all vector registers, by marking them as clobbered before and after a tile.
 
-    Otherwise LLVM keeps constants of the surrounding code in registers and spills the tile's accumulators instead. Half
-    of the 16 accumulators were then stored and reloaded in each step.
+    Otherwise, LLVM keeps constants of the surrounding code in registers and spills the tile's accumulators instead.
+    Without this workaround, half of the 16 accumulators were stored and reloaded in each step.
     """
     changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
     if changed:
@@ -130,7 +130,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
     @intrinsic
     def store_scaled(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
-        """Add the contribution of a q8_0 group to the scores, or write it if the group is the first."""
+        """Add the contribution of a q8_0 group to the scores, or overwrite them if the group is the first."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, scores, scale, key_scales, group = args

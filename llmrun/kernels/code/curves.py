@@ -26,7 +26,7 @@ _TANH = (
 def sigmoid(level: str) -> Any:
     """Return a function for kernels that computes 1 / (1 + exp(-x)) of f32x16.
 
-    The error is at most 4 ulp for x above -87. Smaller x are treated as -87.
+    The error is at most 4 ulp for x above -87. Smaller values are treated as -87.
     """
     exp = simd.Operations(level).exp
 

@@ -24,7 +24,7 @@ _LARGEST_I16 = 32767
 
 
 def takes_unsigned(level: str, packed: PackedType) -> bool:
-    """Return whether `emit_dots` expects the weights as unsigned bytes, which exceed the values by `bias_of`."""
+    """Return whether `emit_dots` expects unsigned weight bytes, which exceed the actual values by `bias_of`."""
     return level in _VNNI or not packed.is_signed
 
 
@@ -62,7 +62,7 @@ def emit_dots(
 
 
 def broadcast(builder: Any, level: str, activation: Any) -> Any:
-    """Emit one of this level's vectors in which 4 columns of activations (an i32) are repeated for every output."""
+    """Emit a vector of this level's size that repeats 4 columns of activations (an i32) for every output."""
     n_bytes = 64 // _SUMS[level].parts
     return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
 
@@ -126,7 +126,7 @@ class _Avx2(Sum):
 
     `pmaddubsw` multiplies unsigned by signed bytes and adds two products in 16 bits, with saturation. Signed weights
     are therefore passed as magnitudes, and their signs are moved to the activations. Sums stay in 16 bits as long as
-    they cannot overflow. Then `pmaddwd` widens them.
+    they cannot overflow, and are then widened with `pmaddwd`.
     """
 
     parts = 2
@@ -165,7 +165,7 @@ class _Avx2(Sum):
 class _Portable(Sum):
     """A sum for any processor.
 
-    Even and odd bytes are widened separately. LLVM can then use `pmaddwd`, and nothing saturates.
+    Even and odd bytes are widened separately, so that LLVM can use `pmaddwd` and nothing saturates.
     """
 
     def _add_part(self, index: int, weight: Any, activations: Any) -> None:

@@ -74,7 +74,7 @@ def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def hidden(typingctx: Any, value: Any) -> Any:
-    """Return `value` in a way that hides constants from LLVM. Loops with this bound are not unrolled."""
+    """Return `value`, but hide from LLVM whether it is a constant, so that loops with this bound are not unrolled."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.asm(ir.FunctionType(_I64, [_I64]), "", "=r,0", [args[0]], False)
@@ -103,7 +103,7 @@ def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
-    """Add to an int64 and return its previous value, with sequential consistency."""
+    """Atomically add to an int64, with sequential consistency, and return its previous value."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", builder.inttoptr(args[0], _I64.as_pointer()), args[1], "seq_cst")

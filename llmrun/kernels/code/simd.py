@@ -171,7 +171,7 @@ def emit_join(builder: Any, halves: list[Any]) -> Any:
 
 
 def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
-    """Reduce 16 lanes to one by combining halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. Results depend on this order."""
+    """Reduce 16 lanes to one by combining halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The result depends on this order."""
     count = LANES
     while count > 1:
         count //= 2
@@ -187,7 +187,7 @@ def emit_absolute(builder: Any, x: Any) -> Any:
 
 
 def emit_larger(builder: Any, a: Any, b: Any) -> Any:
-    """Emit the larger of a and b, in each lane for vectors. If either is NaN, the result is b."""
+    """Emit the larger of a and b, lane by lane if they are vectors. If either is NaN, the result is b."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
@@ -205,7 +205,7 @@ def emit_exp(builder: Any, level: str, x: Any) -> Any:
     It uses Cody-Waite range reduction and a polynomial of degree 7. The error is at most 2 ulp.
     """
     x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
-    magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23; after adding it, the low bits contain the rounded integer
+    magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23; once it is added, the low bits contain the rounded integer
     shifted = emit_fma(builder, level, x, constant(F32X16, 1.4426950216293335), magic)
     n = builder.fsub(shifted, magic)
     r = emit_fma(builder, level, n, constant(F32X16, -0.693145751953125), x)

@@ -1,4 +1,4 @@
-"""Unpacks weights into registers. Values are assembled from their planes, and scales and minimums become floats.
+"""Unpacks weights into registers: assembles values from their planes, and converts scales and minimums to floats.
 
 Functions named `emit_*` build LLVM IR inside an @intrinsic. `planes` contains the addresses of a group's planes, and
 `block` is the index of a block of 32 columns.
@@ -153,7 +153,7 @@ def _emit_two_levels(builder: Any, level: str, packed: PackedType, plane: Any, u
 
 
 def _emit_power_of_two(builder: Any, exponents: Any) -> Any:
-    """Emit 2^(e - 128). This is half the E8M0 scale, because the integers are twice the values.
+    """Emit 2^(e - 128), which is half the E8M0 scale because the integers are twice the values.
 
     Results below 2^-126 are subnormal.
     """

@@ -28,7 +28,7 @@ def n_rows(op: Any, step: Any) -> Any:
 
 @inline_function
 def block_tables(step: Any, window: Any) -> Any:
-    """Return the address of an array int64[rows] with the address of each row's block table for a window."""
+    """Return the address of an int64[rows] that holds the address of each row's block table for a window."""
     return load_i64(step + _STEP_TABLES) + 8 * load_i64(step + _STEP_ROWS) * window
 
 
@@ -54,7 +54,7 @@ def next_item(op: Any, step: Any, item: Any) -> Any:
 
 @inline_function
 def own_copy(op: Any, step: Any, thread: Any, flag: Any) -> Any:
-    """Return the index of this thread's copy of a buffer. It is 0 if all threads share the buffer in this step."""
+    """Return the index of this thread's copy of a buffer, or 0 if all threads share the buffer in this step."""
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & flag:
         return thread
     return 0

@@ -60,9 +60,9 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     def multiply_many(
         op: Any, thread: Any, before: Any, first: Any, end: Any, start: Any, stop: Any, following: Any
     ) -> Any:
-        """Multiply slots `first` to `end` by groups `start` to `stop` of an expert, and prefetch the next weights.
+        """Multiply the rows in slots `first` to `end` by groups `start` to `stop` of an expert.
 
-        `before` is the number of groups that belong to earlier experts.
+        It also prefetches the next weights. `before` is the number of groups that belong to earlier experts.
         """
         panel_bytes = load_i64(op + PRODUCT.blocks) * panel_block
         panel = load_i64(op + PRODUCT.panels) + thread * load_i64(op + PRODUCT.panels_stride)

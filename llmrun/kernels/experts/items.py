@@ -13,7 +13,7 @@ from llmrun.plan.ops.linear import FloatWords, IntegerWords
 
 
 class ExpertItems(NamedTuple):
-    """Inline functions that kernels use to find the work of an item."""
+    """Inline functions that tell kernels what work an item consists of."""
 
     head_of: Any
     n_items: Any
@@ -50,7 +50,7 @@ def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
 
     @inline_function
     def numbers_at(op: Any, slot: Any) -> Any:
-        """Return the address of the row indices of x, starting at a slot. A step of one row does not use them."""
+        """Return the address of the indices of x's rows, starting at a slot. They are not used in a step of one row."""
         return load_i64(op + a_numbers) + 4 * slot
 
     @inline_function

@@ -63,7 +63,7 @@ def _first_ranks(typingctx: Any) -> Any:
 
 @intrinsic
 def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
-    """Return the higher rank in each lane, out of `best` and the ranks at an address."""
+    """Return the lane-wise maximum of `best` and the ranks at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         best, address = args
@@ -75,7 +75,7 @@ def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
 
 @intrinsic
 def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number: Any) -> Any:
-    """Return `numbers`, but with `number` in the lanes where the ranks at an address are higher than `best`."""
+    """Return `numbers`, replaced by `number` in the lanes where the ranks at an address are higher than `best`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, best, address, number = args
@@ -210,7 +210,7 @@ def route(level: str) -> Callable[..., None]:
 
 @kernel
 def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Assign slots to all pairs of rows and experts. It uses only one thread, because 2,048 slots take only 6 us."""
+    """Assign slots to all pairs of rows and experts. One thread is enough, because 2,048 slots take only 6 us."""
     if first_item(op, step) != 0:
         return
     rows = n_rows(op, step)

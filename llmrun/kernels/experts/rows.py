@@ -48,8 +48,8 @@ def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 # --- combine ----------------------------------------------------------------------------------------------------------
 
-# Columns per item. With this size, four threads can share a row of 2,048 columns. Claiming an item takes 50 ns, and 512
-# columns of 8 experts take 300 ns.
+# Columns per item. With this size, four threads can share a row of 2,048 columns. Claiming an item takes 50 ns, and
+# combining 512 columns of 8 experts takes 300 ns.
 COLUMNS = 512
 
 

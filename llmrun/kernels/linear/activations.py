@@ -59,7 +59,7 @@ class Activations:
 def emit_starts(builder: Any, level: str, packed: PackedType, x: Activations) -> list[Any]:
     """Emit -bias x the sum of the activations for each sub-block, in all lanes.
 
-    quantize.py has stored -8 x the sum of the block and -1 x the sum of each half. Biases are powers of two, so a shift
+    quantize.py stores -8 x the sum of the block and -1 x the sum of each half. Biases are powers of two, so a shift
     is sufficient.
     """
     bias = bias_of(level, packed)

@@ -1,7 +1,7 @@
 """Looks up token embeddings in the packed matrix (pack.py describes the layout).
 
-This way, models with tied embeddings keep only one copy of the matrix in memory. Gathering a row from a group of 16
-takes only a few thousand loads per token.
+Because lookups use the packed matrix, models with tied embeddings keep only one copy of it in memory. Gathering
+a row from a group of 16 takes only a few thousand loads per token.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def linear(level: str, weight: str) -> Callable[..., None]:
         start = claim(op) * chunk
         while start < n_groups:
             # The next chunk is claimed early, so that its weights can be prefetched at the end of this chunk. This
-            # increased the decoding speed of a 1.24B Q4_0 model from between 43 and 46 tok/s to 56 tok/s. Before, each
-            # thread prefetched weights that belonged to another thread's chunk.
+            # increased the decoding speed of a 1.24B Q4_0 model from between 43 and 46 tok/s to 56 tok/s. Previously,
+            # each thread prefetched weights that belonged to another thread's chunk.
             next_start = claim(op) * chunk
             end = min(start + chunk, n_groups)
             for group in range(start, end):

@@ -1,9 +1,9 @@
-"""Tiles for matrix products with packed weights. A tile has a few groups of 16 outputs and a few rows, and keeps all
-sums in registers.
+"""Tiles for matrix products with packed weights. A tile covers a few groups of 16 outputs for a few rows, and keeps
+all sums in registers.
 
-The weights of a tile are read from the planes of a group or from a panel. A panel is a group that is unpacked once for
-all rows of a step, and stays in the CPU cache in the meantime. For each block, it contains 8 vectors <64 x i8> for
-dots.Sum, then the scales and minimums, with a <16 x float> for each sub-block.
+The weights of a tile are read from the planes of a group or from a panel. A panel is an unpacked copy of a
+group, which is created once for all rows of a step and stays in the CPU cache while they are processed. For each block,
+it contains 8 vectors <64 x i8> for dots.Sum, followed by the scales and minimums, a <16 x float> for each sub-block.
 """
 
 from __future__ import annotations
@@ -275,9 +275,9 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
 def _emit_tile(
     builder: Any, level: str, packed: PackedType, totals: list[Any], blocks: Sequence[Block], x: list[Activations]
 ) -> list[Any]:
-    """Add one block to the totals, ordered by group and then by row.
+    """Add one block to the totals, which are ordered by group and then by row.
 
-    For every output, the floating-point operations happen in the same order as in `linear_reference`.
+    For every output, the floating-point operations happen in the same order as in `integer_linear_reference`.
     """
     pairs = [(block, row) for block in blocks for row in x]
     x_scales = [row.load_scale(builder) for row in x]

@@ -212,7 +212,7 @@ def _iq4_xs_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
     store_u8(to, (low | high << 4) - 32)
 
 
-# --- the wide type, which no file has ---------------------------------------------------------------------------------
+# --- the wide type, which never occurs in files -----------------------------------------------------------------------
 
 
 @inline_function

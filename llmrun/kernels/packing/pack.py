@@ -29,7 +29,7 @@ A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for
 
 @kernel_family
 def pack_integers(weight: str) -> Callable[..., None]:
-    """Build the packing kernel for a weight type, a name of PACKED_TYPES.
+    """Build the packing kernel for a weight type, given as a key of PACKED_TYPES.
 
     An item is a group. The destination must be zeroed memory.
     """

@@ -1,4 +1,4 @@
-"""Slices and concatenations of rows. Both copy parts of rows.
+"""Slices and concatenations of rows, both of which copy parts of rows.
 
 They are cheap, so in a step of one row every thread copies the whole row (records.py).
 """

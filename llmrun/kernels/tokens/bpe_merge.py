@@ -2,8 +2,8 @@
 
 Symbols are token ids from the start. The initial symbols are the ids of bytes, or of characters in vocabularies that
 spell tokens in characters. A merge is therefore a single lookup of a pair of ids. For short pieces, all ranks are
-scanned after every merge. For long pieces, the ranks are kept in a heap, because a piece can be as long as 1 MiB of the
-same letter.
+scanned after every merge. For long pieces, the ranks are kept in a heap, because some pieces are very long, such as
+1 MiB of the same letter.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
     """Write the ids of `n` symbols and return the total number of ids.
 
     A symbol that is not a token is written byte by byte, and bytes without a token are skipped. llama.cpp does the
-    same, and this never happens with well-formed vocabularies.
+    same. With well-formed vocabularies, neither case occurs.
     """
     out = load_i64(op + IDS)
     for i in range(n):
@@ -177,7 +177,7 @@ def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
 
 @inline_function
 def whole_token(op: int, text: int, n: int, spelled: int) -> int:
-    """Return the id of the token whose text is exactly these `n` bytes, or NOT_FOUND. Control tokens do not count."""
+    """Return the id of the token whose text is exactly these `n` bytes, or NOT_FOUND. Control tokens are ignored."""
     length = 0
     for i in range(n):
         entry = load_i64(op + SPELLING) + load_u8(text + i) * 4

@@ -1,7 +1,7 @@
 """Finds special tokens in a text with a trie of their bytes.
 
 A vocabulary may have thousands of special tokens, including runs of 2 to 31 spaces. Searching for each of them in turn
-took 56 to 304 ms for 0.4 MB of prose and code, which is more than the rest of tokenization. The trie takes 0.7 to
+took 56 to 304 ms for 0.4 MB of prose and code, which is more than the rest of tokenization takes. The trie takes 0.7 to
 5.3 ms.
 
 edge table    (int64 key + 1, int64 node)[slots], where 0 is a free slot and key = node << 8 | byte
@@ -56,7 +56,7 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
 
 @inline_function
 def is_marked(marks: int, n_marks: int, first: int, at: int, end: int, one_character: int) -> bool:
-    """Return whether there is a mark inside the text from `at` to `end`, or right before a text of one character.
+    """Return whether a mark was removed between `at` and `end`, or right before a text of one character.
 
     `first` is the index of the first mark at or after `at`.
     """
@@ -74,14 +74,14 @@ def find(op: int, step: int, thread: int, n_threads: int) -> None:
     The op record has these words, where arrays are addresses:
 
     TEXT, N_BYTES          u8[n], n
-    MARKS, N_MARKS         positions of marks in ascending order, int64[m], m
+    MARKS, N_MARKS         positions of the marks that `unmark` removed, in ascending order, int64[m], m
     PARSE_CONTROL          whether to find control tokens
     BEGINNINGS to TOKENS   the results of `build`, with the edge table and its mask
     FLAGS                  u8[tokens]
     PRESENT                output: u8[tokens], 1 for each token that occurs, even if it is excluded or overlaps another
     FOUND_AT, FOUND        output: position int64[n] and token int32[n] of each token found
-    RESULT                 output: int64[2], the number of tokens found, and whether a token overlaps a found token
-                           without being shorter (1 or 0)
+    RESULT                 output: int64[2], the number of tokens found, and 1 if another token overlaps a found token,
+                           ends after it, and is at least as long, else 0
     """
     text, n_bytes = load_i64(op + TEXT), load_i64(op + N_BYTES)
     marks, n_marks = load_i64(op + MARKS), load_i64(op + N_MARKS)

@@ -86,10 +86,10 @@ def cut_matches(symbols: int, n_bytes: int, table: int, continues: int) -> None:
 
 @inline_function
 def cut_groups_of_three(symbols: int, n_bytes: int, members: int, continues: int, whole: bool) -> None:
-    """Cut runs of digits into groups of three, counted from the right. `members`, a u8[symbols], marks the digits.
+    """Split runs of digits into groups of three, counted from the right. `members`, a u8[symbols], marks the digits.
 
-    If `whole` is set, cut before every group. Otherwise cut between groups and after the last one, so that the text
-    before a run stays with its first group.
+    If `whole` is set, split before every group. Otherwise, split between groups and after the last one, so that the
+    text before a run stays with its first group.
     """
     start = 0
     while start < n_bytes:
@@ -125,7 +125,7 @@ def cut_groups_of_three(symbols: int, n_bytes: int, members: int, continues: int
 
 @inline_function
 def cut_trailing_runs(symbols: int, n_bytes: int, members: int, continues: int) -> None:
-    """Cut off trailing characters of a set from each piece. `members`, a u8[symbols], marks the set."""
+    """Split the trailing characters that belong to a set off each piece. `members`, a u8[symbols], marks the set."""
     run = -1
     for at in range(n_bytes + 1):
         symbol = load_u8(symbols + at)

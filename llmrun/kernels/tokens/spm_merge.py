@@ -4,7 +4,7 @@ A symbol is a range of the text, and two adjacent symbols merge if a lookup of t
 does not split text into pieces, so everything between two control tokens is one fragment. However, symbols never merge
 across a pair of bytes that does not occur in any token, and most spaces form such a pair with the byte before them. The
 text between two such pairs, a "word", is merged separately, and a repeated word reuses its earlier ids. This is 4 times
-as fast as one heap for the whole text. The twin is `bpe_merge.merge_by_priority`.
+as fast as one heap for the whole text. The readable twin is `bpe_merge.merge_by_priority`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def word_end(op: int, text: int, start: int, end: int) -> int:
 
 @inline_function
 def usable_token(op: int, address: int, n_bytes: int) -> int:
-    """Return the id of the token with this text, or NOT_FOUND if plain text never becomes that token."""
+    """Return the id of the token with this text, or NOT_FOUND if there is none that plain text can become."""
     starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
     token: int = find_text(load_i64(op + TABLE), load_i64(op + MASK), starts, lengths, address, n_bytes)
     if token != NOT_FOUND and load_i32(load_i64(op + PRIORITIES) + token * 4) == NEVER:
@@ -185,7 +185,7 @@ def emit_fragment(op: int, text: int, begins: int, widths: int, following: int, 
 
 @inline_function
 def encode_word(op: int, text: int, n_bytes: int, n_out: int) -> int:
-    """Write the ids of a word and return the total number of ids. Words never merge with their neighbours."""
+    """Write the ids of a word and return the total number of ids. Words never merge with their neighbors."""
     scratch = load_i64(op + SCRATCH)
     begins, widths = scratch, scratch + 4 * n_bytes
     previous, following = scratch + 8 * n_bytes, scratch + 12 * n_bytes

@@ -27,9 +27,9 @@ GOLDEN_RATIO = 0x9E3779B97F4A7C15 - (1 << 64)
 
 @inline_function
 def hash_bytes(state: int, address: int, length: int) -> int:
-    """Compute the FNV-1a hash of some bytes, starting from `state`.
+    """Compute the FNV-1a hash of `length` bytes, starting from `state`.
 
-    Starting from a state makes it possible to hash the concatenation of two texts without writing it to memory.
+    The `state` argument makes it possible to hash the concatenation of two texts without writing it to memory.
     """
     for i in range(length):
         state = (state ^ load_u8(address + i)) * FNV_PRIME
@@ -62,7 +62,7 @@ def find_token(
     second: int,
     second_length: int,
 ) -> tuple[int, int]:
-    """Find the token whose text is `first` followed by `second`. `state` is the FNV state after that text.
+    """Find the token whose text is `first` followed by `second`. `state` is the FNV state after hashing that text.
 
     Returns (id or NOT_FOUND, index of the token's slot or of the free slot for it).
     """

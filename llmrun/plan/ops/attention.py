@@ -57,7 +57,7 @@ class AttentionWords(NamedTuple):
 
     scratch   address of the threads' scratch memory, `scratch_bytes` per thread
     partials  address of the partial results of chunks in a step of one row, `partial_stride` bytes per chunk
-    tables    index of the block tables, which is the index of their window in the plan
+    tables    index of the block tables, the same as the index of their window in the plan
     window    number of positions that a row attends to
     sinks     address of the sinks of all heads, or 0 if there are none
     """

@@ -43,7 +43,7 @@ class Convolve(Op):
 class ConvolutionWords(NamedTuple):
     """The op record of `keep` and `convolve`. Only `convolve` has the last four words.
 
-    tables  index of the block tables, which is the index of their window in the plan
+    tables  index of the block tables, the same as the index of their window in the plan
     width   width of a row, padded to a whole number of vectors
     weight  address of float32[taps, width]
     """

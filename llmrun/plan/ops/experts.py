@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Gating(StrEnum):
-    """The ways in which the router's logits are converted to expert weights."""
+    """The ways to convert the router's logits to expert weights."""
 
     SOFTMAX = "softmax"  # softmax over the logits of all experts
     SIGMOID = "sigmoid"

@@ -95,7 +95,7 @@ class NormWords(NamedTuple):
 def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
     """Normalize x float32[..., width] by its root mean square; weight is float32[width].
 
-    Returns an array of x's shape.
+    Returns an array with the shape of x.
     """
     mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
     result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
@@ -107,7 +107,7 @@ def layernorm_reference(
 ) -> NDArray[np.float32]:
     """Normalize x float32[rows, width] by its mean and variance; weight and bias are float32[width].
 
-    Returns an array of x's shape.
+    Returns an array with the shape of x.
     """
     centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
     result = rmsnorm_reference(centred, weight, epsilon)

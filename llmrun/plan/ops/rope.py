@@ -77,7 +77,7 @@ class RopeWords(NamedTuple):
     rotation_stride  distance in bytes between two rows of rotations
     pair_step        distance in bytes between two pairs
     pair_gap         distance in bytes between the two features of a pair
-    tables           index of the block tables, which is the index of their window in the plan
+    tables           index of the block tables, the same as the index of their window in the plan
     """
 
     q: int
@@ -113,7 +113,7 @@ def rope_reference(
 ) -> NDArray[np.float32]:
     """Rotate x float32[rows, heads, head size] by rotations float32[rows, pairs, 2] (cosine, sine).
 
-    Returns an array of x's shape.
+    Returns an array with the shape of x.
     """
     y = x.copy()
     pairs = rotations.shape[1]
