@@ -62,7 +62,7 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
 
     May raise any LlmrunError from the hub or the engine.
 
-    will_chat  start the process that renders chat templates first. It takes 70 ms to start, most of which then overlaps
+    will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
     """
     if is_endpoint(settings.model):

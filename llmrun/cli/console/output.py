@@ -31,7 +31,7 @@ from llmrun.errors import LlmrunError
 RED = "31"
 YELLOW = "33"
 DIM = "2"
-MARK = "1;31"  # same color as grep uses for matches
+MARK = "1;31"  # the color that grep uses for matches
 
 MarkedLine = Sequence[tuple[str, bool]]  # the pieces of a line; True means highlighted
 
@@ -221,7 +221,10 @@ class Output:
         self._write_stderr(visible(text))
 
     def progress(self, text: str) -> None:
-        """Show what the program is doing, on a line that the next output replaces. In log files, print a line every 10 s."""
+        """Show what the program is doing, on a line that the next output replaces.
+
+        In a log file, a new line is written every 10 s instead.
+        """
         if self.quiet or self._thinking is not None:
             return
         now = time.monotonic()

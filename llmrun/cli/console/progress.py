@@ -15,7 +15,7 @@ _WINDOW_S = 8.0  # the speed and the time left are averages over this period
 
 
 class HubReporter:
-    """Shows the hub's notes, and shows each download as a bar with speed and time left."""
+    """Shows the hub's notes, and each download as a bar with its speed and the time left."""
 
     def __init__(self) -> None:
         self._label = ""

@@ -104,7 +104,7 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
-    """Split a list into items. If an item is indented, do not split the list, because the item could parse differently."""
+    """Split a list into items. A list with an indented item stays whole, because the item could parse differently."""
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
         number, continues = continued.number, continued.continues
