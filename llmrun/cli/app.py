@@ -87,7 +87,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _prepare_streams() -> bool:
     """Make sure that all three streams are open. Return False if stdout was closed.
 
-    If a standard stream is closed, the next file to be opened gets its descriptor, and the answer could be written into
+    If a standard stream is closed, the next file that is opened reuses its descriptor, so the answer could end up in
     that file.
     """
     nowhere = Path(os.devnull)

@@ -1,4 +1,4 @@
-"""Converts exceptions to messages, which have a sentence, a hint about what to try, and an exit code."""
+"""Converts exceptions to messages, each with a sentence, a hint about what to try, and an exit code."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     logs/answers.jsonl   in the data folder; the folder has mode 0700, the file 0600
     logs/.answers.lock   held while a line is appended or the log is removed
 
-The lock keeps lines from different processes from mixing, and makes it safe to remove a partial line when the disk is
-full.
+The lock prevents concurrent processes from interleaving their lines, and makes it safe to remove a partial line when
+the disk is full.
 """
 
 from __future__ import annotations

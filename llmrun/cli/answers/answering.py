@@ -99,7 +99,7 @@ def _explain_length(done: AnsweredRequest) -> None:
     asked = done.request.max_tokens
     cut = done.finished.reason is FinishReason.LENGTH
     timings = done.finished.timings
-    # If the server reports no tokens, the number generated is the number of chunks, which may hold several tokens each.
+    # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
     counted = timings.prompt_tokens > 0
     if cut and done.reasoning and not done.text:
         advice = "" if done.info.backend == "remote" else " (--think-budget N limits the thinking)"

@@ -1,4 +1,4 @@
-"""Prints a note about the default model, which suggests a better model for this machine."""
+"""Prints a note that the default model is only a toy, and suggests a better model for this machine."""
 
 from __future__ import annotations
 

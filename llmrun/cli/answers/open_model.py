@@ -41,7 +41,7 @@ class OpenModel:
 
 
 def lasting_name(settings: Settings) -> str:
-    """Return a catalogue name, an absolute path or a URL, any of which identifies the model from every folder.
+    """Return a name that identifies the model from any folder: a catalogue name, an absolute path or a URL.
 
     Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
     """
@@ -60,9 +60,9 @@ def lasting_name(settings: Settings) -> str:
 def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
     """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
 
-    May raise any LlmrunError of the hub and the engine.
+    May raise any LlmrunError from the hub or the engine.
 
-    will_chat  start the process that renders chat templates first. It takes 70 ms to start, most of which then overlaps
+    will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
     """
     if is_endpoint(settings.model):
@@ -107,7 +107,7 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
 def fetch_model(settings: Settings) -> None:
     """Find the model's file and download it if necessary, without opening it. Does nothing for remote models.
 
-    May raise any LlmrunError of the hub.
+    May raise any LlmrunError from the hub.
     """
     if not is_endpoint(settings.model):
         _found(settings)

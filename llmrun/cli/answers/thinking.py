@@ -67,7 +67,7 @@ class CertainAnswer:
         return "" if delta.tentative and self._waits else self.rest()
 
     def rest(self) -> str:
-        """Return and clear the buffer, at the end of the answer or because the text turned out to be thinking."""
+        """Return and clear the buffer. Called when the answer ends or when the text turns out to be thinking."""
         held, self._held = self._held, ""
         return held
 

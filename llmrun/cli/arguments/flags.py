@@ -47,7 +47,7 @@ class AnswerFlags:
     debug: options.Debug = False
 
     def given(self) -> dict[str, object]:
-        """Return the settings given as flags. Leave out the system prompt, because --system "" is a valid value."""
+        """Return the settings given as flags, without the system prompt, because --system "" is a valid value."""
         known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
         values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
         return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)

@@ -75,7 +75,7 @@ class CommandGroup(_InOurWords, TyperGroup):
 
 
 def command_group() -> typer.Typer:
-    """Return an empty command with subcommands, set up like every command of llmrun."""
+    """Return a command group that has no subcommands yet, set up like every llmrun command."""
     return typer.Typer(
         cls=CommandGroup,
         add_completion=False,

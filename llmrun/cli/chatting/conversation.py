@@ -171,7 +171,7 @@ class Conversation:
         return self.messages_from(0)
 
     def messages_from(self, first: int) -> list[dict[str, str]]:
-        """Return the system prompt, and those of `messages` that start at the exchange with index `first`."""
+        """Return the same as `messages`, but leave out all exchanges before the one with index `first`."""
         told = self._told_from(first)
         return told[:-1] if self.exchanges else told
 

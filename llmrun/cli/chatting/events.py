@@ -21,7 +21,7 @@ from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
 FORMAT: Final = 3  # version of the file format, incremented when older versions of llmrun cannot read a new feature
-READABLE: Final = (1, 2, 3)  # 1 has no thoughts; 1 and 2 save every token on a line of its own
+READABLE: Final = (1, 2, 3)  # format 1 has no thoughts; formats 1 and 2 save every token on its own line
 FAILED: Final = "failed"  # the finish reason if an answer ended with an error
 
 Name = str  # can be a path that is not UTF-8, in which "\\udcff" represents byte 0xff, both in memory and in the file

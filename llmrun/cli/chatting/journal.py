@@ -70,7 +70,7 @@ class Journal:
     """Appends events to a locked file. Everything that was written survives a crash of the process."""
 
     def __init__(self, path: Path, whole_bytes: int, lock: Lock, answering_bytes: int | None = None) -> None:
-        """Open a conversation's file and cut off a partial last line. Raises OSError.
+        """Open a conversation's file and remove its last line if it is incomplete. Raises OSError.
 
         whole_bytes      size of the file's complete lines
         answering_bytes  the same for the streaming answer's file, or None if there is no such file or it is out of date
@@ -108,7 +108,7 @@ class Journal:
     def write(self, event: Event) -> None:
         """Append an event to the conversation's file. If it is a complete answer, sync the file and remove the pieces.
 
-        Raises OSError like `write_piece`. In this case, the pieces are not removed.
+        Raises OSError like `write_piece`, in which case the pieces are kept.
         """
         self._messages.append(to_line(event))
         if isinstance(event, Answered):

@@ -28,7 +28,7 @@ class ConversationRecord:
         self._given_up = False
 
     def add(self, event: Event) -> None:
-        """Apply an event and save it. Raises Misplaced if the event is not allowed now, which is the caller's bug."""
+        """Apply an event and save it. Raises Misplaced (a bug in the caller) if the event is not allowed now."""
         self._save(self._make_ready, event)
         self.conversation.apply(event)
         self._save(self._write, event)
@@ -61,7 +61,7 @@ class ConversationRecord:
             self._give_up(self._saved.path if self._saved else self._store.folder, error)
 
     def _make_ready(self, event: Event) -> None:
-        """Before an event is applied, create or convert the file if necessary, and complete an interrupted answer."""
+        """Prepare to save an event: create or convert the file if necessary, and complete an interrupted answer."""
         if isinstance(self._saved, OlderFile):
             self._saved = self._store.convert(self._saved, self.conversation)
         elif self._saved is None and isinstance(event, AnswerBegan) and self.conversation.exchanges:

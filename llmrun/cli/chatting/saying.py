@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Saying:
     """One streaming answer to the last question. Every piece is saved before it is shown.
 
-    The answer begins with the first text that is not thinking. If it is stopped before that, the conversation does not
-    change. If the `with` block raises an exception, the answer is marked as failed. If `stream` is false, the answer is
-    shown only when it is complete.
+    The answer begins with the first text that is not thinking. If the user stops it before then, the conversation does
+    not change. If the `with` block raises an exception, the answer is marked as failed. If `stream` is false, the
+    answer is shown only when it is complete.
     """
 
     def __init__(

@@ -288,7 +288,7 @@ class Chat:
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
-        """Answer the last question. If that fails, and it has no earlier answer, remove it and offer it for editing."""
+        """Answer the last question. If that fails and there is no earlier answer, withdraw the question."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=self._window.prompt(self.conversation),
@@ -343,7 +343,7 @@ class Chat:
         hidden, stream = self._now_set.hide_thinking, self._now_set.stream
         with Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream) as saying:
             for event in self.engine.generate(request):
-                if self._signals.stop_wanted:  # the signal may have arrived before the engine had the request
+                if self._signals.stop_wanted:  # the signal may have arrived before the engine received the request
                     self.engine.cancel_current()
                 if isinstance(event, PrefillProgress):
                     out.progress(waiting_words(event))
@@ -387,7 +387,7 @@ class Chat:
             advice = ": /set think_budget limits its thinking" if self.engine.thinking else ""
             out.note(f"the answer was cut while the model was thinking{advice}")
         generated = finished.timings.generated_tokens
-        # If the server reports no tokens, the number generated is the number of chunks, which may hold several tokens.
+        # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
         counted = finished.timings.prompt_tokens > 0
         if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
             out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")

@@ -89,9 +89,9 @@ class Store:
         return _by_change(self.folder / "saved")
 
     def find(self, typed: str, command: str) -> Path:
-        """Find a saved copy or a journal by its name or by a unique prefix of the name.
+        """Find a saved copy or a journal by its name or a unique prefix of the name.
 
-        Raises UsageError. Its message begins with `command`.
+        Raises UsageError, with a message that begins with `command`.
         """
         name = checked_name(typed)
         if path := self.exactly(name):
@@ -185,7 +185,7 @@ class Store:
 
 @contextlib.contextmanager
 def reporting_file_errors(command: str) -> Iterator[None]:
-    """Convert an OSError to a ConversationFileError. Its message begins with `command`."""
+    """Convert any OSError to a ConversationFileError whose message begins with `command`."""
     try:
         yield
     except OSError as error:

@@ -5,7 +5,7 @@
 - Enter produces a carriage return, as the prompt expects. By default, the driver would convert it to a newline.
 - Ctrl-C still sends a signal, but no longer flushes the queues. By default, the driver discards typed-ahead keys and
   any output that the terminal has not read yet, which may cut an escape sequence in half.
-- A thread reads the keys, because the driver's queue has only 4,096 bytes. When the queue is full, the driver accepts
+- A thread reads the keys, because the driver's queue holds only 4,096 bytes. When the queue is full, the driver accepts
   no more keys, not even Ctrl-C.
 - Bracketed paste stays enabled. Otherwise, the next prompt would treat each line of a paste as a turn.
 """

@@ -136,7 +136,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     """Yield the display name, file name and header of each quantization that `name` refers to.
 
     `name` may be a file, a local model or a name that covers several quantizations. No request is made for local
-    models. If one of several headers cannot be read, a note is printed. May raise any LlmrunError of the hub and the
+    models. If one of several headers cannot be read, a note is printed. May raise any LlmrunError from the hub or the
     reader.
     """
     from llmrun.cli.console.progress import HubReporter

@@ -158,7 +158,7 @@ class _Pulling:
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
-        """Return the result of `step`. On failure, report the error and return None, or raise it for a single model."""
+        """Return the result of `step`. On failure, report the error and return None; with a single model, raise it."""
         try:
             return step(given)
         except LlmrunError as error:

@@ -58,7 +58,7 @@ def command(
 def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
     """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
 
-    May raise any LlmrunError of the hub and the reader.
+    May raise any LlmrunError from the hub or the reader.
     """
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing

@@ -71,9 +71,9 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _interrupts_are_its_own() -> Iterator[None]:
-    """Ignore Ctrl-C in this process while the editor runs, because the terminal sends the signal to both.
+    """Ignore Ctrl-C in this process while the editor runs, because the terminal sends it to both processes.
 
-    The handler is an empty function, because the editor would inherit SIG_IGN.
+    The handler is an empty function instead of SIG_IGN, which the editor would inherit.
     """
 
     def nothing(number: int, frame: FrameType | None) -> None:

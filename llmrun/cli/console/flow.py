@@ -1,4 +1,4 @@
-"""Buffers a streamed answer. Terminals get whole words, and pipes and files get whole lines."""
+"""Buffers a streamed answer, so that terminals receive whole words, and pipes and files whole lines."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class WholeLines:
 class WordWrap:
     """A flow that breaks lines at spaces, so that the terminal does not split words. Buffers incomplete words.
 
-    The terminal wraps lines of fenced code and words longer than a row. They can then be copied without extra line
-    breaks.
+    Lines of fenced code and words longer than a row are left for the terminal to wrap, so that they can be copied
+    without extra line breaks.
 
     limit  a function that returns the number of columns in a row
     """

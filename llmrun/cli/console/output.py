@@ -31,7 +31,7 @@ from llmrun.errors import LlmrunError
 RED = "31"
 YELLOW = "33"
 DIM = "2"
-MARK = "1;31"  # same color as grep uses for matches
+MARK = "1;31"  # the color that grep uses for matches
 
 MarkedLine = Sequence[tuple[str, bool]]  # the pieces of a line; True means highlighted
 
@@ -64,8 +64,8 @@ class Output:
     def answer(self, text: str) -> None:
         """Write a piece of the answer to stdout.
 
-        A terminal gets whole words, with control characters made visible. A pipe or a file gets whole lines. Raises
-        BrokenPipeError as soon as the pipe's reader has closed it.
+        On a terminal, whole words are written, with control characters made visible. In a pipe or a file, whole lines
+        are written. Raises BrokenPipeError as soon as the pipe's reader has closed it.
         """
         if not text:
             return
@@ -95,8 +95,8 @@ class Output:
     def thinking(self, text: str) -> None:
         """Write a piece of the model's thinking to stderr.
 
-        The text is dim. If there is no color, it follows a line "thinking:". An empty line separates it from the next
-        output of another kind.
+        The text is dim or, if there is no color, preceded by the line "thinking:". An empty line separates it from the
+        next output of another kind.
         """
         if self.quiet or not text:
             return
@@ -195,7 +195,7 @@ class Output:
         self._write_stderr("".join(f"{row}\n" for line in lines for row in _rows(visible(line))))
 
     def sequence(self, text: str) -> None:
-        """Write a control sequence to the terminal, on a stream that is connected to the terminal."""
+        """Write a control sequence to the terminal, through stderr if possible and stdout otherwise."""
         if can_move_cursor(sys.stderr):
             self._write_stderr(text)
         else:
@@ -221,7 +221,10 @@ class Output:
         self._write_stderr(visible(text))
 
     def progress(self, text: str) -> None:
-        """Show what the program is doing, on a line that the next output replaces. Log files get a line every 10 s."""
+        """Show what the program is doing, on a line that the next output replaces.
+
+        In a log file, a new line is written every 10 s instead.
+        """
         if self.quiet or self._thinking is not None:
             return
         now = time.monotonic()

@@ -15,7 +15,7 @@ _WINDOW_S = 8.0  # the speed and the time left are averages over this period
 
 
 class HubReporter:
-    """Shows the hub's notes, and shows each download as a bar with speed and time left."""
+    """Shows the hub's notes, and each download as a bar with its speed and the time left."""
 
     def __init__(self) -> None:
         self._label = ""
@@ -39,7 +39,7 @@ class HubReporter:
     def _recent(self, now: float, done: int) -> tuple[float, int]:
         """Return the oldest time in the window and the number of bytes done at that time.
 
-        Bytes that were already present at the start therefore do not count toward the speed.
+        The speed is computed from this point, so bytes that were already present at the start do not count toward it.
         """
         if not self._seen or now - self._seen[-1][0] >= _WINDOW_S / 40:
             self._seen.append((now, done))

@@ -63,7 +63,7 @@ class PromptTemplate:
         return self.prompt is None or INPUT in _names(self.prompt, self.system)
 
     def applied(self, flags: AnswerFlags) -> AnswerFlags:
-        """Return the flags. Flags that the user did not give are set from the template's settings."""
+        """Return the flags, with those that the user did not give taken from the template's settings."""
         values = dict(self.settings)
         if flags.think is not None or flags.think_budget is not None:  # the two settings depend on each other
             values.pop("think", None)

@@ -1,7 +1,7 @@
 """Searches conversations for words.
 
-A question or an answer matches if it contains all the words, ignoring case. The result contains those of its lines
-that contain at least one of the words.
+A question or an answer matches if it contains all the words, ignoring case. From each match, only the lines that
+contain at least one of the words are returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.cli.console.output import MarkedLine
 
 MOST_LINES = 5  # lines shown per conversation
-_CONTEXT = 20  # columns to show before the first match if a line is cut
+_CONTEXT = 20  # columns to show before the first match if a line is truncated
 _QUESTION, _ANSWER = "  > ", "    "
 
 
@@ -96,7 +96,7 @@ def matching(conversation: Conversation, words: Sequence[str]) -> list[Line]:
 
 
 def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:
-    """Yield a line with the hit's name, then its matching lines, each cut to at most `most` columns."""
+    """Yield a line with the hit's name, then its matching lines, each truncated to at most `most` columns."""
     yield [(f"{hit.name}  {when}".rstrip(), False)]
     for line in hit.lines[:MOST_LINES]:
         yield [(_QUESTION if line.is_question else _ANSWER, False), *_cut(line.pieces, most - len(_QUESTION))]
@@ -121,7 +121,7 @@ def _pieces(line: str, either: re.Pattern[str]) -> tuple[str, ...]:
 
 
 def _cut(pieces: Sequence[str], most: int) -> Iterator[tuple[str, bool]]:
-    """Cut a line to `most` columns around its first match."""
+    """Truncate a line to `most` columns around its first match."""
     before, *rest = pieces
     if width("".join(pieces)) <= most:
         left = most

@@ -28,7 +28,7 @@ from rich.theme import Theme
 from llmrun.cli.chatting.markdown.rows import Row, rows_of, wrapped
 
 WIDEST_TEXT = 100  # columns; longer lines are hard to read, but code and tables may be wider
-_NARROWEST = 8  # columns; cells, list items and quotes cannot be read if they are narrower
+_NARROWEST = 8  # columns; narrower cells, list items and quotes would be unreadable
 _RULE = 30  # columns
 _LONGEST_LINE = 2000  # characters; longer lines of code are probably data, and Pygments can be slow on them
 _LONGEST_CODE = 50_000
@@ -159,7 +159,7 @@ def _beside(first: str, others: str, elements: Renderables, console: Console, op
     """Draw elements with the marker `first` before the first row and `others` before the rest.
 
     If the terminal is too narrow, draw the elements below the marker. Rich's own list items are not used, because they
-    cut off code that is wider than the terminal.
+    truncate code that is wider than the terminal.
     """
     room = options.max_width - len(first)
     inside = console.render(elements, options.update(width=room if room >= _NARROWEST else options.max_width))

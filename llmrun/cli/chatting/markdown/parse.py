@@ -74,7 +74,7 @@ def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[Markd
 def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> int:
     """Return the index of the first block that further text may change. `lines` are the lines of the source.
 
-    Usually, this is the last block. If the last block may still merge with the block before it, it is the block before.
+    Usually, this is the last block. If the last block may still merge with the one before it, the latter is returned.
     For example, "#" after a paragraph is an empty heading, but "#1" continues the paragraph. After a list, "2" may be
     the start of the next item's number.
     """
@@ -104,7 +104,7 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
-    """Split a list into items. Do not split it if an item is indented, because the item may parse differently alone."""
+    """Split a list into items. A list with an indented item stays whole, because the item could parse differently."""
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
         number, continues = continued.number, continued.continues

@@ -33,11 +33,11 @@ class Pending:
         self._color = color
         self._renderer = Renderer(color=color)
         self._begun = False  # True once something has been written
-        self._first: MarkdownBlock | None = None  # the block before which the source was last cut
-        self._left = ""  # ink of the first unfinished block that can no longer be redrawn; see `leave`
-        self._drawn = ""  # ink of the first unfinished block that is now on the screen
+        self._first: MarkdownBlock | None = None  # the block that starts `source`, if earlier blocks were dropped
+        self._left = ""  # the first unfinished block's ink that can no longer be redrawn; see `leave`
+        self._drawn = ""  # the first unfinished block's ink that is now on the screen
         self._drawn_rows = 0
-        self._gone = 0  # rows of the first unfinished block that can no longer be redrawn
+        self._gone = 0  # how many rows of the first unfinished block can no longer be redrawn
 
     def advance(self, width: int, room: int, *, is_open: bool) -> tuple[list[Row], list[Row]]:
         """Render the remaining text as rows of at most `width` columns. If `is_open` is false, the answer has ended.
@@ -84,7 +84,7 @@ class Pending:
     def _unfinished(
         self, block: MarkdownBlock, others: Sequence[MarkdownBlock], lines: list[str], width: int, room: int
     ) -> tuple[list[Row], list[Row]]:
-        """Render the first unfinished block, and those that may still merge with it. Returns the same as `advance`."""
+        """Render the first unfinished block and any that may still merge with it. Return the same as `advance`."""
         all_rows = self._rows(block, lines, width)
         if block.kind == "fence":
             all_rows.pop()  # drop the rule below the code

@@ -1,4 +1,4 @@
-"""Wraps, cuts and encodes rows of the terminal."""
+"""Wraps, splits and encodes terminal rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrun.cli.console.terminal import visible, visible_line, width
 Row = list[Segment]
 
 _MOST_MARKS = 8  # maximum number of combining marks per character; no script needs more than five
-_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # deletes what depends on the width
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # deletes characters whose number depends on the width
 
 
 def plain(row: Row) -> str:
@@ -64,7 +64,7 @@ def shown(text: str) -> str:
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
 
-# Runs that may be combining marks, which are not word characters.
+# Combining marks are not word characters, so only runs of other non-ASCII characters can exceed the limit.
 _MARKS = re.compile(rf"[^\w\x00-\x7f]{{{_MOST_MARKS + 1},}}")
 
 
@@ -97,7 +97,7 @@ def folded(row: Row, limit: int) -> Iterator[Row]:
 
 
 def without_beginning(rows: list[Row], count: int) -> list[Row]:
-    """Drop the first `count` characters of the rows' ink. The cut may be in the middle of a row."""
+    """Drop the first `count` characters of the rows' ink. The rest may start in the middle of a row."""
     for number, row in enumerate(rows):
         if count <= 0:
             return rows[number:]
