@@ -135,7 +135,7 @@ class TemplateProcess:
         if 0 < self._memory < limits.memory:
             self.close()
         process = self._running()
-        if self._memory == 0:  # wait for a new process; no template is running yet, so no limits need watching
+        if self._memory == 0:  # wait for a new process; no template is running yet, so there are no limits to enforce
             self._exchange(process, (), limits, name, unwatched_s=limits.wall_s)
         self._memory = limits.memory
         head = encoded({"cpu_s": limits.cpu_s, "memory": limits.memory})
@@ -186,7 +186,7 @@ class _Exchange(threading.Thread):
     """A thread that sends a request and receives the answer. It may block until the child process is killed.
 
     answer   the received frame, or None
-    trouble  the reason if the answer was rejected; empty if the process ended without an answer
+    trouble  why the answer was rejected; empty if the process ended without an answer
     """
 
     def __init__(self, process: subprocess.Popen[bytes], frames: Sequence[bytes], longest: int) -> None:
