@@ -22,7 +22,7 @@ class SamplingParameter(NamedTuple):
     minimum, maximum  limits, both inclusive
     gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
     wire      the field names in a request to a server; () if no server supports the parameter
-    openai    whether OpenAI's API has these fields; all others are omitted once a server has rejected them
+    openai    whether OpenAI's API has these fields; if not, they are omitted once a server has rejected them
     """
 
     default: int | float

@@ -27,7 +27,7 @@ from llmrun.errors import LlmrunError, TemplateRefused
 if TYPE_CHECKING:
     import psutil
 
-_FIRST_LOOK_S = 0.05  # seconds before the first check; most requests end earlier and save the 20 ms of importing psutil
+_FIRST_LOOK_S = 0.05  # seconds before the first check; most requests end sooner, which saves 20 ms for importing psutil
 _LOOK_S = 0.01
 # Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
 # character, and a template that splits, trims and joins text may hold ten copies of it.
@@ -42,7 +42,7 @@ _INVALID_ANSWER = "its process sent an invalid answer"
 class RenderLimits:
     """The resource limits for rendering one template. All except `wall_s` grow with the size of the conversation.
 
-    cpu_s   seconds of CPU time, which do not depend on how busy the machine is
+    cpu_s   seconds of CPU time, which does not depend on how busy the machine is
     wall_s  seconds of wall-clock time
     memory  bytes of memory for the whole process, including about 30 MB for Python itself
     output  bytes of rendered text; the default is about 4 million tokens

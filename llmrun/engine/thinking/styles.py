@@ -17,7 +17,7 @@ class ThinkingStyle:
     """The texts around a model's thinking. Whitespace next to one of these texts counts as part of it.
 
     opening   the tag that begins thinking, before the answer has started
-    closing   the tags that end thinking; a single one is enough
+    closing   the tags that end thinking; any one of them is enough
     headers   texts that may precede the answer and are not part of it
     trailers  texts that may follow the answer and are not part of it
     known_by  a template that contains all of these texts has this style; () means `opening` and `closing[0]`
