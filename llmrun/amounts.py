@@ -13,7 +13,7 @@ _NOT_A_NUMBER = "–"
 
 
 def format_number(value: float) -> str:
-    """Format a number with three digits, or with all digits before the decimal point if there are more.
+    """Format a number with three significant digits, or with all digits before the decimal point if there are more.
 
     Examples: 0.912, 9.12, 92.0, 311, 1,235. NaN and infinity become a dash.
     """
@@ -55,7 +55,7 @@ def format_weights(count: int) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Format a size with three digits and decimal units: `98.4 MB`, `2.50 GB`, `771 MB`.
+    """Format a size with three significant digits and decimal units: `98.4 MB`, `2.50 GB`, `771 MB`.
 
     Disks and memory are sold in these units.
     """
@@ -70,7 +70,7 @@ def format_bytes(count: float) -> str:
 def format_bytes_done(done: int, total: int) -> str:
     """Format download progress: `40.3/98.4 MB`.
 
-    Both numbers use the unit of the total, with a fixed number of decimals while `done` grows.
+    Both numbers use the unit of the total. The number of decimals stays the same while `done` grows.
     """
     unit, name, digits = (1e9, "GB", 2) if total >= 1e9 else (1e6, "MB", 1)
     return f"{done / unit:.{digits}f}/{total / unit:.{digits}f} {name}"
@@ -103,7 +103,7 @@ def format_percent(share: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a duration with three digits in a suitable unit: 840 µs, 8.30 ms, 1.51 s, 2 min 04 s."""
+    """Format a duration with three significant digits in a suitable unit: 840 µs, 8.30 ms, 1.51 s, 2 min 04 s."""
     if not math.isfinite(seconds):
         return _NOT_A_NUMBER
     size = abs(seconds)

@@ -6,7 +6,7 @@
     │   ├── BadGGUF                the file violates the GGUF format
     │   └── UnsupportedModel       the file is valid, but this build cannot run it
     ├── BackendCrashed          3  the backend crashed while running this file
-    ├── ModelNotFound           4  no file, no catalogue entry, no repository
+    ├── ModelNotFound           4  no such file, catalogue entry or repository
     ├── NetworkError            5  the server is unreachable, refuses the connection or denies access
     ├── IntegrityError          6  the data does not match its checksum or size
     ├── DoesNotFit              7  not enough RAM, VRAM or disk space
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 
 class LlmrunError(Exception):
-    """The base class of llmrun's errors. `hint` tells the user what to do next. It may be empty."""
+    """The base class of llmrun's errors. `hint` tells the user what to do next; it may be empty."""
 
     exit_code = 1
 
@@ -69,7 +69,8 @@ class IntegrityError(LlmrunError):
 class DoesNotFit(LlmrunError):
     """Something does not fit into memory or on the disk.
 
-    `most_weights` is the size in bytes of the largest weights that would fit, or None if the weights are not the cause.
+    `most_weights` is the maximum size of the weights that would fit, in bytes, or None if the weights are not the
+    cause.
     """
 
     exit_code = 7
@@ -98,7 +99,7 @@ class Cancelled(LlmrunError):
 
 
 class KernelWarning(UserWarning):
-    """Compiled kernels were damaged or could not be cached, or this machine failed the test of an instruction level.
+    """Compiled kernels were damaged or could not be cached, or an instruction set failed its test on this machine.
 
-    llmrun compiles the kernels again or uses slower ones. Results do not change.
+    llmrun then recompiles the kernels or falls back to slower ones, which give the same results.
     """

@@ -1,4 +1,4 @@
-"""Redirects kernel warnings to a callback of the code that runs the kernels."""
+"""Redirects kernel warnings to a callback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.errors import KernelWarning
 
 @contextmanager
 def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Call `tell` once with each distinct KernelWarning message. Other warnings are shown as usual."""
+    """Inside the `with` block, call `tell` once per distinct KernelWarning message. Show other warnings as usual."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", KernelWarning)
         show = warnings.showwarning

@@ -20,9 +20,9 @@ class SamplingParameter(NamedTuple):
     default   llmrun's default for models without a recommended value; its type is the type of the parameter
     flags     command-line flags; error messages use the first flag
     minimum, maximum  limits, both inclusive
-    gguf_key  the metadata key of the model file's default; None if the GGUF format has no such key
+    gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
     wire      the field names in a request to a server; () if no server supports the parameter
-    openai    whether OpenAI's API has these fields; other fields are omitted after a server has rejected them
+    openai    whether OpenAI's API has these fields; if not, they are omitted once a server has rejected them
     """
 
     default: int | float

@@ -1,4 +1,4 @@
-"""Frozen data types that several rooms share."""
+"""Frozen data types that several packages share."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ModelInfo:
     parameters: int
     file_bytes: int
     vocabulary_size: int
-    train_context: int  # tokens the model was trained for
-    context_size: int  # the most tokens that one sequence can have in this session
+    train_context: int  # context length that the model was trained with, in tokens
+    context_size: int  # maximum number of tokens per sequence in this session
     max_sequences: int
     backend: str  # the backend's name in backends/registry.py, or "remote"
     device: str  # "2 threads, avx512vnni"; for remote models, the host
@@ -75,8 +75,8 @@ class TokenLogprob:
 class Timings:
     """The timings (in seconds) and token counts of one request.
 
-    The definitions are the same as in vLLM. Times are measured from the receipt of the request, so they exclude the
-    loading of the model.
+    The definitions are the same as in vLLM. Times are measured from the receipt of the request, so they exclude
+    model loading.
     """
 
     load_s: float

@@ -1,4 +1,4 @@
-"""The `command-r` architecture: attention and feed-forward have the same LayerNorm as input, and logits are scaled."""
+"""The `command-r` architecture: attention and feed-forward share one LayerNorm, and logits are scaled."""
 
 from __future__ import annotations
 

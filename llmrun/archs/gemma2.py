@@ -32,8 +32,8 @@ class Config(Hyperparameters):
 def attention_scale(config: Hyperparameters, *, largest: int) -> float:
     """Return the attention scale.
 
-    It is derived from the head size, except in the largest model (with `largest` layers), which uses the width per
-    head.
+    It is derived from the head size, except in the largest model (the one with `largest` layers), where it is derived
+    from the width divided by the number of heads.
     """
     size = config.width // config.heads if config.layers == largest else config.head_size
     return 1 / sqrt(size)

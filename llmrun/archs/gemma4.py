@@ -176,7 +176,7 @@ def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:
 def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope: Rope | None, *, stores: bool) -> Value:
     """Compute attention. Values are also normalized per head, but without a weight.
 
-    Layers without a value matrix use the keys as values, before the keys are normalized.
+    Layers without a value matrix use the unnormalized keys as values.
     """
     size = shape.head_size
     if not stores:

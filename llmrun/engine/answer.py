@@ -32,10 +32,10 @@ class Answer:
     ending           the tokens to force when the thinking budget is used up
     limit            the maximum number of prompt and generated tokens: the context size, or less if `max_tokens` is set
     cached_tokens    prompt tokens reused from the KV cache; None until the request first gets a slot
-    prefill_started  when the request's first forward pass began
+    prefill_started  start of the request's first forward pass
     last_cancel      the engine's cancel counter when the request was submitted
     thinking_tokens  how many of the generated tokens belong to thinking
-    first_answer     when the first text after the thinking arrived
+    first_answer     time at which the first text after the thinking arrived
     over             True once the last event has been returned
     """
 
@@ -151,8 +151,8 @@ class Answer:
     def _bytes_of(self, token: int) -> bytes:
         """Return the bytes of a generated token.
 
-        Some tokenizers add a space before every text. That space is removed from the first token of a new message, but
-        kept if the answer continues an existing text.
+        Some tokenizers add a space at the start of every text. That space is removed from the first token of a new
+        message, but kept if the answer continues an existing text.
         """
         prompt = self.request.prompt
         begins = len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt

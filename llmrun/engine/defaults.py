@@ -27,7 +27,7 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
         try:
-            # Clamp integers to the minimum, because vLLM disables top-k with -1, and llmrun with 0.
+            # Clamp integers to the minimum, because vLLM disables top-k with -1, whereas llmrun uses 0.
             number = max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)
             chosen[name] = RULES[name].check(number)
         except (ValueError, OverflowError) as error:

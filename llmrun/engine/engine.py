@@ -67,7 +67,7 @@ class Engine:
         chat_template  Jinja source that replaces the model's own template
         thinking_tags  the opening and closing thinking tags, used if the template does not reveal them; () if the
                        model never thinks
-        templates      the process that runs the chat template; by default, one starts on first use
+        templates      the process that runs the chat template; by default, a process starts on first use
         load_s         time to open the backend, in seconds; included in the timings
         rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         """
@@ -82,7 +82,7 @@ class Engine:
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, which is why each write is atomic.
         self._cancel_numbers = itertools.count(1)
-        self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before
+        self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
@@ -280,7 +280,7 @@ class Engine:
         return ids
 
     def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """Return the maximum number of tokens of prompt and answer together. Raises ContextExceeded or UsageError."""
+        """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""
         context = min(self.info.context_size, self._backend.kv.capacity)
         if prompt_tokens == 0:
             raise UsageError("empty prompt: at least one token is needed")
@@ -334,7 +334,8 @@ class Engine:
 
         If there is an idle slot with a cached prefix, that prefix is dropped. Otherwise, the newest request returns to
         the queue or, if only one request is running, that request ends. After a request has returned to the queue, no
-        request is admitted until one has ended, because two requests could otherwise evict each other forever.
+        request is admitted until a running one has ended, because two requests could otherwise evict each other
+        forever.
         """
         if self._slots.forget_oldest_idle():
             return []

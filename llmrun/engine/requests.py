@@ -93,7 +93,7 @@ class TokenLogprobs:
 class PrefillProgress:
     """The progress of a prompt: `done` of its `total` tokens are in the KV cache, including reused ones.
 
-    `total` is 0 if the server reports only that the answer has not begun yet.
+    `total` is 0 if the server reports only that the answer has not started yet.
     """
 
     request_id: int

@@ -62,9 +62,9 @@ class SequenceSlots:
         slot.released = self._releases
 
     def recount(self, slots: Iterable[Slot]) -> None:
-        """Update the slots after a cancelled pass to the number of tokens that the cache still holds.
+        """After a cancelled pass, truncate the slots to the tokens that the cache still holds.
 
-        A recurrent state that the pass had begun to change is lost.
+        A recurrent state that the pass had started to change is lost.
         """
         for slot in slots:
             held, slot.tokens = slot.tokens, []
@@ -89,9 +89,9 @@ class SequenceSlots:
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
-    A request that reuses at least half of the tokens in `source`, such as the next turn of a conversation, gets
-    `source` itself. So does a request that shares no tokens, because `source` is then the oldest idle slot. Any other
-    request gets the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
+    A request that reuses at least half of the tokens in `source`, such as the next turn of a conversation, is
+    given `source` itself. So is a request that shares no tokens, because `source` is then the oldest idle slot. Any
+    other request is given the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
     """
     others = [slot for slot in idle if slot is not source]
     if source.busy or (others and 0 < shared < len(source.tokens) / 2):

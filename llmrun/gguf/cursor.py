@@ -13,8 +13,8 @@ from llmrun.gguf.format import ScalarType
 from llmrun.gguf.problems import HeaderTooLong, bad_gguf
 from llmrun.gguf.source import Source
 
-# The size limit for everything before the tensor data. Gemma 4's header takes 16 MB: 262,144 tokens with their scores
-# and types, and 514,906 merges. The worst case is a header of only empty strings, which takes 2.3 s and 0.4 GB.
+# The size limit for everything before the tensor data. Gemma 4's header is 16 MB long: 262,144 tokens with their scores
+# and types, and 514,906 merges. The worst case is a header of only empty strings, which takes 2.3 s and 0.4 GB to read.
 MAX_HEADER_BYTES = 128 * 2**20
 
 # A header's length is unknown until it has been parsed, so the cursor reads this many bytes at a time.
@@ -37,7 +37,7 @@ class Cursor:
     def __init__(self, source: Source, path: Path, *, window: int = _WINDOW_STEP, limit: int | None = None) -> None:
         """Start at the first byte of `source`.
 
-        window  size of the first read in bytes; each further read is twice as large, up to _WINDOW_STEP
+        window  size of the first read in bytes; each read is twice as large as the previous one, up to _WINDOW_STEP
         limit   maximum number of bytes to read [default: MAX_HEADER_BYTES]; a longer header raises HeaderTooLong
         """
         self.path = path
@@ -204,6 +204,6 @@ class Cursor:
 
 
 def _reserved(n: int) -> memoryview:
-    """Return n zero bytes. They take up no memory until something is written to them."""
+    """Allocate n zero bytes, which take up no physical memory until they are written."""
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
     return memoryview(mmap.mmap(-1, max(n, 1), **private))[:n]

@@ -37,7 +37,7 @@ class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
 
     architecture: str = ""
     file_type: str = ""  # "Q4_K_M"
-    context: int = 0  # tokens the model was trained for
+    context: int = 0  # context length that the model was trained with, in tokens
 
 
 def glance(path: Path, *, needs_file_type: bool = True) -> Glance:

@@ -8,8 +8,8 @@
     ...     for each key: its name (string), the type of its value (u32), the value
 
 A string is its length (u64), then its bytes. An array is its element type (u32), its length (u64), then its elements.
-Everything is little-endian. The format is described in ggml's docs/gguf.md. This module enforces
-the rules of llama.cpp's gguf.cpp and some more. NumPy is imported when the first array is read.
+Everything is little-endian. The format is described in ggml's docs/gguf.md. This module enforces the rules
+of llama.cpp's gguf.cpp and some of its own. NumPy is imported when the first array is read.
 """
 
 from __future__ import annotations

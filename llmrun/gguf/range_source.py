@@ -14,7 +14,7 @@ Fetch = Callable[[int, int], bytes]  # (start, end); the end is exclusive; may r
 
 @dataclass(slots=True)
 class RangeSource:
-    """A Source of `size` bytes, which it gets from `fetch`.
+    """A Source of `size` bytes, which are read by calling `fetch`.
 
     Each read calls `fetch` once, and nothing is cached. Reading a header from start to end fetches each byte once.
     """

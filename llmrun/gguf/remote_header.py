@@ -39,7 +39,7 @@ _PROBE = 4 << 10
 _NEAR = 64 << 10  # bytes; the search stops when the range is this small, and one read fetches the range
 _MOST_PROBES = 64
 _IN_A_ROW = 12  # this many consecutive merges are unlikely to be a coincidence
-_LONGEST_MERGE = 1024  # bytes; the longest merge in real files has 260
+_LONGEST_MERGE = 1024  # bytes; the longest merge in real files is 260 bytes long
 _ROOMY_MERGE_BYTES = 40
 
 _HEAD = 16 << 10  # bytes; enough for the keys before a sibling's vocabulary
@@ -68,7 +68,7 @@ def read_remote_header(source: RangeSource, open_shard: OpenShard = no_other) ->
 def read_sibling_header(source: RangeSource, known: GGUFFile, open_shard: OpenShard = no_other) -> GGUFFile:
     """Read the header of another quantization of the model `known`.
 
-    The tensors and the keys before the vocabulary come from this file, and all other metadata come from `known`.
+    The tensors and the keys before the vocabulary come from this file, and all other metadata comes from `known`.
     Falls back to `read_remote_header` if the file does not look like a sibling, and raises the same errors.
     """
     try:
@@ -110,7 +110,7 @@ def _read_in_parts(source: RangeSource) -> GGUFFile:
 
 
 def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | None) -> str:
-    """Skip an array without fetching the rest of it, and return the name of its type."""
+    """Skip an array without fetching the bytes not yet read, and return the name of its type."""
     if cursor.u32(key) != ARRAY_ID:
         raise _NotInParts
     type_id, n = read_array_start(cursor, key)

@@ -7,7 +7,7 @@ contains some of the tensors and these keys:
     split.count          u16, the number of shards
     split.tensors.count  i32, the number of tensors in all shards
 
-This module enforces the rules of llama.cpp's loader and some more. A split model is opened from its first shard.
+This module enforces the rules of llama.cpp's loader and some of its own. A split model is opened from its first shard.
 """
 
 from __future__ import annotations

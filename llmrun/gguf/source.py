@@ -84,7 +84,7 @@ class OnesSource:
 
 
 class JoinedSource:
-    """The concatenated files of one model. Each read must stay within one file, which is always true for tensors."""
+    """The concatenated files of one model. Each read must stay within one file, as reads of tensors always do."""
 
     def __init__(self) -> None:
         self.size = 0

@@ -106,8 +106,8 @@ def _type(cursor: Cursor, where: str) -> WeightType:
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
     """Check that a tensor's weight type suits the operations that use the tensor.
 
-    llama.cpp looks up the function for a matmul in a table by type. For an unsupported type, it aborts or calls a null
-    pointer.
+    llama.cpp looks up the function for a matmul in a table indexed by type. For an unsupported type, it aborts or calls
+    a null pointer.
     """
     if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
         raise cursor.bad(shown(name), f"must have type {' or '.join(_ELEMENTWISE_TYPES)}, not {type_.name}")

@@ -150,7 +150,7 @@ def _check_merges(file: Metadata, model: str) -> None:
     ends = merges.starts + merges.lengths
     first, end = int(merges.starts[0]), int(ends[-1])
     spaces = np.flatnonzero(merges.data[first:end] == ord(" ")) + first
-    # A length field may also contain the byte of a space. Comparing with `ends` ignores bytes outside the strings.
+    # A length field may also contain the byte 0x20. Comparing with `ends` ignores bytes outside the strings.
     spaces = np.append(spaces, end)
     border = spaces[np.searchsorted(spaces[:-1], merges.starts + 1)]
     wrong = border >= ends - 1

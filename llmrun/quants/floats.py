@@ -43,8 +43,8 @@ def dequantize_bf16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Encode float32[..., n] -> uint8[..., 2 n], rounding to nearest even. NaNs become quiet NaNs."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # 0x7FFF is just below half of the lowest bit that remains. If that bit is set, 1 more is added, which rounds ties
-    # to even.
+    # 0x7FFF is just below half the value of the lowest remaining bit. If that bit is set, 1 more is added, which rounds
+    # ties to even.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)

@@ -21,7 +21,7 @@ class Scales(StrEnum):
     """The ways in which scales are stored."""
 
     F16 = "f16"  # one f16 per 32 columns
-    E8M0 = "e8m0"  # one power of two per 32 columns, stored as a byte that is exponent + 128, as in ggml's MXFP4
+    E8M0 = "e8m0"  # one power of two per 32 columns, stored as a byte with the value exponent + 128, as in ggml's MXFP4
     TWO_LEVELS = "two levels"  # one int8 per sub-block, times one f16 per 256 columns
     F32 = "f32"  # one float32 per sub-block
 

@@ -2,8 +2,7 @@
 
     weight = (super_scale * sub_scale) * value - super_minimum * sub_minimum
 
-All operations are in float32 and in this order, as in ggml. If a type lacks a factor, the multiplication is skipped
-instead of multiplying by 1.
+All operations are in float32 and in this order, as in ggml. If a type lacks a factor, its multiplication is skipped.
 
 An f16 has 11 significant bits, and in every type the sub-scale and the value have at most 12 together. The products are
 therefore exact in any order. Only the subtraction rounds, once.
@@ -90,7 +89,7 @@ def dequantize(weights: Unpacked) -> NDArray[np.float32]:
 
 
 def _products(factors: NDArray[np.float32], integers: NDArray[np.int16] | None) -> NDArray[np.float32]:
-    """Multiply factors float32[..., s] by integers int16[..., s k], which returns float32[..., s k].
+    """Multiply factors float32[..., s] by integers int16[..., s k] -> float32[..., s k].
 
     Without integers, return the factors.
     """

@@ -1,9 +1,10 @@
 """Compiles a pattern into a transition table for a kernel that does one lookup per character and never backtracks.
 
-The table finds the match that a backtracking matcher would find first. It is a DFA that precomputes Thompson's
+The table finds the match that a backtracking matcher would find first. It is a DFA that precomputes Thompson's NFA
 simulation. A state is the list of positions in the pattern that may come next, in order of preference. When one of them
-reaches the end of the pattern, the positions after it in the list are dropped. The last end reached is the match. A
-lookahead depends on the character after the match, so a match is recorded one step late, as a flag of the transition.
+reaches the end of the pattern, the positions after it in the list are dropped. The match ends where the end of the
+pattern was last reached. A lookahead depends on the character after the match, so a match is recorded one step late, as
+a flag of the transition.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
 
 
 def _compile(node: Node, after: int, steps: list[_Step], numbers: dict[int, int]) -> int:
-    """Append the steps of a node. They continue at the step with index `after`. Returns the index of the first step."""
+    """Append the steps of a node, which continue at the step with index `after`. Returns the index of the first."""
 
     def add(step: _Step) -> int:
         steps.append(step)

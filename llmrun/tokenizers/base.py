@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """
 
     def unprotect(self, text: str) -> str:
-        """Undo `protect`."""
+        """Undo the effect of `protect` on a text."""
 
     def encode_rendered(self, text: str) -> NDArray[np.int32]:
         """Encode a rendered chat template as token ids, int32[tokens].

@@ -48,7 +48,7 @@ def union(*sets: CodePoints) -> CodePoints:
     """Return the code points that are in at least one of the sets."""
     if len(sets) == 1:
         return sets[0]
-    # In a single pass over all edges, a code point is in the union if more sets have begun than have ended before it.
+    # Sweep over the edges of all sets. `depth` counts the sets that contain the code points from each edge to the next.
     edges = np.concatenate(sets)
     steps = np.concatenate([_steps(one) for one in sets])
     places, where = np.unique(edges, return_inverse=True)

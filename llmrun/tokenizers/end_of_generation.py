@@ -35,7 +35,7 @@ ENDING_TEXTS = (
     "[e~[",
 )
 
-# The tokens that these keys name, if the file has them, end an answer.
+# If the file has these keys, the tokens that they name end an answer.
 ENDING_KEYS = ("eot_token_id", "eom_token_id")
 
 # Fill-in-the-middle tokens, as pairs of keys (after `tokenizer.ggml.`) and texts that are tried if the file has none of

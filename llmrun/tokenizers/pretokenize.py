@@ -89,7 +89,7 @@ class Splitter:
 
 @functools.cache
 def splitter(stages: tuple[Stage, ...]) -> Splitter:
-    """Return the splitter for these stages, from a cache if possible."""
+    """Return a cached splitter for these stages."""
     return Splitter(stages)
 
 
@@ -120,7 +120,7 @@ _JAIS2 = (
 
 
 def _cased(capital: str, small: str, contraction: str, digits: str) -> str:
-    """Build a pattern that starts a new word at capitals. `capital` and `small` are sets in pattern notation."""
+    """Build a pattern that starts a new word at capital letters. `capital` and `small` are sets in pattern notation."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{before}{capital}*{small}+{contraction}|{before}{capital}+{small}*{contraction}"
     return rf"{words}|{digits}|{_OTHERS_AND_SLASHES}|{_SPACES}"

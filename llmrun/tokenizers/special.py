@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MARK = "\ufdd0"
 
-# The kernel tries to match tokens at every possible start, which takes time in proportion to the longest token. The
+# The kernel tries to match tokens at every possible position, which takes time in proportion to the longest token. The
 # limit prevents a malicious file from making this slow. Longer tokens are searched for one at a time.
 _LONGEST_IN_TREE = 512  # bytes
 
@@ -167,7 +167,7 @@ def _byte_offsets(text: str, positions: Sequence[int]) -> list[int]:
 
 
 def unmark(text: str) -> tuple[str, list[int]]:
-    """Return the text without marks, and the positions in it where marks were. A doubled mark becomes one character."""
+    """Return the text without marks, and the positions in it where marks were. A doubled mark becomes a single mark."""
     kept: list[str] = []
     marks: list[int] = []
     length = start = 0

@@ -1,4 +1,4 @@
-"""SentencePiece tokenizer: `llama` in GGUF files.
+"""The SentencePiece tokenizer, `llama` in GGUF files.
 
 Spaces are written as U+2581, tokens merge in order of their scores, and characters that are not in the vocabulary
 become one token per byte.

@@ -146,7 +146,7 @@ def without_surrogates(text: str) -> str:
 
 
 def longest_piece(ends: NDArray[np.int64]) -> int:
-    """Return the length of the longest piece in bytes."""
+    """Return the length of the longest piece, in bytes."""
     return int(np.diff(ends, prepend=0).max(initial=0))
 
 

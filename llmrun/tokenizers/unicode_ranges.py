@@ -1,9 +1,9 @@
 """The letters, numbers, punctuation, marks, symbols and whitespace of Unicode 15.1.
 
 llama.cpp uses the same version. It is fixed because token ids must not depend on the Unicode version of the interpreter
-or of a library. For example, 17.0 assigns about 23,000 code points that are unassigned in 15.1. The ranges are the
-general categories L, N, P, M and S and the property White_Space. They are in hexadecimal and include both ends. Source:
-the Unicode Character Database.
+or of a library. For example, Unicode 17.0 assigns about 23,000 code points that are unassigned in 15.1. The ranges are
+the general categories L, N, P, M and S and the property White_Space. They are in hexadecimal and include both ends.
+Source: the Unicode Character Database.
 """
 
 LETTERS = """

@@ -119,7 +119,7 @@ def add_experts(
 def expert_outputs(
     w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
 ) -> Value:
-    """Compute the output of each of a row's experts for h."""
+    """Compute the outputs of each row's experts for h."""
     gate, up = _gate_and_up(w, block, h, experts.feed_forward, routing)
     return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), h.width, routing)
 

@@ -105,9 +105,9 @@ def refuse_experts(keys: Keys) -> None:
 def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
     """Return the window size of each layer. It includes the row's own position, and 0 means all earlier positions.
 
-    Every layer except each `every`th has the window, unless the file specifies another period or a value per layer. If
-    `default` is None, the file must specify the window. If `default` is 0 and the file does not specify a window, no
-    layer has one.
+    All layers except every `every`-th one have the window, unless the file specifies another period or a value per
+    layer. If `default` is None, the file must specify the window. If `default` is 0 and the file does not specify a
+    window, no layer has one.
     """
     layers = layers_of(keys)
     window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)

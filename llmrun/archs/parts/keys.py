@@ -66,7 +66,7 @@ class Keys:
         return value
 
     def factor(self, key: str, default: float | None = None) -> float:
-        """Return a factor. Unlike in `scale`, a stored 0 returns 0."""
+        """Return a factor. Unlike `scale`, this returns a stored 0 unchanged."""
         value = self.number(key, default)
         if abs(value) > _LARGEST_SCALE:
             raise self.bad(key, f"must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")

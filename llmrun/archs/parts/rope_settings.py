@@ -34,8 +34,8 @@ class YarnSettings:
 
     original_context  context size before scaling, in tokens
     fast, slow        thresholds in full rotations within the original context; pairs with more than `fast` rotations
-                      keep their frequency, pairs with fewer than `slow` are slowed down, and pairs in between are
-                      interpolated
+                      keep their frequency, pairs with fewer than `slow` have it divided by the factor, and pairs in
+                      between are interpolated
     log_multiplier    mscale_all_dim in DeepSeek's config; 0 selects the paper's formula for the magnitude
     """
 

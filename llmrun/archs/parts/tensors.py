@@ -25,8 +25,8 @@ class Tensors:
     """The tensors of a file. They are requested by name, with the shape that the metadata implies.
 
     `finish` rejects files with tensors that have not been requested, because ignoring a bias, for example, would give
-    wrong results. Raises BadGGUF for tensors that are missing or have the wrong shape, and UnsupportedModel for weight
-    types without kernels.
+    wrong results. The methods raise BadGGUF for tensors that are missing or have the wrong shape, and UnsupportedModel
+    for weight types without kernels.
     """
 
     def __init__(self, file: GGUFFile) -> None:

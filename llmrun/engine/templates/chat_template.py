@@ -1,6 +1,7 @@
 """Chooses a model's chat template and renders conversations with it.
 
-Templates get the same variables as in `transformers`, and an answer to be continued is truncated in the same place.
+Templates are given the same variables as in `transformers`, and a prompt that ends with an answer to be continued is
+truncated at the same place.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ChatTemplate:
 
         Every string in messages, tools and template_kwargs is protected, so that only the template's own text can
         become control tokens. If the last answer is to be continued, the text ends with that answer. Raises
-        TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method sets.
+        TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method
+        itself sets.
         """
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,

@@ -32,7 +32,7 @@ def write_frame(stream: IO[bytes], data: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], longest: int | None = None) -> bytes | None:
-    """Return the next frame, or None at the end of the stream. Raises FrameTooLong above `longest` bytes."""
+    """Return the next frame, or None at the end of the stream. Raises FrameTooLong if it exceeds `longest` bytes."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None

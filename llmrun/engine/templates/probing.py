@@ -204,7 +204,7 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
     contrast = _ending(on_text, tags) - _ending(off_text, tags)
     if contrast:
         return _Switch(on, off, (contrast, bool(values)))
-    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # such as "Reasoning effort: high"
+    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # as in "Reasoning effort: high"
     if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None

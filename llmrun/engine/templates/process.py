@@ -27,7 +27,7 @@ from llmrun.errors import LlmrunError, TemplateRefused
 if TYPE_CHECKING:
     import psutil
 
-_FIRST_LOOK_S = 0.05  # seconds before the first check; most requests end earlier and save the 20 ms of importing psutil
+_FIRST_LOOK_S = 0.05  # seconds before the first check; most requests end sooner, which saves 20 ms for importing psutil
 _LOOK_S = 0.01
 # Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
 # character, and a template that splits, trims and joins text may hold ten copies of it.
@@ -42,7 +42,7 @@ _INVALID_ANSWER = "its process sent an invalid answer"
 class RenderLimits:
     """The resource limits for rendering one template. All except `wall_s` grow with the size of the conversation.
 
-    cpu_s   seconds of CPU time, which do not depend on how busy the machine is
+    cpu_s   seconds of CPU time, which does not depend on how busy the machine is
     wall_s  seconds of wall-clock time
     memory  bytes of memory for the whole process, including about 30 MB for Python itself
     output  bytes of rendered text; the default is about 4 million tokens
@@ -135,7 +135,7 @@ class TemplateProcess:
         if 0 < self._memory < limits.memory:
             self.close()
         process = self._running()
-        if self._memory == 0:  # wait for a new process; no template is running yet, so no limits need watching
+        if self._memory == 0:  # wait for a new process; no template is running yet, so there are no limits to enforce
             self._exchange(process, (), limits, name, unwatched_s=limits.wall_s)
         self._memory = limits.memory
         head = encoded({"cpu_s": limits.cpu_s, "memory": limits.memory})
@@ -186,7 +186,7 @@ class _Exchange(threading.Thread):
     """A thread that sends a request and receives the answer. It may block until the child process is killed.
 
     answer   the received frame, or None
-    trouble  the reason if the answer was rejected; empty if the process ended without an answer
+    trouble  why the answer was rejected; empty if the process ended without an answer
     """
 
     def __init__(self, process: subprocess.Popen[bytes], frames: Sequence[bytes], longest: int) -> None:

@@ -86,7 +86,7 @@ class ThinkingDecoder:
 
     @property
     def answering(self) -> bool:
-        """True once the answer has begun."""
+        """True once the answer has started."""
         return self._splitter is None or self._splitter.phase is Phase.ANSWERING
 
     @property

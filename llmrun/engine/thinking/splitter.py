@@ -45,9 +45,9 @@ class Split:
 
 
 class ThinkingSplitter:
-    """A splitter for streamed text. It returns text as soon as it is known to be thinking or answer.
+    """A splitter for streamed text. It returns text as soon as it can tell whether the text is thinking or answer.
 
-    Tags are recognized only in certain places: `opening` before the answer has begun, and `closing` during thinking.
+    Tags are recognized only in certain places: `opening` before the answer has started, and `closing` during thinking.
     Without thinking, `closing` is also recognized at the beginning of a line outside code blocks. Elsewhere, a tag is
     ordinary text. Whitespace around thinking belongs to the tags. Tags are removed from the output; all other text is
     kept. The result does not depend on how the text is chunked.
@@ -208,7 +208,8 @@ class ThinkingSplitter:
 def _first_completed(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
     """Return (start, tag) of the tag that ends first, or None.
 
-    If two tags end together, the longer one wins. The result therefore does not depend on how the text is chunked.
+    If two tags end at the same character, the longer one wins. The result therefore does not depend on how the text is
+    chunked.
     """
     found = [(at + len(mark), at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     if not found:

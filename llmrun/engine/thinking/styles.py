@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class ThinkingStyle:
     """The texts around a model's thinking. Whitespace next to one of these texts counts as part of it.
 
-    opening   the tag that begins thinking, before the answer has begun
-    closing   the tags that end thinking; a single one is enough
+    opening   the tag that begins thinking, before the answer has started
+    closing   the tags that end thinking; any one of them is enough
     headers   texts that may precede the answer and are not part of it
     trailers  texts that may follow the answer and are not part of it
     known_by  a template that contains all of these texts has this style; () means `opening` and `closing[0]`
-    anywhere  True if every message has a header, so that the model may think again after it has begun to answer
+    anywhere  True if every message has a header, so that the model may think again after it has started to answer
     ending    the text that the model itself would write to end its thinking and begin the answer
     blank     the text that the model would write between `opening` and `ending` if it does not think
     guessed   True if only the vocabulary suggests this style; in some families, every model has the tags, but few think
