@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MOST_REDIRECTS = 10
-MOST_WAIT_S = 300.0  # the longest Retry-After to obey
+MOST_WAIT_S = 300.0  # the longest Retry-After to honor
 _EXPIRED = (401, 403, 404, 410)  # status codes that servers send for expired signed URLs
 # The number of digits is limited because int() raises ValueError for very long numbers.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
@@ -48,7 +48,7 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """The response belongs to a different file, such as a proxy's error page. Earlier bytes may still be correct."""
+    """The response belongs to a different file, such as a proxy's error page. Bytes received earlier may be correct."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _parsed_size(text: str) -> int | None:
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
-    """Return a value for the If-Range header, which is a strong ETag or a Last-Modified date, or else ""."""
+    """Return a value for the If-Range header, which is a strong ETag or a Last-Modified date, or "" without either."""
     etag = headers.get("etag", "")
     found = etag if re.fullmatch(r'"[^"]*"', etag) else headers.get("last-modified", "")
     return found if found.isascii() and found.isprintable() and len(found) <= _LONGEST_VALIDATOR else ""
