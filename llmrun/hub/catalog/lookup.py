@@ -63,7 +63,7 @@ class Catalog:
         return (*self._aliases, *self.shortnames)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Return the model with exactly this name. Raises KeyError if none has it, and UsageError for an invalid entry."""
+        """Return the model with exactly this name. Raises KeyError if none exists, or UsageError if it is invalid."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))

@@ -1,4 +1,4 @@
-"""Reads the cache that all Hugging Face tools share, without the 0.4 s it takes to import huggingface_hub.
+"""Reads the cache that all Hugging Face tools share, without the 0.4 s that importing huggingface_hub takes.
 
 models--OWNER--NAME/refs/main                     the commit that a branch or a tag last pointed to
 models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file if links are not supported
@@ -38,7 +38,7 @@ class Repository:
     snapshots: Mapping[str, Mapping[str, Path]]
 
     def revision_of(self, commits: Sequence[str]) -> str:
-        """Return "main" or else another branch or tag if it refers to one of these commits, else the first commit."""
+        """Return a branch or tag that refers to one of these commits, preferably "main", or else the first commit."""
         named = [revision for revision, commit in self.refs.items() if commit in commits]
         return "main" if "main" in named else next(iter(named), commits[0])
 

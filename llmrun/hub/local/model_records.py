@@ -118,7 +118,7 @@ def remember_digests(
 
 
 def known_digest(path: Path) -> str | None:
-    """Return the recorded sha256 of a file, or None if there is none or the file has changed since it was hashed.
+    """Return the recorded sha256 of a file, or None if none is recorded or the file has changed since.
 
     This does not read the file's contents. The sha256 of a shard is in the record of its model.
     """

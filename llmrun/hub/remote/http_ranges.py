@@ -48,7 +48,7 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """The response belongs to a different file, such as a proxy's error page. Bytes received earlier may be correct."""
+    """The response belongs to a different file, such as a proxy's error page. Bytes received earlier may be valid."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,9 @@ class Remote:
         if status in (408, 425, 429) or status >= 500:
             after = _seconds(response.headers.get("retry-after", ""))
             if after > MOST_WAIT_S:
-                raise NetworkError(f"refused (HTTP {status})", hint=f"try again in {after:,.0f} s, as the server asks")
+                raise NetworkError(
+                    f"refused (HTTP {status})", hint=f"try again in {after:,.0f} s, as the server requested"
+                )
             words = "too many requests" if status == 429 else "server error"
             raise TryAgain(f"{words} (HTTP {status})", after=after)
         raise _refusal(status, response.headers.get("x-error-code", ""))
@@ -209,12 +211,12 @@ class Remote:
         length = response.headers.get("content-length")
         if response.status_code == 200:
             if length is not None and length != str(self.file.size):
-                raise AnotherFile(f"the server's file has {plain(length)} bytes, expected {self.file.size:,}")
+                raise AnotherFile(f"the server's file is {plain(length)} bytes, expected {self.file.size:,}")
             return True
         told = response.headers.get("content-range", "")
         span = _SPAN.fullmatch(told)
         if span and span[3] not in ("*", str(self.file.size)):
-            raise AnotherFile(f"the server's file has {int(span[3]):,} bytes, expected {self.file.size:,}")
+            raise AnotherFile(f"the server's file is {int(span[3]):,} bytes, expected {self.file.size:,}")
         if not span or (int(span[1]), int(span[2])) != (start, end - 1):
             raise TryAgain(f"requested bytes {start}-{end - 1}, but the server sent {plain(told) or 'others'}")
         return False

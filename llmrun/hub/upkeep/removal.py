@@ -87,7 +87,7 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
         if blob.parent == Path(os.path.realpath(repository.folder / "blobs")):
             blobs.append(blob)
         elif not is_inside(link, repository.folder):
-            notes.append(f"{link}: only the link is removed; its target {blob} is outside the cache and stays")
+            notes.append(f"{link}: only the link is removed; its target {blob} is outside the cache and is kept")
     kept = referenced(repository, except_for=frozenset(links))
     free = tuple(dict.fromkeys(blob for blob in blobs if blob not in kept))
     records = [record_path(link) for link in links if not link.is_symlink() or Path(os.path.realpath(link)) in free]
@@ -136,7 +136,7 @@ def refuse_linked_folders(repository: Repository) -> None:
 
 
 def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:
-    """Return the targets of all links in all snapshots, not only of links to GGUF files."""
+    """Return the targets of all links in all snapshots, including links to files other than GGUF models."""
     return {
         Path(os.path.realpath(path)) for path in files_below(repository.folder / "snapshots") if path not in except_for
     }
