@@ -2,7 +2,7 @@
 
 A flag takes precedence over the environment (`LLMRUN_THREADS`), which takes precedence over `config.toml`
 (`threads = 4`) and the default. Unknown names and invalid values are errors, because a typo must not silently select
-the default. Commands that do not run a model only warn about them.
+the default. Commands that do not run a model only warn about such mistakes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREFIX = "LLMRUN_"
 
 Refuse = Callable[[UsageError], None]  # called with the error about an invalid setting; may raise the error
 
-# Variables that are not settings, namely folders, an API key and switches for a single run.
+# Environment variables that are not settings: folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
     {
         "LLMRUN_API_KEY",
@@ -71,7 +71,7 @@ class Rule:
     minimum     the smallest valid number
     maximum     the largest valid number
     choices     the valid strings; () if any string is valid
-    or_integer  whether an integer within the bounds is valid too, in addition to the choices
+    or_integer  whether integers within the bounds are valid in addition to the choices
     hidden      valid choices that help texts and messages do not mention
     unlimited   a value below the minimum that means "no limit"; None if the setting has no such value
     hint        advice for a user who entered an invalid value
@@ -100,7 +100,7 @@ class Rule:
         return least if self.unlimited is None else f"{least}, or {self.unlimited} for no limit"
 
     def parse(self, text: str) -> object:
-        """Parse the text of an environment variable. Raises ValueError."""
+        """Parse the text of an environment variable. Raises ValueError if it is invalid."""
         if self.kind is bool:
             word = text.strip().lower()
             if word not in _TRUE | _FALSE:
@@ -187,7 +187,7 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
-    """Return the settings of this run, from flags, the environment, config.toml and defaults, in this order.
+    """Return the settings of this run, from flags, the environment, config.toml and defaults, in order of precedence.
 
     Raises UsageError, which names the file or variable, the key, the invalid value and the valid values.
 
@@ -218,7 +218,7 @@ def _raise(error: UsageError) -> None:
 
 
 def is_set(name: str) -> bool:
-    """Return whether the environment or config.toml sets a value. Raises the same errors as `load_settings`."""
+    """Return whether the environment or config.toml contains a setting. Raises the same errors as `load_settings`."""
     return name in dict(_from_config(config_file(), _raise)) | dict(_from_environment(os.environ, _raise))
 
 
@@ -273,7 +273,7 @@ def _from_environment(environment: Mapping[str, str], refuse: Refuse) -> Iterato
 
 
 def _parsed(rule: Rule, text: str) -> object:
-    """Parse the text of a variable. Invalid text is returned unchanged, and `_checked` reports it."""
+    """Parse the text of a variable. Returns invalid text unchanged so that `_checked` can report it."""
     try:
         return rule.parse(text)
     except ValueError:

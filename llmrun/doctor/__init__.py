@@ -1,3 +1,4 @@
-"""Checks whether this machine has everything llmrun needs. The entry point is
-`examine.examine`. Nothing in this package prints.
+"""Checks whether this machine has everything llmrun needs. The entry point is `examine.examine`.
+
+Nothing in this package prints; the caller formats the report.
 """

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_FILES = 200_000  # counting stops here, because network file systems list only about 10,000 files per second
+_MOST_FILES = 200_000  # counting stops here because network file systems list only about 10,000 files per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def use_of(folder: Path) -> Use:
 def can_write(folder: Path) -> bool:
     """Return whether a file can be created in a folder, or in the nearest existing folder above it.
 
-    The check creates and deletes a temporary file, because permissions do not show that a disk is full or read-only.
+    The check creates and deletes a temporary file, because permissions do not reveal that a disk is full or read-only.
     """
     try:
         with tempfile.TemporaryFile(dir=_nearest(folder), prefix=".llmrun-doctor-"):

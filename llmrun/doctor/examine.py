@@ -44,12 +44,12 @@ class Report:
 
     @property
     def works(self) -> bool:
-        """Whether no check found a problem."""
+        """Whether llmrun works, which means that no check found a problem."""
         return not self.count(PROBLEM)
 
 
 def examine(machine: Machine, doing: Callable[[str], None], more: Iterable[tuple[str, Check]] = ()) -> Report:
-    """Run every check. This takes about two seconds.
+    """Run every check, which takes about two seconds in total.
 
     doing  called with a description of each check before it runs
     more   additional checks to run last, as (section, check)

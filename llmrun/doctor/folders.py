@@ -17,7 +17,7 @@ from llmrun.settings import load_settings
 
 SECTION = "Files"
 SETTINGS = "Settings"
-_LITTLE = 2_000_000_000  # bytes; less than this is too little for more than a few small models
+_LITTLE = 2_000_000_000  # bytes; with less free space than this, only a few small models fit
 
 
 def look_at_folders(machine: Machine) -> Iterator[Finding]:

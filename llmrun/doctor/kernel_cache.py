@@ -11,7 +11,7 @@ from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder, remove
 
 SECTION = "Files"
-_ELSEWHERE = "Without this cache, every start compiles its kernels again. To use another folder:"
+_ELSEWHERE = "Without this cache, every run compiles its kernels again. To use another folder:"
 
 
 def look_at_kernels(machine: Machine) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ class Secrets:
     def __init__(self) -> None:
         found = [value for name, value in os.environ.items() if _NAMES.search(name.upper())]
         found.append(hub_token() or "")
-        # Longer secrets are replaced first, because a short one may be the beginning of a longer one.
+        # Longer secrets are replaced first, because a short one may be a prefix of a longer one.
         self._values = sorted({value for value in found if len(value) >= _SHORTEST}, key=len, reverse=True)
 
     def hidden(self, text: str) -> str:

@@ -24,7 +24,7 @@ class FoundModel:
 
     size      the download size in bytes; None if the number of weights is unknown
     is_exact  whether `size` is the exact file size; if not, it is rounded or computed from the number of weights
-    needed    a high estimate of the memory in bytes with 4,096 tokens of context; None if `size` is None
+    needed    a generous estimate of the memory in bytes needed for 4,096 tokens of context; None if `size` is None
     here      the quantizations that are on this machine
     """
 

@@ -279,7 +279,7 @@ def test_removing_as_json_and_a_link_out_of_the_store(stores: Stores, tmp_path: 
     body = json.loads(out)
     assert body["models"][0] == {"name": "hf:org/a:Q4_0", "freed_bytes": 0, "files": [str(link)]}
     assert body["models"][1]["name"] == "hf:org/none"
-    assert "is outside the cache and stays" in err
+    assert "is outside the cache and is kept" in err
     assert mine.exists()
 
 

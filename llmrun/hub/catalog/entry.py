@@ -34,7 +34,7 @@ class Quant:
 
     @property
     def estimated_size(self) -> int | None:
-        """The exact size in bytes, or else the rounded size (accurate to a few percent), or else None."""
+        """The exact size in bytes if known, else the rounded size (accurate to a few percent), else None."""
         if self.size is not None or not self.about:
             return self.size
         match = QUOTED_SIZE.fullmatch(self.about)

@@ -1,4 +1,4 @@
-"""Parses models.toml key by key. Every error can therefore name the file, the entry and the key.
+"""Parses models.toml key by key, so that every error can name the file, the entry and the key.
 
 The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries, but a run
 needs only one of them, so entries are parsed on demand. A test parses all of them. The user's own file is always parsed
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """The tables of one file, whose entries have not been parsed yet.
+    """The tables of one models.toml file. Their entries have not been parsed yet.
 
     aliases       alias -> model name
     repositories  repository on the Hub -> names of the models that have files in it
@@ -47,7 +47,7 @@ class CatalogFile:
 
 
 def read_file(path: Path) -> CatalogFile:
-    """Read the tables of a models.toml. Raises UsageError for invalid TOML and for unknown tables."""
+    """Read the tables of a models.toml file. Raises UsageError for invalid TOML and for unknown tables."""
     import tomllib
 
     try:
@@ -293,7 +293,7 @@ def _gguf_file(keys: _Keys) -> str:
 
 
 def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
-    """Return the files with their sizes and digests, if given. Both are one value, or a list with one per shard."""
+    """Return the files with their sizes and digests, if given. Each key has one value or a list with one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)

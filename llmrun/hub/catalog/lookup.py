@@ -63,7 +63,7 @@ class Catalog:
         return (*self._aliases, *self.shortnames)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Return the model with exactly this name. Raises KeyError, or UsageError for an invalid entry."""
+        """Return the model with exactly this name. Raises KeyError if none exists, or UsageError if it is invalid."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
@@ -191,7 +191,7 @@ def own_catalog() -> Path:
 
 
 def shipped_catalog() -> Path:
-    """Return the path of our models.toml, which is inside the package in a wheel, but above it in a source tree."""
+    """Return the path of our models.toml, which is inside the package in a wheel and above it in a source tree."""
     package = Path(llmrun.__file__).resolve().parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"

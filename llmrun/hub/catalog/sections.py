@@ -2,7 +2,8 @@
 
 A run usually looks up one name among more than a hundred models. Parsing the whole file takes 23 ms, but splitting it
 at its headings takes only 5 ms. Splitting works only if every heading is on a line of its own. This is true of our
-file, and a test compares the two methods. The user's file may be any valid TOML, so it is parsed as a whole.
+file, and a test checks that both methods give the same result. The user's file may be any valid TOML, so it is parsed
+as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _REPOSITORY = re.compile(r'\brepository = "([^"]+)"')
 
 
 class Sections(Mapping[str, Any]):
-    """A mapping of table names to tables. Each table is parsed on access."""
+    """A mapping from table names to tables. Each table is parsed on access."""
 
     def __init__(self, kind: str, texts: Mapping[str, str]) -> None:
         self._kind, self._texts = kind, texts

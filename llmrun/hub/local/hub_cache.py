@@ -1,4 +1,4 @@
-"""Reads the cache that all Hugging Face tools share, without importing huggingface_hub, which takes 0.4 s.
+"""Reads the cache that all Hugging Face tools share, without the 0.4 s that importing huggingface_hub takes.
 
 models--OWNER--NAME/refs/main                     the commit that a branch or a tag last pointed to
 models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file if links are not supported
@@ -19,7 +19,7 @@ from llmrun.hub.local.scandir import entries, is_file, read_small
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPOSITORY = "models--"
-_DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; paths.py creates none deeper
+_DEEPEST = 8  # the maximum depth of folders below a snapshot or `refs`; paths.py never nests folders deeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Repository:
     snapshots: Mapping[str, Mapping[str, Path]]
 
     def revision_of(self, commits: Sequence[str]) -> str:
-        """Return "main" if it refers to one of these commits, else another branch or tag, else the first commit."""
+        """Return a branch or tag that refers to one of these commits, preferably "main", or else the first commit."""
         named = [revision for revision, commit in self.refs.items() if commit in commits]
         return "main" if "main" in named else next(iter(named), commits[0])
 
@@ -61,7 +61,7 @@ def repository_name(folder: str) -> str:
 
 
 def read_repository(name: str) -> Repository:
-    """Read a repository. It is empty if it is not in the cache. Raises UsageError for invalid names."""
+    """Read a repository from the cache. The result is empty if it is not there. Raises UsageError for invalid names."""
     folder = paths.repository_folder(name)
     snapshots = {
         entry.name: dict(_model_files(Path(entry.path)))

@@ -44,7 +44,7 @@ def _folders() -> list[Path]:
 
 
 def _pointed_home() -> Path | None:
-    """Return the home folder that LM Studio writes to `~/.lmstudio-home-pointer`, or None."""
+    """Return LM Studio's home folder as recorded in `~/.lmstudio-home-pointer`, or None."""
     try:
         text = read_small(expanded("~/.lmstudio-home-pointer")).decode("utf-8").strip()
     except (OSError, ValueError):

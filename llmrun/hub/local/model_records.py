@@ -26,7 +26,7 @@ from llmrun.hub.local import paths
 from llmrun.hub.names.file_names import first_shard
 
 _VERSION = 1
-_MOST_BYTES = 1 << 20  # a record of a thousand shards takes a quarter of this
+_MOST_BYTES = 1 << 20  # a record of a thousand shards is a quarter of this size
 _MOST_TEXT = 8192  # characters in a string; paths and URLs may be long
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -118,9 +118,9 @@ def remember_digests(
 
 
 def known_digest(path: Path) -> str | None:
-    """Return the recorded sha256 of a file, or None if the file has changed since. Does not read the file's contents.
+    """Return the recorded sha256 of a file, or None if none is recorded or the file has changed since.
 
-    The sha256 of a shard is in the record of its model.
+    This does not read the file's contents. The sha256 of a shard is in the record of its model.
     """
     real = os.path.realpath(path)
     for record in map(read_record, dict.fromkeys((path, path.with_name(first_shard(path.name))))):

@@ -3,7 +3,7 @@
     models/manifests/registry.ollama.ai/library/qwen3/4b    JSON that lists the layers of qwen3:4b with their digests
     models/blobs/sha256-0123...                             a layer; the layer of type `model` is a GGUF file
 
-Manifests are untrusted input. Their size and number are limited, and they can refer only to files in `blobs`.
+Manifests are untrusted input, so their size and number are limited, and they can refer only to files in `blobs`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:(?P<digits>[0-9a-f]{64})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _REGISTRY, _LIBRARY = "registry.ollama.ai", "library"  # the default registry and owner, which names omit
-_LEVELS = 4  # the levels of folders: registry, owner, model, tag
+_LEVELS = 4  # folder levels: registry, owner, model, tag
 _MOST_MANIFESTS = 10_000
 
 

@@ -37,7 +37,7 @@ def web_file(url: str, file: str) -> Path:
 
 
 def work_folder(key: str) -> Path:
-    """Return a folder for partial downloads, identified by any text. The next download with this key cleans it up."""
+    """Return the folder for partial downloads of `key`, which may be any text. The next such download empties it."""
     return models_folder() / ".partial" / _hashed(key)
 
 

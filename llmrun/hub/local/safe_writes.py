@@ -93,7 +93,7 @@ def make_folder(folder: Path, root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in this folder survive a power failure. Does nothing on Windows, which cannot open folders."""
+    """Make renames in this folder survive a power failure. Does nothing on Windows, where folders cannot be opened."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Reads folders that other programs write to. Unreadable folders count as empty."""
+"""Reads folders that other programs write to. Unreadable folders are treated as empty."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds models on this machine, in the Hugging Face cache, our own folder and other programs' folders.
 
-A file is trusted after its sha256 has been verified. The expected sha256 comes from the catalogue or from the blob's
-name, because the Hugging Face cache and Ollama name blobs after their sha256. The result is recorded by
-model_records.py, so the next start does not have to read gigabytes. This module does not use the network.
+A file is trusted only after its sha256 has been verified. The expected sha256 comes from the catalogue or from the
+blob's name, because the Hugging Face cache and Ollama name blobs after their sha256. The result is recorded by
+model_records.py, so that the next run does not have to read gigabytes again. This module does not use the network.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
 
 
 def _together(source: Source, expected: tuple[Expected, ...], place: Callable[[str], Path]) -> Iterator[Candidate]:
-    with contextlib.suppress(UsageError):  # the name cannot be one of our files
+    with contextlib.suppress(UsageError):  # none of our files can have this name
         files = tuple(place(file.file) for file in expected)
         if files and all(path.is_file() for path in files):
             yield Candidate(source, files, expected)

@@ -38,7 +38,7 @@ def quantization_named(text: str) -> str:
 
 
 def shards_of(file: str) -> tuple[str, ...]:
-    """Return the files of the model whose first file is `file`, which are one file or all shards in order.
+    """Return all files of the model whose first file is `file`: either that file alone or all shards in order.
 
     Raises ValueError if `file` is not the first shard, or if its shard numbers are invalid.
     """
@@ -65,13 +65,13 @@ def first_shard(file: str) -> str:
 
 
 def is_companion(file: str) -> bool:
-    """Return whether a file is a vision projector (mmproj) or an importance matrix (imatrix) instead of a model."""
+    """Return whether a file is a vision projector (mmproj) or an importance matrix (imatrix) rather than a model."""
     stem = file.rsplit("/", 1)[-1].lower()
     return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" names a model
 
 
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Group files by model. Returns first file -> all files of the model, in order.
+    """Group files by model. Returns a map from each model's first file to all its files in order.
 
     Models with missing shards and companion files are left out. Names may contain folders.
     """

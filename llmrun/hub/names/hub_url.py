@@ -57,8 +57,8 @@ def hub_source_of(url: str) -> HubSource | None:
 def url_source_of(url: str) -> tuple[UrlSource, str]:
     """Parse the URL of a .gguf file on any web server. Returns (source, file name).
 
-    Raises UsageError if the URL does not name a .gguf file. Also raises it for http:// URLs of other machines, because
-    the sender cannot be authenticated without TLS.
+    Raises UsageError if the URL does not name a .gguf file, or if it is an http:// URL of another machine, because a
+    server cannot be authenticated without TLS.
     """
     from urllib.parse import unquote
 

@@ -32,7 +32,7 @@ def smallest_first(names: Iterable[str]) -> list[str]:
 
 
 def size_in(name: str) -> float:
-    """Return the size stated in a model's name as a sort key, such as 4e9 for "gemma3n:e4b", or inf without a size."""
+    """Return the size in a model's name as a sort key, such as 4e9 for "gemma3n:e4b", or inf if there is none."""
     match = _match(name)
     return _number(match) if match else math.inf
 
@@ -46,7 +46,7 @@ def _number(match: re.Match[str]) -> float:
 
 
 def nearest_in_size(name: str, names: Iterable[str]) -> list[str]:
-    """Sort model names by how close their sizes are to the size of `name`, the closest first."""
+    """Sort model names by how close their sizes are to that of `name`, the closest first."""
     wanted, ordered = size_in(name), smallest_first(names)
     if wanted in (0, math.inf):
         return ordered
@@ -54,7 +54,7 @@ def nearest_in_size(name: str, names: Iterable[str]) -> list[str]:
 
 
 def bits_of(quantization: str) -> int:
-    """Return the bits per weight stated in a quantization's name, such as 4 for "Q4_K_M", or 0 if there are none."""
+    """Return the bits per weight stated in a quantization's name, such as 4 for "Q4_K_M", or 0 if it states none."""
     match = _BITS.search(quantization)
     return int(match["bits"]) if match else 0
 

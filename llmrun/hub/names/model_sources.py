@@ -1,6 +1,6 @@
 """Data classes for the sources of models and for the files to download from them.
 
-A source does not have to specify which file of a repository to use. An `Artifact` is fully resolved and contains the
+A source need not specify which file of a repository to use, whereas an `Artifact` is fully resolved and contains the
 commit and the path, size and sha256 of every file.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class HubSource:
     """A model in a repository of the Hugging Face Hub, chosen by file or by quantization.
 
-    If both are None, the best file in the repository is used.
+    If `file` and `quantization` are both None, the best file in the repository is used.
 
     file          the file's path inside the repository, with "/"; for sharded models, the path of the first shard
     quantization  the quantization in upper case, as in file names, such as "Q4_K_M"

@@ -40,7 +40,7 @@ class Patience:
 class Growth:
     """A controller for the number of parallel connections of a download.
 
-    It starts with one connection and doubles the number as long as that measurably increases the speed. Many servers
+    It starts with one connection and doubles the number as long as that measurably increases the speed. Some servers
     and networks limit the speed of each connection, but most do not.
     """
 

@@ -23,7 +23,7 @@ def pin(source: UrlSource, expected: tuple[Expected, ...], *, name: str) -> Arti
         unmeasured = RemoteFile(wanted.file, 0, wanted.sha256)
         size = remote_file(source, unmeasured).measure()
         if wanted.size not in (None, size):
-            raise IntegrityError(f"{wanted.file}: the server's file has {size:,} bytes, expected {wanted.size:,}")
+            raise IntegrityError(f"{wanted.file}: the server's file is {size:,} bytes, expected {wanted.size:,}")
         files.append(RemoteFile(wanted.file, size, wanted.sha256))
     return Artifact(name, source, tuple(files))
 

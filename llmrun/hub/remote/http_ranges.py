@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MOST_REDIRECTS = 10
-MOST_WAIT_S = 300.0  # the longest Retry-After to obey
+MOST_WAIT_S = 300.0  # the longest Retry-After to honor
 _EXPIRED = (401, 403, 404, 410)  # status codes that servers send for expired signed URLs
 # The number of digits is limited because int() raises ValueError for very long numbers.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
@@ -48,7 +48,7 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """The response belongs to a different file, such as a proxy's error page. Earlier bytes may still be correct."""
+    """The response belongs to a different file, such as a proxy's error page. Bytes received earlier may be valid."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,9 @@ class Remote:
         if status in (408, 425, 429) or status >= 500:
             after = _seconds(response.headers.get("retry-after", ""))
             if after > MOST_WAIT_S:
-                raise NetworkError(f"refused (HTTP {status})", hint=f"try again in {after:,.0f} s, as the server asks")
+                raise NetworkError(
+                    f"refused (HTTP {status})", hint=f"try again in {after:,.0f} s, as the server requested"
+                )
             words = "too many requests" if status == 429 else "server error"
             raise TryAgain(f"{words} (HTTP {status})", after=after)
         raise _refusal(status, response.headers.get("x-error-code", ""))
@@ -209,12 +211,12 @@ class Remote:
         length = response.headers.get("content-length")
         if response.status_code == 200:
             if length is not None and length != str(self.file.size):
-                raise AnotherFile(f"the server's file has {plain(length)} bytes, expected {self.file.size:,}")
+                raise AnotherFile(f"the server's file is {plain(length)} bytes, expected {self.file.size:,}")
             return True
         told = response.headers.get("content-range", "")
         span = _SPAN.fullmatch(told)
         if span and span[3] not in ("*", str(self.file.size)):
-            raise AnotherFile(f"the server's file has {int(span[3]):,} bytes, expected {self.file.size:,}")
+            raise AnotherFile(f"the server's file is {int(span[3]):,} bytes, expected {self.file.size:,}")
         if not span or (int(span[1]), int(span[2])) != (start, end - 1):
             raise TryAgain(f"requested bytes {start}-{end - 1}, but the server sent {plain(told) or 'others'}")
         return False
@@ -227,7 +229,7 @@ def _parsed_size(text: str) -> int | None:
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
-    """Return a value for the If-Range header, which is a strong ETag or a Last-Modified date, or else ""."""
+    """Return a value for the If-Range header, which is a strong ETag or a Last-Modified date, or "" without either."""
     etag = headers.get("etag", "")
     found = etag if re.fullmatch(r'"[^"]*"', etag) else headers.get("last-modified", "")
     return found if found.isascii() and found.isprintable() and len(found) <= _LONGEST_VALIDATOR else ""

@@ -1,4 +1,4 @@
-"""Gets metadata from the Hugging Face Hub, namely a model's files at a commit with their sizes and digests.
+"""Fetches metadata from the Hugging Face Hub: a model's files at a commit, with their sizes and digests.
 
 huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. However, it never compares that
 sha256 with the downloaded bytes, and version 2.4 even serves truncated and corrupt files from its cache. Therefore,
@@ -51,7 +51,8 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
         commit, first = _first_file(replace(source, revision=found.commit), files[0].path, files[0])
         if commit != found.commit or first != files[0]:
             raise NetworkError(
-                "the Hub's responses are inconsistent", hint="try again; the repository may just be changing"
+                "the Hub's responses are inconsistent",
+                hint="try again; the repository may have changed in the meantime",
             )
     _check(files, expected)
     return Artifact(name, replace(source, file=files[0].path), files, commit)
@@ -60,7 +61,7 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
 def listing(source: HubSource) -> Listing:
     """List all models in the source's repository at its revision, ignoring the source's file and quantization.
 
-    Raises ModelNotFound if the repository or revision does not exist, and NetworkError.
+    Raises ModelNotFound if the repository or revision does not exist, and NetworkError if the request fails.
     """
     import_client()
     try:
@@ -117,7 +118,7 @@ def _information(source: HubSource) -> ModelInfo:
             return HfApi(library_name="llmrun").model_info(
                 source.repository, revision=source.revision, files_metadata=True, timeout=network_errors.ANSWER_SECONDS
             )
-        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # also a non-ASCII token
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # or a non-ASCII token
             raise
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
@@ -150,7 +151,7 @@ def _metadata(source: HubSource, file: str) -> HfFileMetadata:
 def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
         return NoFile(str(error), hint=nearest_files(listing(source).models, file, source.repository))
-    except LlmrunError:  # without the listing, only the hint is less helpful
+    except LlmrunError:  # the listing would only have improved the hint
         return error
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from llmrun.gguf.source import Source
     from llmrun.hub.progress_reporter import Reporter
 
-_MOST_SKIPPED = 16 << 20  # bytes; the most to discard if a server ignores the range and sends the file from its start
-_AT_ONCE = 6  # parallel header requests; their time is mostly latency
+_MOST_SKIPPED = 16 << 20  # the maximum bytes to discard if a server ignores the range and sends the file from its start
+_AT_ONCE = 6  # parallel header requests; most of their time is latency
 _LABEL = "reading headers"
 
 
@@ -30,7 +30,7 @@ def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
     """Read a remote model's header.
 
     The result has no tensor data, and lacks metadata that does not affect the memory footprint (see remote_header.py).
-    Raises NetworkError, ModelNotFound, ModelFileError, or UnsupportedModel if the source has no range requests.
+    Raises NetworkError, ModelNotFound, ModelFileError, or UnsupportedModel if the source has no range support.
 
     known  the header of another quantization of the same model; it reduces the transfer to a few kilobytes
     """

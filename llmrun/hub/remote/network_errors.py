@@ -1,4 +1,4 @@
-"""Limits the time of network requests and translates library exceptions to llmrun's errors."""
+"""Limits the duration of network requests and translates library exceptions to llmrun's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
-# In seconds, for name resolution and connecting together. An HTTP client's timeout would apply to each address.
+# The limit in seconds for resolving the name and connecting. An HTTP client's timeout would apply to each address.
 ANSWER_SECONDS = 10.0
 NOT_A_HUB = "the response does not come from a Hugging Face Hub"
 CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
@@ -40,7 +40,7 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     """Return the result of `ask()`, or give up after `seconds`.
 
     Without this limit, a slow DNS resolver or a firewall that drops packets can block a request for minutes. Raises
-    Unreachable when the time is up, and all errors that `ask` raises.
+    Unreachable if the time runs out, and re-raises any error from `ask`.
     """
     answers: list[Result] = []
     refusals: list[BaseException] = []
@@ -48,7 +48,7 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             answers.append(ask())
-        except BaseException as error:  # noqa: BLE001 (the waiting thread raises it)
+        except BaseException as error:  # noqa: BLE001 (the waiting thread re-raises it)
             refusals.append(error)
 
     thread = threading.Thread(target=run, name="llmrun-hub", daemon=True)
@@ -65,8 +65,8 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
 def translated(repository: str = "") -> Iterator[None]:
     """Translate exceptions of huggingface_hub, httpx2 and the network to short llmrun errors.
 
-    `repository` is the requested repository, for hints. Raises ModelNotFound if a repository, revision or file does not
-    exist, UsageError for an invalid repository name, and NetworkError for all other failures.
+    `repository` is the requested repository, which appears in hints. Raises ModelNotFound if a repository,
+    revision or file does not exist, UsageError for an invalid repository name, and NetworkError for all other failures.
     """
     import httpx2
     from huggingface_hub import errors

@@ -10,7 +10,7 @@ from llmrun.hub.names.model_order import nearest_in_bits
 from llmrun.hub.remote.repository_listing import OfferedModel
 
 # The order of preference for names without a quantization. Types with 4.5 to 5 bits per weight come first because they
-# lose little quality and have half the size of 8-bit types. They are followed by larger types, and then by smaller
+# lose little quality and are about half the size of 8-bit types. They are followed by larger types, and then by smaller
 # types, the least lossy first. Unquantized files come last because they are meant for conversion.
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_L", "UD-Q4_K_M", "Q4_K_S", "UD-Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS"),
@@ -91,7 +91,7 @@ def _near_quantizations(models: Sequence[OfferedModel], wanted: str, repository:
 def _rank(model: OfferedModel) -> int:
     name = model.quantization
     if "MXFP4" in name and "gpt-oss" in model.file.lower():
-        return -1  # gpt-oss was trained in MXFP4; other types are conversions of it
+        return -1  # gpt-oss was trained in MXFP4; all other types are converted from it
     if name in _UNQUANTIZED:
         return len(_RANK) + 2 + _UNQUANTIZED.index(name)
     return _RANK.get(name, len(_RANK) + (0 if name else 1))

@@ -1,7 +1,7 @@
 """Reads and writes llmrun.lock, which records the exact files of a project's models.
 
 The lock file is a sorted TOML file with one table per model. `pull --lock` writes it, and `pull --locked` downloads the
-files that it lists. Lock files come with projects and are not trusted. Parsing is strict, and every name is validated
+files that it lists. Lock files come with projects and are not trusted, so parsing is strict and every name is validated
 before it becomes part of a path.
 """
 

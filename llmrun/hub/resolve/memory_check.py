@@ -21,7 +21,7 @@ _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # our engine unpacks these types 
 _LARGER_IN_MEMORY = 1.05  # packed weights are up to 2 % larger than the file, and catalogue sizes are rounded
 _SURELY_FITS = 0.5  # a file below this fraction of memory certainly fits, so its header is not requested
 
-# The size of the KV cache (4,096 tokens in f16) plus scratch memory, as a function of the billions of weights.
+# The size of the KV cache (4,096 tokens in f16) plus scratch memory, as a function of the weight count in billions.
 # The estimate is higher than the actual size for SmolLM2 135M (0.12 GB), Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB)
 # and 32B (1.1 GB), and Llama 70B (1.4 GB).
 _CACHE_OF_A_BILLION = 0.55e9  # bytes
@@ -32,8 +32,8 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
     """Raise DoesNotFit if a model needs more than this machine's total memory.
 
     The message lists the memory requirements, and the hint names the largest quantization that fits. Memory used by
-    other programs counts as available. If the file size alone does not decide, this function fetches the model's
-    header, and also raises the same errors as `read_header`.
+    other programs counts as available. If the file size alone does not settle it, this function fetches the model's
+    header and may raise the same errors as `read_header`.
     """
     memory = free_memory.whole_memory()
     if memory is None or surely_fits(artifact.size, memory) or isinstance(artifact.source, PypiSource):
@@ -58,7 +58,7 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
 
 
 def surely_fits(size: int, memory: int) -> bool:
-    """Return whether a model of this file size fits into memory for any header, with KV cache and scratch space."""
+    """Return whether a model file of this size fits into memory with its KV cache, whatever its header says."""
     return size <= _SURELY_FITS * memory
 
 
@@ -79,7 +79,7 @@ def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
 
 
 def estimated_need(file_bytes: int, weights: float | None) -> int:
-    """Estimate how many bytes of memory a model uses with 4,096 tokens of context, from its file size alone.
+    """Estimate how many bytes of memory a model uses with 4,096 tokens of context, without reading its header.
 
     The estimate assumes grouped-query attention. For the KV cache and scratch memory it errs on the high side, with
     0.8 GB for 4 billion weights and 1.2 GB for 14 billion. `llmrun fit` computes the exact number from the header.
@@ -111,7 +111,7 @@ def _sentence(name: str, found: Fit) -> str:
 
 
 def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
-    """Return the name of the largest of the smaller quantizations that fits according to its header.
+    """Return the name of the largest smaller quantization that fits, judging by its header.
 
     Returns "" if none fits or the headers cannot be read.
     """

@@ -83,7 +83,7 @@ def _hint_for_missing(path: Path) -> str:
 
 
 def is_offline(offline: bool) -> bool:
-    """Return whether the user, or an environment variable that huggingface_hub also obeys, forbids network access."""
+    """Return whether the user, or an environment variable that huggingface_hub also honors, forbids network access."""
     hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return offline or hub.upper() in {"1", "ON", "YES", "TRUE"}
 

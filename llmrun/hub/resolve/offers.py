@@ -46,7 +46,7 @@ def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
 def here(wanted: Wanted) -> list[tuple[str, Path]]:
     """Return (name, first file) of each matching model on this machine, the smallest first.
 
-    A name without a quantization matches all of them. This function uses no network and hashes no files.
+    A name without a quantization matches all quantizations. This function uses no network and hashes no files.
     """
     meant = [wanted]
     if leaves_open(wanted):

@@ -257,7 +257,7 @@ def _as_named(wanted: Wanted, held: Artifact) -> Source:
 def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
     """Raise IntegrityError if the name no longer refers to the locked model.
 
-    If the catalogue contains the sha256 of all files, they must equal those in the lock file. Otherwise, the sources
+    If the catalogue contains the sha256 of all files, these must equal those in the lock file. Otherwise, the sources
     must match.
     """
     known = [file.sha256 for file in wanted.expected]

@@ -15,7 +15,7 @@ from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, Tr
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
 PART = 16 << 20  # bytes per request if there are several connections
-_HOLD_BACK_S = 60.0  # no connections are added for this long after one of several has failed
+_HOLD_BACK_S = 60.0  # after one of several connections fails, none are added for this long
 _END_S = 2.0  # how long to wait for threads to end; a thread blocked in name resolution is abandoned
 
 
@@ -56,7 +56,7 @@ class Connections:
         self._threads: list[threading.Thread] = []
         self.limit = 1
         self._without_ranges = False  # whether the server lacks support for range requests
-        self._failed_at = -math.inf  # when a connection last failed while there were several
+        self._failed_at = -math.inf  # when one of several connections last failed
         self.other_version = False
         self.error: BaseException | None = None
         self.notes: list[str] = []
@@ -81,7 +81,7 @@ class Connections:
 
     @property
     def refused(self) -> bool:
-        """Whether connections may currently not be added."""
+        """Whether adding connections is currently disallowed."""
         return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
 
     def wait(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class Connections:
                 thread.start()
 
     def _claim_next(self) -> Claim | None:
-        """Reserve the first range that is neither received nor claimed, or return None. Requires the lock."""
+        """Claim the first range that is neither received nor claimed, if any. The caller must hold the lock."""
         claimed = sorted((claim.start, claim.end) for claim in self._claims)
         for start, end in self.partial.gaps():
             for taken, until in claimed:
@@ -143,7 +143,7 @@ class Connections:
         except OtherVersion:
             self.other_version = True
             self._stopping.set()
-        except BaseException as error:  # noqa: BLE001 (the waiting thread raises it)
+        except BaseException as error:  # noqa: BLE001 (the waiting thread re-raises it)
             self.error = self.error or error
             self._stopping.set()
         finally:
@@ -183,7 +183,7 @@ class Connections:
                 if len(self._claims) > 1:
                     raise TryAgain("the file on the server has changed")
                 if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
-                    raise AnotherFile("the response is not a GGUF file")  # keeps the received bytes
+                    raise AnotherFile("the response is not a GGUF file")  # unlike OtherVersion, this keeps the bytes
                 raise OtherVersion
             if answer.whole:
                 if len(self._claims) > 1:
@@ -221,7 +221,7 @@ class Connections:
 
 
 def _from(start: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the pieces without their first `start` bytes."""
+    """Yield the pieces after skipping their first `start` bytes."""
     passed = 0
     for piece in pieces:
         if passed + len(piece) > start:

@@ -42,7 +42,7 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     return _from_hub(artifact, source, reporter)
 
 
-_REMOVAL_RETRIES = 2  # how often to retry if another process removes finished files meanwhile
+_REMOVAL_RETRIES = 2  # how many times to retry if another process removes finished files
 
 
 @dataclass(frozen=True)
@@ -239,13 +239,13 @@ def _put_in_place(goal: _Goal) -> None:
 
 
 def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
-    """Raise DoesNotFit unless all missing files fit on the disk. Otherwise, the download would fail halfway."""
+    """Raise DoesNotFit unless all missing files fit on the disk, because the download would otherwise fail halfway."""
     missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_present(goal)]
     require_space(goals[0].final.parent, sum(missing), artifact.name)
 
 
 def _taken(path: Path) -> int:
-    """Return the bytes that a file occupies on disk. Partial files are sparse and occupy less than their size."""
+    """Return how many bytes a file occupies on disk. Partial files are sparse and occupy less than their size."""
     try:
         status = path.lstat()
     except OSError:
@@ -254,7 +254,7 @@ def _taken(path: Path) -> int:
 
 
 def _fetched(goal: _Goal, reporter: Reporter) -> str:
-    """Complete the partial file and return its sha256. Requires the lock."""
+    """Complete the partial file and return its sha256. The caller must hold the lock."""
     make_folder(goal.final.parent, goal.root)
     partial = PartialFile(goal.partial, goal.file.size, goal.file.sha256)
     try:

@@ -31,13 +31,13 @@ class _NotGGUF(IntegrityError):
 def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
     """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
-    If the content does not match, all bytes are discarded and the download restarts once. If a response belongs to
+    If the content is not as expected, all bytes are discarded and the download restarts once. If a response belongs to
     another file, the received bytes are kept and the request is repeated once. It may be repeated again after some
     progress.
 
     Raises IntegrityError if either happens again, BadGGUF if a Hub file lacks the GGUF magic twice, NetworkError,
     ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt, the download can
-    resume, unless the bytes were discarded because of a mismatch.
+    resume, unless the received bytes were discarded.
 
     name   the name to show in progress messages
     begin  the bytes that the file must begin with; if they differ, the download stops early
@@ -64,7 +64,7 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
 
 
 def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes) -> str:
-    """Download the file. Raises IntegrityError, without retrying, if the content does not match."""
+    """Download the file. Raises IntegrityError, without retrying, if the content is not as expected."""
     file = remote.file
     progress = _Progress(f"downloading {name}", file.size, reporter)
     patience = Patience(file.path, file.size, partial.received)
@@ -161,7 +161,7 @@ class _FileHasher:
 
 
 class _Progress:
-    """A filter that drops repeated progress values. It lets some through during a stall, so the shown speed falls."""
+    """A filter that drops repeated progress values. It lets some through in a stall, so that the shown speed falls."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter

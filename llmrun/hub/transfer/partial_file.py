@@ -204,7 +204,7 @@ class PartialFile:
             return False
         self.validator = str(told.get("validator", ""))
         if not self.validator and self._sha256 is None:
-            return False  # with neither, a changed file on the server would go unnoticed
+            return False  # without either, a changed file on the server would go unnoticed
         boot, reached = this_boot(), 0
         lasted = told.get("boot") == boot and (boot != "" or self._sha256 is not None)
         for start, written, synced in sorted(lines):

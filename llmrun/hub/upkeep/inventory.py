@@ -1,6 +1,6 @@
 """Lists all GGUF models on this machine, including those that other programs downloaded.
 
-Each model has a name that llmrun commands accept. In the Hugging Face cache, this is the catalogue name,
+Each model has a name that llmrun commands accept. For models in the Hugging Face cache, it is the catalogue name,
 `hf:owner/name:QUANTIZATION` or `hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes the
 commit. Only `facts_of` opens model files.
 """
@@ -65,7 +65,7 @@ class Model:
 
     @property
     def used(self) -> float:
-        """When llmrun last opened the model, in seconds since 1970. 0.0 means never."""
+        """When llmrun last opened the model, in seconds since 1970; 0.0 if never."""
         return self.record.used if self.record else 0.0
 
     @property
@@ -127,7 +127,7 @@ def of_path(path: Path) -> Model:
 
 
 def facts_of(model: Model) -> tuple[Glance, str]:
-    """Read a model's header. Returns a few of its fields, and an error message or ""."""
+    """Read a model's header. Returns a few of its fields and an error message, which is "" on success."""
     named = bool(quantization_of(model.path.name))
     try:
         return glance(model.path, needs_file_type=not named), ""
@@ -204,7 +204,7 @@ def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
 
 
 def _catalogue() -> Catalog | None:
-    """Return the catalogue, or None if the user's part is invalid, because that must not make a listing fail."""
+    """Return the catalogue, or None if the user's part is invalid, so that models can still be listed."""
     from llmrun.hub.catalog.lookup import load_catalog
 
     try:
@@ -214,7 +214,7 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Yield the models in our own folder and its `web` folders. Names come from records, or else are paths."""
+    """Yield the models in our own folder and its `web` folders. A model is named by its record or else by its path."""
     folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
     for folder in folders:
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
@@ -228,8 +228,9 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 
 def _finds_it_again(record: ModelRecord) -> bool:
-    """Return whether a record's name is enough to find its file. For signed URLs it is not, because names omit the
-    query.
+    """Return whether a record's name is enough to find its file.
+
+    The name of a signed URL is not enough, because names omit the query.
     """
     if record.source.startswith("pypi:"):
         return True

@@ -77,7 +77,7 @@ def _pruning_of(repository: Repository, *, of_any_kind: bool) -> Removal:
 
 
 def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
-    """Return the old blobs to which no snapshot links. They remain if a process dies while adding or removing blobs.
+    """Return the old blobs to which no snapshot links, left by processes that died while adding or removing blobs.
 
     Blobs younger than STALE_DAYS are left out because they may be the first shards of a download in progress.
     """
@@ -92,7 +92,7 @@ def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
 
 
 def _dead_partials(repository: Repository) -> Iterator[Path]:
-    """Yield the files of llmrun's partial downloads that are already complete, cannot be resumed or are stale."""
+    """Yield the files of partial downloads whose finished blob exists, that cannot be resumed or that are stale."""
     for partial in partials():
         path = partial.files[0]
         if path.parent == repository.folder / "blobs" and (

@@ -1,8 +1,8 @@
 """Removes models from this machine, namely links in snapshots and blobs to which nothing links any more.
 
-Only files in the Hugging Face cache or in our own folder are removed. Targets of links that lead outside are never
-removed. Links are removed before their blobs, and references before their snapshots. If the process is killed,
-Hugging Face's own tools therefore still consider the cache intact.
+Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its
+target is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging
+Face's own tools consider the cache intact even if the process is killed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
         if blob.parent == Path(os.path.realpath(repository.folder / "blobs")):
             blobs.append(blob)
         elif not is_inside(link, repository.folder):
-            notes.append(f"{link}: only the link is removed; its target {blob} is outside the cache and stays")
+            notes.append(f"{link}: only the link is removed; its target {blob} is outside the cache and is kept")
     kept = referenced(repository, except_for=frozenset(links))
     free = tuple(dict.fromkeys(blob for blob in blobs if blob not in kept))
     records = [record_path(link) for link in links if not link.is_symlink() or Path(os.path.realpath(link)) in free]
@@ -136,7 +136,7 @@ def refuse_linked_folders(repository: Repository) -> None:
 
 
 def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:
-    """Return the targets of all links in all snapshots, not only the links to GGUF files."""
+    """Return the targets of all links in all snapshots, including links to files other than GGUF models."""
     return {
         Path(os.path.realpath(path)) for path in files_below(repository.folder / "snapshots") if path not in except_for
     }

@@ -64,9 +64,10 @@ class VerificationResult:
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify a model completely and record the digests, including wrong ones. The next start then does not hash again.
+    """Verify a model completely and record the digests of its files, even wrong ones.
 
-    Digests of files that the user gave as paths (USERS) are not recorded.
+    The next run then does not have to hash the files again. Digests of files that the user gave as paths (USERS)
+    are not recorded.
 
     promised  the model's files according to the catalogue; () if the catalogue does not contain them
     """

@@ -462,7 +462,7 @@ def test_a_server_that_errs_for_a_while_still_gives_the_model(
         (
             Fault(headers={"Content-Range": f"bytes 0-{len(MODEL) - 1}/99"}, times=2),
             IntegrityError,
-            "the server's file has 99 bytes, expected 2,500,004",
+            "the server's file is 99 bytes, expected 2,500,004",
         ),
         (
             Fault(on="hub", headers={"X-Linked-Etag": f'"{"f" * 64}"'}, times=2),

@@ -105,7 +105,7 @@ def test_one_that_is_of_another_size_while_it_comes_is_an_error(folders: Folders
     url = hub.public(MODEL)
     artifact = pin(UrlSource(url), (), name="it")
     hub.objects[SHA256] = FakeFile("model.gguf", MODEL[:-1])
-    with pytest.raises(IntegrityError, match=r"the server's file has 2,500,003 bytes, expected 2,500,004$"):
+    with pytest.raises(IntegrityError, match=r"the server's file is 2,500,003 bytes, expected 2,500,004$"):
         download(artifact, said)
     assert left_over(folders) == []
 

@@ -96,7 +96,9 @@ def test_a_link_out_of_the_store_goes_and_what_it_points_at_stays(stores: Stores
     link.unlink()
     link.symlink_to(outside)
     planned = removal_of(models()[0])
-    assert planned.notes == (f"{link}: only the link is removed; its target {outside} is outside the cache and stays",)
+    assert planned.notes == (
+        f"{link}: only the link is removed; its target {outside} is outside the cache and is kept",
+    )
     assert remove(planned) == 0
     assert not link.is_symlink()
     assert outside.read_bytes() == ONE
