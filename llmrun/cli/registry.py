@@ -101,7 +101,7 @@ def load(name: str) -> Any:
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(cls=SingleCommand)(made)
         made = alone
-    command = typer.main.get_command(made)
+    command: Any = typer.main.get_command(made)
     page = page_of(name)
     command.name, command.help, command.epilog = name, page.help, page.examples
     command.extra_hint = page.extra

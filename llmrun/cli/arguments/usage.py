@@ -17,9 +17,13 @@ _SLACK = 0.1  # options less similar than the best match by more than this are n
 
 
 class _InOurWords:
-    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line."""
+    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line.
+
+    extra_hint  the hint for an argument too many, or "" for the usual hint
+    """
 
     epilog: str | None
+    extra_hint = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Convert errors here, because the parser's errors do not include the command."""
@@ -41,11 +45,7 @@ class SingleCommand(_InOurWords, TyperCommand):
 
     If an option's metavar is in brackets, its value is optional and defaults to "". The next word is taken as the value
     unless it begins with a dash.
-
-    extra_hint  the hint for an argument too many, or "" for the usual hint
     """
-
-    extra_hint = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         optional = {
@@ -109,7 +109,7 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
         sentence = sentence[:1].lower() + sentence[1:]
     if extra := _EXTRA.fullmatch(sentence):
         sentence = f"unexpected argument: {extra[1]}"
-        hint = getattr(context.command, "extra_hint", "") or hint
+        hint = context.command.extra_hint or hint
     if "Did you mean" in sentence:
         sentence, _, meant = sentence.partition(". Did you mean ")
         hint = f"did you mean {meant}"
