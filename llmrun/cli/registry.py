@@ -31,12 +31,14 @@ class Page(NamedTuple):
     examples  one per line
     place     sort key for the list in `llmrun --help`, in ascending order
     aliases   other names of the command
+    extra     hint for an argument too many, or ""
     """
 
     help: str
     examples: str
     place: int
     aliases: tuple[str, ...]
+    extra: str
 
     @property
     def summary(self) -> str:
@@ -88,6 +90,7 @@ def page_of(name: str) -> Page:
         inspect.cleandoc(examples),
         values.get("place", _LAST),
         values.get("aliases", ()),
+        values.get("extra", ""),
     )
 
 
@@ -98,9 +101,10 @@ def load(name: str) -> Any:
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(cls=SingleCommand)(made)
         made = alone
-    command = typer.main.get_command(made)
+    command: Any = typer.main.get_command(made)
     page = page_of(name)
     command.name, command.help, command.epilog = name, page.help, page.examples
+    command.extra_hint = page.extra
     if page.aliases:
         also = ", ".join(f"llmrun {alias}" for alias in page.aliases)
         command.help += f"\n\nAlso: {also}."

@@ -287,7 +287,7 @@ class Engine:
         if prompt_tokens >= context:
             trained = self.info.train_context
             raise ContextExceeded(
-                f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens plus one for the "
+                f"prompt does not fit in the context: {prompt_tokens:,} tokens plus one for the "
                 f"answer exceed the limit of {context:,}",
                 hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
                 if context < trained
@@ -348,7 +348,7 @@ class Engine:
             return []
         if answer.in_prefill:
             error = ContextExceeded(
-                f"prompt does not fit in the KV cache: {self.info.name}: {answer.prompt_tokens:,} tokens, but the "
+                f"prompt does not fit in the KV cache: {answer.prompt_tokens:,} tokens, but the "
                 f"cache is full after {len(slot.tokens):,}",
                 hint="shorten the prompt",
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmrun.errors import ModelNotFound
-from llmrun.hub.catalog.entry import CatalogEntry, Quant
+from llmrun.hub.catalog.entry import CatalogEntry
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.names.model_order import bits_in_file, size_in, weights_in
 from llmrun.hub.resolve.memory_check import estimated_need
@@ -68,21 +68,22 @@ def find_models(words: Sequence[str]) -> list[FoundModel]:
 
 
 def _described(entry: CatalogEntry, here: Collection[str]) -> FoundModel:
-    usual = entry.quants[entry.default]
-    size = usual.estimated_size or _size_by_weights(entry, usual)
+    size = catalogue_size(entry)
     weights = entry.parameters or weights_in(entry.name)
     return FoundModel(
         entry,
         size,
-        usual.size is not None,
+        entry.quants[entry.default].size is not None,
         estimated_need(size, weights) if size is not None else None,
         tuple(quant for quant in entry.quants if entry.name_with(quant).lower() in here),
     )
 
 
-def _size_by_weights(entry: CatalogEntry, quant: Quant) -> int | None:
+def catalogue_size(entry: CatalogEntry) -> int | None:
+    """Return the size in bytes of the default quantization as the catalogue knows or implies it, or None."""
+    usual = entry.quants[entry.default]
     weights = entry.parameters or weights_in(entry.name)
-    return round(weights * bits_in_file(quant.name) / 8) if weights else None
+    return usual.estimated_size or (round(weights * bits_in_file(usual.name) / 8) if weights else None)
 
 
 def _place(entry: CatalogEntry) -> tuple[str, float, str]:

@@ -160,6 +160,8 @@ def test_without_the_hub_what_is_not_here_is_one_line_and_exit_code_5(
     assert error.startswith(f"error: {command[1]}: ")
     assert error.endswith("unreachable (Connection refused)")
     assert hint.startswith("hint: ")
+    estimated = command[0] == "fit" and command[1].endswith(":1b")
+    assert (f"; `llmrun search {command[1]}` estimates from the catalogue" in hint) == estimated
 
 
 def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[str, str]) -> None:

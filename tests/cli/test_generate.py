@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli.commands import llmrun, script_file, scripted
+from tests.support.cli.commands import llmrun, screen_of, script_file, scripted
 
 
 def test_the_answer_and_one_newline_go_to_stdout_and_one_line_of_statistics_to_stderr() -> None:
@@ -38,6 +38,15 @@ def test_max_tokens_ends_the_answer() -> None:
     assert body["choices"][0]["message"]["content"] == "You"
     assert body["choices"][0]["finish_reason"] == "length"
     assert b"context" not in done.stderr
+
+
+def test_a_reader_at_a_terminal_is_told_of_the_token_limit() -> None:
+    run = ("generate", "--backend", "scripted", "-n", "2", "hello")
+    note = "note: the answer was cut off after 2 tokens (--max-tokens sets the limit)\n"
+    assert note in screen_of(*run, NO_COLOR="1")[0]
+    assert "note:" not in screen_of(*run, "--json")[0]
+    assert "note:" not in screen_of(*run, "-q")[0]
+    assert b"note:" not in scripted("-n", "2", "hello").stderr
 
 
 def test_no_limit_of_tokens_is_minus_one_whatever_the_settings_say() -> None:

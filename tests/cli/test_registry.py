@@ -53,7 +53,9 @@ def test_the_text_of_a_file_says_what_its_module_says(name: str) -> None:
     module, page = import_module(f"llmrun.cli.commands.{name}"), page_of(name)
     text, _, examples = inspect.cleandoc(module.__doc__ or "").partition("\n\nExamples:\n")
     assert (page.help, page.examples) == (text, inspect.cleandoc(examples))
-    assert {"place": page.place, **({"aliases": page.aliases} if page.aliases else {})} == module.LISTING
+    optional = {"aliases": page.aliases, "extra": page.extra}
+    given = {key: value for key, value in optional.items() if value}
+    assert {"place": page.place, **given} == module.LISTING
     assert load(name).name == name
     assert load(name).get_short_help_str(1000) == page.summary
 

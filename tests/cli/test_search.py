@@ -18,7 +18,7 @@ from tests.support.hub.model_stores import Stores
 
 pytestmark = pytest.mark.slow
 
-HEADS = ["NAME", "WEIGHTS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE"]
+HEADS = ["NAME", "PARAMS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE"]
 
 
 @pytest.fixture
@@ -65,6 +65,16 @@ def test_words_filter_and_what_is_here_is_marked(stores: Stores) -> None:
     limited = llmrun("search", "qwen3", "-n", "2")
     assert limited.stdout.count(b"\n") == 3
     assert limited.stderr.startswith(b"2 of ")
+
+
+def test_unknown_sizes_are_question_marks(stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models.toml").write_text(
+        '[models."mine:big"]\ndescription = "Mine"\nlicense = "MIT"\nrepository = "o/n"\n'
+        'quants.Q4_K_M = { file = "m-Q4_K_M.gguf" }\n'
+    )
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    done = llmrun("search", "mine:big", "-q")
+    assert done.stdout.decode().splitlines()[1].split() == ["mine:big", "?", "?", "MIT"], done.stderr
 
 
 def test_json_has_the_facts(stores: Stores) -> None:

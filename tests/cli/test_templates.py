@@ -128,11 +128,21 @@ def test_a_new_template_begins_as_an_example_that_works(folder: Path) -> None:
     assert (folder / "sum.toml").read_text() == before
 
 
+def test_a_usual_editor_is_found_and_the_next_step_shown(folder: Path, tmp_path: Path) -> None:
+    editor = tmp_path / "bin" / "vi"
+    editor.parent.mkdir()
+    editor.write_text('#!/bin/sh\necho \'prompt = "Hi"\' > "$1"\n')
+    editor.chmod(0o700)
+    environment = {**os.environ, "EDITOR": "", "VISUAL": "", "PATH": str(editor.parent)}
+    done = llmrun("templates", "edit", "my commit", env=environment)
+    assert (done.returncode, done.stderr) == (0, b"saved; use it with -T 'my commit'\n")
+    assert (folder / "my commit.toml").read_text() == 'prompt = "Hi"\n'
+
+
 def test_what_goes_wrong_in_an_editor_is_told(folder: Path) -> None:
     def edited(editor: str) -> str:
         return llmrun("templates", "edit", "a", env={**os.environ, "EDITOR": editor, "VISUAL": ""}).stderr.decode()
 
-    assert edited("").startswith("error: no editor: neither VISUAL nor EDITOR is set\nhint: EDITOR=nano")
-    assert "cannot be edited with no-such-editor" in edited("no-such-editor")
-    assert "false exited with status 1" in edited("false")
+    assert "editor: no-such-editor: No such file" in edited("no-such-editor")
+    assert "editor: false: exit code 1, so the template was not checked" in edited("false")
     assert "not valid TOML" in edited("sh -c 'echo nonsense > \"$0\"'")

@@ -93,7 +93,7 @@ def test_the_tokens_of_a_prompt_are_counted_without_running_it() -> None:
 
 @pytest.mark.parametrize("length", [30, 31, 500])
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(length: int) -> None:
-    with pytest.raises(ContextExceeded, match=rf"\b{length} tokens.*limit of 30"):
+    with pytest.raises(ContextExceeded, match=rf"^prompt does not fit in the context: {length} tokens.*limit of 30"):
         Engine(noisy(context_size=30)).submit(random_request(length))
 
 

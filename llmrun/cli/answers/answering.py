@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from llmrun.amounts import counted as in_words
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
@@ -18,6 +20,7 @@ from llmrun.cli.answers.report import (
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
@@ -76,7 +79,7 @@ def answer(
         out.end_answer()
         for token in logprobs:
             out.fields(logprob_fields(token))
-    _explain_length(done)
+    _explain_length(done, as_json=as_json)
     show_statistics(done)
     if log is not None:
         log(done)
@@ -94,8 +97,8 @@ def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bo
             out.answer(certain.rest())
 
 
-def _explain_length(done: AnsweredRequest) -> None:
-    """Print a note if something other than the user's token limit truncated the answer."""
+def _explain_length(done: AnsweredRequest, *, as_json: bool) -> None:
+    """Print a note if the answer was truncated. The user's own token limit is mentioned only on a terminal."""
     asked = done.request.max_tokens
     cut = done.finished.reason is FinishReason.LENGTH
     timings = done.finished.timings
@@ -104,7 +107,11 @@ def _explain_length(done: AnsweredRequest) -> None:
     if cut and done.reasoning and not done.text:
         advice = "" if done.info.backend == "remote" else " (--think-budget N limits the thinking)"
         out.note(f"the answer was cut off while the model was thinking{advice}")
-    if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
+    if not cut:
+        return
+    if asked is not None and (timings.generated_tokens >= asked or not counted):
+        if is_terminal(sys.stderr) and not as_json:
+            out.note(f"the answer was cut off after {in_words(asked, 'token')} (--max-tokens sets the limit)")
         return
     if not done.info.context_size:
         out.note(f"the answer was cut off by {done.info.device}: its context or its token limit may be exhausted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -11,14 +12,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from llmrun.errors import UsageError
 
+_EXTRA = re.compile(r"got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _MOST_MEANT = 3  # a hint suggests at most this many options
 _SLACK = 0.1  # options less similar than the best match by more than this are not suggested
 
 
 class _InOurWords:
-    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line."""
+    """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line.
+
+    extra_hint  the hint for an argument too many, or "" for the usual hint
+    """
 
     epilog: str | None
+    extra_hint = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Convert errors here, because the parser's errors do not include the command."""
@@ -97,7 +103,12 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
     option = getattr(error, "option_name", None)
     if parameter is not None:
         name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.human_readable_name
-        sentence = f"{name}: {sentence or 'a value is missing'}"
+        if sentence:
+            sentence = f"{name}: {_in_words(sentence, parameter.type)}"
+        else:
+            sentence = f"{name.removesuffix('...')} is missing"
+            if example := next(iter((context.command.epilog or "").splitlines()), ""):
+                hint = f"for example: {example}"
     elif hasattr(error, "possibilities"):
         sentence = f"{option}: no such option"
         if near := _nearest(str(option), context.command.params if context else ()):
@@ -107,10 +118,28 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
         sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
     else:
         sentence = sentence[:1].lower() + sentence[1:]
+    if extra := _EXTRA.fullmatch(sentence):
+        sentence = f"unexpected argument: {extra[1]}"
+        hint = context.command.extra_hint or hint
     if "Did you mean" in sentence:
         sentence, _, meant = sentence.partition(". Did you mean ")
         hint = f"did you mean {meant}"
     return UsageError(sentence, hint=hint)
+
+
+def _in_words(sentence: str, wanted: Any) -> str:
+    """Return Typer's sentence about a value of the type `wanted` in plain words if the type is a number."""
+    refused = re.fullmatch(r"(.*) is not (?:a valid|in the range) .*", sentence, re.DOTALL)
+    if refused is None or not wanted.name.startswith(("int", "float")):
+        return sentence
+    low, high = getattr(wanted, "min", None), getattr(wanted, "max", None)
+    bounds = {
+        (False, False): "",
+        (True, False): f" of at least {low}",
+        (False, True): f" of at most {high}",
+        (True, True): f" from {low} to {high}",
+    }[low is not None, high is not None]
+    return f"{refused[1]} is not a {'whole ' if wanted.name.startswith('int') else ''}number{bounds}"
 
 
 def _nearest(option: str, parameters: Any) -> list[str]:

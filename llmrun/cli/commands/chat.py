@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from llmrun.cli.prompting.template import PromptTemplate
     from llmrun.types import ModelInfo
 
-LISTING = {"place": 10, "aliases": ("run",)}
+LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
 LAST = ""  # the value of --continue without a name
 
 

@@ -162,7 +162,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         yield from _offered(meant, dict(held), HubReporter())
     except NetworkError as error:
         if not held:
-            raise type(error)(_naming(meant, error), hint=error.hint or _NO_NETWORK) from error
+            raise type(error)(_naming(meant, error), hint=_hint(meant, error)) from error
         out.note(f"{_naming(meant, error)}; showing local models only")
         yield from _held(held)
 
@@ -178,6 +178,16 @@ def _naming(meant: Wanted, error: LlmrunError) -> str:
     if meant.name in str(error):
         return str(error)
     return f"{meant.name}: {'the Hub does not answer: ' if isinstance(error, Unreachable) else ''}{error}"
+
+
+def _hint(meant: Wanted, error: LlmrunError) -> str:
+    """Return the error's hint. For models in the catalogue with a known size, add where to find an estimate."""
+    from llmrun.hub.search import catalogue_size
+
+    hint, entry = error.hint or _NO_NETWORK, meant.entry
+    if entry is None or catalogue_size(entry) is None:
+        return hint
+    return f"{hint}; `llmrun search {entry.name}` estimates from the catalogue whether it fits"
 
 
 def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from llmrun.hub.search import FoundModel
 
 LISTING = {"place": 30}
-_HEADER = ("NAME", "WEIGHTS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE")
-_RIGHT = ("WEIGHTS", "DOWNLOAD", "CONTEXT", "DOWNLOADS", "LIKES")
-_DROPPABLE = (("LICENCE",), ("CONTEXT",), ("WEIGHTS",), ("HERE",), ("DOWNLOAD",))  # columns to drop on narrow terminals
+_HEADER = ("NAME", "PARAMS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE")
+_RIGHT = ("PARAMS", "DOWNLOAD", "CONTEXT", "DOWNLOADS", "LIKES")
+_DROPPABLE = (("LICENCE",), ("CONTEXT",), ("PARAMS",), ("HERE",), ("DOWNLOAD",))  # columns to drop on narrow terminals
+_UNKNOWN = "?"
 _HUB_HEADER = ("NAME", "DOWNLOADS", "LIKES", "LICENCE")
 _HUB_DROPPABLE = (("LICENCE",), ("LIKES",), ("DOWNLOADS",))
 _MOST_FROM_HUB = 20
@@ -83,12 +84,12 @@ def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool)
 
 def _row(model: FoundModel, memory: int | None) -> tuple[str, ...]:
     entry = model.entry
-    size = format_bytes(model.size) if model.size is not None else ""
+    size = format_bytes(model.size) if model.size is not None else _UNKNOWN
     return (
         model.name,
         format_weights(entry.parameters) if entry.parameters else "",
-        size if model.is_exact or not size else f"~{size}",
-        model.fits(memory),
+        size if model.is_exact or model.size is None else f"~{size}",
+        model.fits(memory) or _UNKNOWN,
         " ".join(model.here),
         format_tokens(entry.context or 0),
         entry.license,

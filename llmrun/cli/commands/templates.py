@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,25 +107,20 @@ def path_of(
     short_help="Open a template in your editor, creating it if needed.",
 )
 def edit(name: Name, debug: options.Debug = False) -> int:
-    """Open a template in $VISUAL or $EDITOR and check it afterwards. A new template starts as an example."""
+    """Open a template in $VISUAL, $EDITOR or a common editor, and check it. A new template starts as an example."""
     del debug
     _prepare()
+    from llmrun.cli.console.editor import edit_file
     from llmrun.cli.prompting.library import load_template, template_path
 
     path = template_path(name)
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-    if not editor:
-        raise UsageError(
-            "no editor: neither VISUAL nor EDITOR is set", hint=f"EDITOR=nano llmrun templates edit {name}"
-        )
     try:
         _make(path)
-        code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
-    except (OSError, ValueError) as error:
-        raise LlmrunError(f"templates: {path}: cannot be edited with {editor}: {error}") from error
-    if code:
-        raise LlmrunError(f"templates: {path}: {editor} exited with status {code}")
+    except OSError as error:
+        raise LlmrunError(f"templates: {path}: {error.strerror or error}") from error
+    edit_file(path, "the template was not checked")
     load_template(name)
+    out.fields([f"saved; use it with -T {shlex.quote(name)}"])
     return 0
 
 

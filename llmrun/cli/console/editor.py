@@ -33,16 +33,23 @@ def edited(text: str) -> str:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.write(text + "\n" if text else "")
-        _run([*command, name])
+        _run(command, path, "nothing was sent")
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n").rstrip("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"editor: {command[0]}: the saved text is not UTF-8: byte {error.start:,}") from error
     except OSError as error:
-        raise UsageError(
-            f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another editor"
-        ) from error
+        raise _failure(command, error) from error
     finally:
         path.unlink(missing_ok=True)
+
+
+def edit_file(path: Path, consequence: str) -> None:
+    """Open a file in the editor that `edited` uses, and wait until it is closed.
+
+    Raises UsageError if no editor is found or if the editor fails; `consequence` completes the message "exit code 1,
+    so ...".
+    """
+    _run(_editor(), path, consequence)
 
 
 def _editor() -> list[str]:
@@ -58,15 +65,23 @@ def _editor() -> list[str]:
     raise UsageError("editor: none found", hint='set EDITOR, for example to "nano" or "code --wait"')
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], path: Path, consequence: str) -> None:
     """Run the editor on the terminal, even if stdout is redirected. Raises UsageError if it fails."""
     shown_on_stderr = is_terminal(sys.stderr) and not is_terminal(sys.stdout)
-    with _interrupts_are_its_own():
-        code = subprocess.run(command, stdout=sys.stderr if shown_on_stderr else None, check=False).returncode
+    stdout = sys.stderr if shown_on_stderr else None
+    try:
+        with _interrupts_are_its_own():
+            code = subprocess.run([*command, str(path)], stdout=stdout, check=False).returncode
+    except OSError as error:
+        raise _failure(command, error) from error
     if code:
         raise UsageError(
-            f"editor: {command[0]}: exit code {code}, so nothing was sent", hint="set EDITOR to choose another editor"
+            f"editor: {command[0]}: exit code {code}, so {consequence}", hint="set EDITOR to choose another editor"
         )
+
+
+def _failure(command: list[str], error: OSError) -> UsageError:
+    return UsageError(f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another editor")
 
 
 @contextmanager

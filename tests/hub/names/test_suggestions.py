@@ -58,7 +58,7 @@ def test_of_a_large_family_the_nearest_sizes_are_named_the_smallest_first() -> N
 
 
 def test_a_file_of_that_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mymodel").touch()
+    (tmp_path / "mymodel").write_bytes(b"GGUF\3")
     monkeypatch.chdir(tmp_path)
     assert for_name("mymodel", MODELS) == "to run the file with that name, use ./mymodel"
 
@@ -95,5 +95,11 @@ def test_a_name_that_no_system_can_look_up_is_no_file() -> None:
 
 def test_a_file_of_that_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "zzzz").touch()
+    (tmp_path / "zzzz").write_bytes(b"GGUF\3")
     assert for_name("zzzz", MODELS) == "to run the file with that name, use ./zzzz"
+
+
+def test_only_gguf_files_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("# GGUF")
+    assert "./README.md" not in for_name("README.md", MODELS)

@@ -338,6 +338,19 @@ def test_what_another_program_keeps_is_not_fetched() -> None:
         Sources(Wanted("ollama:x", (HeldSource("ollama", "x"),)), Silent()).offer()
 
 
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        (HeldSource("ollama", "qwen3:4b"), "`ollama pull qwen3:4b` downloads it"),
+        (HeldSource("lmstudio", "o/n/m.gguf"), "open LM Studio to download it"),
+    ],
+)
+def test_the_hint_says_how_the_other_program_downloads(source: HeldSource, advice: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        Sources(Wanted(str(source), (source,)), Silent()).offer()
+    assert caught.value.hint == f"`llmrun list` shows the models on this machine; {advice}"
+
+
 def test_an_address_is_measured_by_its_own_server(hub: FakeHub) -> None:
     url = f"{hub.url}/o/n/resolve/main/m-Q8_0.gguf"
     offer = Sources(Wanted(url, (UrlSource(url),), (Expected("m-Q8_0.gguf"),)), Silent()).offer()
