@@ -26,7 +26,7 @@ Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and
 class Usage:
     """The token counts that the server reports.
 
-    `prompt_tokens` includes `cached_tokens`, which were not computed again. `completion_tokens` includes
+    `prompt_tokens` includes `cached_tokens`, which the server took from its prefix cache. `completion_tokens` includes
     `reasoning_tokens`.
     """
 
@@ -83,7 +83,7 @@ class _Unexpected(ValueError):
 
 
 def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[Chunk]:
-    """Yield the chunks of a stream until `[DONE]` or its end. `pieces` yields (time of arrival, bytes).
+    """Yield the chunks of a stream until `[DONE]` or the end of the stream. `pieces` yields (time of arrival, bytes).
 
     Raises NetworkError if the stream is malformed or reports an error.
     """

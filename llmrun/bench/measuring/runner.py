@@ -27,7 +27,7 @@ from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.machine.free_memory import free_memory
 
 # The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
-# dominate their times. Longer turns would not help, because configurations should be measured close together in time,
+# dominate their times. Longer turns would be worse, because configurations should be measured close together in time,
 # under the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
@@ -249,7 +249,7 @@ class _MachineLimits:
 
 
 class _Failing:
-    """A context in which an LlmrunError ends the trial but not the benchmark."""
+    """A context manager that catches an LlmrunError, so that it ends the trial but not the benchmark."""
 
     def __init__(self, trial: Trial, pool: Pool) -> None:
         self._trial = trial
