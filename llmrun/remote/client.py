@@ -75,7 +75,7 @@ class RemoteModel:
         """
         if offline and not endpoint.is_loopback:
             raise NetworkError(
-                f"endpoint: {endpoint.host}: not available offline, because it is another machine",
+                f"endpoint: {endpoint.host}: not available offline, because it is on another machine",
                 hint="run again without --offline and LLMRUN_OFFLINE",
             )
         model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
@@ -139,7 +139,7 @@ class RemoteModel:
                     raise self._teller.fault("answer is too long", f"more than {most_events:,} events")
                 finished = finished or chunk.finish is not None
                 yield chunk
-            call.expect("the stream continues after its end", _LAST_S)
+            call.expect("the server kept sending after the end of the stream", _LAST_S)
             for _ in pieces:  # Read to the end of the body, so that the connection can be reused.
                 pass
         except NetworkError:

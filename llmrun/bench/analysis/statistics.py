@@ -15,7 +15,7 @@ logarithm of their ratio is called d.
    sqrt((1 + r)/(1 - r)).
 
 The table shows false-positive rates in percent at the 99 % level. The three numbers in a cell are for 12, 24 and 48
-rounds, each from 1200 to 1500 trials with 5 % noise. The noise of `all` has heavy tails, bursts, drift, autocorrelation
+rounds, each from 1200 to 1500 trials with 5 % noise. The noise in `all` has heavy tails, bursts, drift, autocorrelation
 of the machine and an order effect of 4 %. In `autocorrelated`, each of the two configurations has an independent
 autocorrelation of 0.5. The last two columns show the false-positive rate and the median interval width over 300 moving
 windows of 48 recorded rounds.

@@ -137,9 +137,10 @@ class Result:
 class Verdict:
     """A comparison of two configurations by one metric.
 
-    ratio         the speed of `of` divided by the speed of `against`; above 1 means that `of` is faster low, high
-    the confidence interval of the ratio at `level` level         the confidence level, chosen so that all verdicts of a
-    run hold together in 99 % of runs
+    ratio         the speed of `of` divided by the speed of `against`, for times the inverse ratio of the times; above 1
+                  means that `of` is faster
+    low, high     the confidence interval of the ratio at `level`
+    level         the confidence level, chosen so that all verdicts of a run hold together in 99 % of runs
     """
 
     metric: str

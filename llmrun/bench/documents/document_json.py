@@ -161,7 +161,7 @@ class _Decoder:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            self.refuse(key, value, "text that UTF-8 can hold")
+            self.refuse(key, value, "text that UTF-8 can encode")
         return value
 
     def truth(self, value: object, key: str) -> bool:

@@ -96,7 +96,7 @@ class Runner:
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
-        self._round_s = 0.0  # the time of the last round, excluding the measurement of the machine's limits
+        self._round_s = 0.0  # the duration of the last round, excluding the measurement of the machine's limits
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
@@ -212,7 +212,7 @@ class Runner:
                 clock = f"{math.ceil(left) // 60}:{math.ceil(left) % 60:02d}"
                 return f"round {number}, at most {clock} left  {_words(trial)}", 1 - left / whole
             which = "the first measurement" if number == 1 else "the last round"
-            return f"the time is over, {which} is still running  {_words(trial)}", None
+            return f"time is up, but {which} is still running  {_words(trial)}", None
 
         self._reporter.watch(tell)
 

@@ -279,7 +279,7 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 def _goes_on(turns: int, taken: float, seconds: float) -> bool:
     """Return whether to take another turn.
 
-    At least one turn always runs. Turns continue until the requested time is over and _LEAST_TURNS have run, but stop
+    At least one turn always runs. Turns continue until the requested time is up and _LEAST_TURNS have run, but stop
     earlier if that would take far longer than requested.
     """
     return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
