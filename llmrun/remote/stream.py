@@ -17,7 +17,7 @@ from llmrun.gguf.problems import shown
 from llmrun.types import TokenLogprob
 
 LONGEST_LINE = 1 << 20  # bytes
-UNKNOWN_TOKEN = -1  # Servers send the text of a token, but not its ID.
+UNKNOWN_TOKEN = -1  # Servers send the text of a token but not its ID.
 
 Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and the most likely tokens
 
