@@ -13,8 +13,8 @@ from llmrun.machine.system import system_facts
 _SLOW_GOVERNORS = ("powersave", "conservative")
 _SLOW_PREFERENCES = ("power", "balance_power")
 _BUSY = 0.25  # The one-minute load average per core above which measurements are disturbed.
-_STOLEN = 0.01  # The share of CPU time above which steal time disturbs measurements.
-_LEAST_FREE = 0.125  # The minimum share of memory that should be free, capped at 2 GiB.
+_STOLEN = 0.01  # The share of CPU time at which steal time begins to disturb measurements.
+_LEAST_FREE = 0.125  # The share of memory that should be free, capped at 2 GiB.
 _GIB = 1 << 30
 
 

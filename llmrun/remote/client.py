@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "LLMRUN_API_KEY"
 FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
 BETWEEN_S = 120.0
-_LAST_S = 0.1  # How long to wait for the end of the body after [DONE], to reuse the connection.
+_LAST_S = 0.1  # How long to wait after [DONE] for the end of the body, so that the connection can be reused.
 _MOST_ERROR = 64 << 10  # the maximum length of an error body in bytes
 _MOST_MODELS = 4 << 20  # the maximum length of a list of models in bytes
 _MOST_BYTES = 256 << 20  # the maximum length of a stream in bytes
@@ -64,7 +64,7 @@ class RemoteModel:
         self._closed = False
         with self._translated(Call()):
             self._tls = _tls_settings(endpoint)
-            self._idle = [self._new_line()]  # Create it now, so that the first request does not have to wait for it.
+            self._idle = [self._new_line()]  # Create the first connection now, so that no request waits for it.
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, offline: bool = False) -> RemoteModel:
@@ -75,7 +75,7 @@ class RemoteModel:
         """
         if offline and not endpoint.is_loopback:
             raise NetworkError(
-                f"endpoint: {endpoint.host}: not available offline, because it is another machine",
+                f"endpoint: {endpoint.host}: not available offline, because it is on another machine",
                 hint="run again without --offline and LLMRUN_OFFLINE",
             )
         model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
@@ -139,7 +139,7 @@ class RemoteModel:
                     raise self._teller.fault("answer is too long", f"more than {most_events:,} events")
                 finished = finished or chunk.finish is not None
                 yield chunk
-            call.expect("the stream continues after its end", _LAST_S)
+            call.expect("the server kept sending after the end of the stream", _LAST_S)
             for _ in pieces:  # Read to the end of the body, so that the connection can be reused.
                 pass
         except NetworkError:
@@ -147,7 +147,7 @@ class RemoteModel:
                 raise  # Once the answer is finished, errors no longer matter.
 
     def _pieces(self, response: httpx2.Response, call: Call) -> Iterator[tuple[float, bytes]]:
-        """Yield the bytes of a body, with the time of their arrival."""
+        """Yield the chunks of a body with their arrival times."""
         total = 0
         with self._translated(call):
             for data in response.iter_raw():
@@ -215,7 +215,7 @@ class RemoteModel:
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                 line.close()
                 if not kept or call.stopped or call.expired:
-                    raise  # If a reused connection failed, the server had closed it, so try another one.
+                    raise  # Otherwise, the server has closed this idle connection, so try another one.
             except BaseException:
                 line.close()
                 raise

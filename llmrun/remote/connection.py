@@ -93,7 +93,7 @@ class Call:
                 line.hang_up()
 
     def let_go(self) -> None:
-        """Forget the connection after the call, so that it can carry another call."""
+        """Forget the connection after the call, so that the connection can carry another call."""
         with self._lock:
             self._line = None
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
 _MOST_TOKENS = 1 << 20  # the maximum length of an answer if the request does not limit it
 _MARKS = Marks("<think>", ("</think>",))  # the tags that servers leave in the text if they do not separate thinking
-_MORE_EVENTS = 1024  # A stream may have this many more events than tokens, such as its start, its end and keep-alives.
+_MORE_EVENTS = 1024  # A stream may have this many events beyond its tokens: its start, its end and keep-alives.
 
 
 @dataclass(slots=True, eq=False)

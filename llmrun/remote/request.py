@@ -52,7 +52,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         body["prompt"] = prompt.text if hasattr(prompt, "text") else [*prompt.tokens]
         return RemoteRequest("/completions", body, extras)
     if not prompt.add_generation_prompt:
-        raise UsageError("servers cannot continue an answer that has begun: add_generation_prompt must be True")
+        raise UsageError("servers cannot continue a partial answer: add_generation_prompt must be True")
     if request.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     if prompt.tools:

@@ -17,7 +17,7 @@ from llmrun.gguf.problems import shown
 from llmrun.types import TokenLogprob
 
 LONGEST_LINE = 1 << 20  # bytes
-UNKNOWN_TOKEN = -1  # Servers send the text of a token, but not its ID.
+UNKNOWN_TOKEN = -1  # Servers send the text of a token but not its ID.
 
 Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and the most likely tokens
 
@@ -26,7 +26,7 @@ Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and
 class Usage:
     """The token counts that the server reports.
 
-    `prompt_tokens` includes `cached_tokens`, which were not computed again. `completion_tokens` includes
+    `prompt_tokens` includes `cached_tokens`, which the server took from its prefix cache. `completion_tokens` includes
     `reasoning_tokens`.
     """
 
@@ -83,7 +83,7 @@ class _Unexpected(ValueError):
 
 
 def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[Chunk]:
-    """Yield the chunks of a stream until `[DONE]` or its end. `pieces` yields (time of arrival, bytes).
+    """Yield the chunks of a stream until `[DONE]` or the end of the stream. `pieces` yields (time of arrival, bytes).
 
     Raises NetworkError if the stream is malformed or reports an error.
     """

@@ -37,7 +37,7 @@ def is_endpoint(name: str) -> bool:
 
 
 def parse_endpoint(name: str) -> Endpoint:
-    """Parse `URL#MODEL`. Raises UsageError, whose message never contains a possible password."""
+    """Parse `URL#MODEL`. Raises UsageError, whose message never contains the URL's password, if it has one."""
     from urllib.parse import urlsplit
 
     url, _, model = name.partition("#")
@@ -73,7 +73,7 @@ def parse_endpoint(name: str) -> Endpoint:
 
 
 def _is_loopback(host: str) -> bool:
-    import ipaddress  # This import takes 2 ms, which is wasted for most commands.
+    import ipaddress  # This import takes 2 ms, and most commands do not need it.
 
     if host == "localhost" or host.endswith(".localhost"):
         return True

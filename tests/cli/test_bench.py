@@ -331,7 +331,7 @@ def test_ctrl_c_ends_a_first_measurement_at_once(tmp_path: Path) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.5}))
     process = on_terminal("bench", "-m", str(slow), "--backend", "scripted", "-p", "9000", "--seconds", "1")
-    process.expect("the time is over, the first measurement is still running")
+    process.expect("time is up, but the first measurement is still running")
     pressed = time.monotonic()
     process.sendintr()
     process.read()

@@ -148,7 +148,7 @@ def test_offline_another_machine_is_refused_and_this_one_is_not() -> None:
     done = llmrun("generate", "--offline", "-m", "http://llm.example/v1#tiny", "hi")
     assert (done.stdout, done.returncode) == (b"", 5)
     assert done.stderr.startswith(
-        b"error: endpoint: llm.example: not available offline, because it is another machine\n"
+        b"error: endpoint: llm.example: not available offline, because it is on another machine\n"
     )
     with serving(response(HELLO)) as server:
         assert llmrun("generate", "-q", "--offline", "-m", server.url, "hi").stdout == b"Hello\n"

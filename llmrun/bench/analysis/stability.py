@@ -14,12 +14,12 @@ MAXIMUM_WARMUPS = 12  # After this many warm-ups, measuring starts even on an un
 _TOLERANCE = 0.02  # A relative trend smaller than this counts as stable, even if there is no scatter.
 
 # The maximum relative width of a comparison's confidence interval: its upper end divided by its lower end, minus 1.
-# With 0.06, both metrics detected a true difference of 5 % in all of 160 replayed recordings and 100 synthetic runs.
-# With 0.07, they detected it in 91 to 96 % of the runs, and with 0.08 in 85 to 86 %.
+# With 0.06, a true difference of 5 % was detected in both prefill and decode, in all of 160 replayed recordings and 100
+# synthetic runs. With 0.07, it was detected in 91 to 96 % of the runs, and with 0.08 in 85 to 86 %.
 _PRECISION = 0.06
-# The maximum relative width of the 95 % interval of a configuration that is not compared with another. The value is
-# larger because this interval also includes the machine's drift: 38 of 40 recorded series reached 0.10 (after 8 to 182
-# rounds), but only 18 reached 0.06.
+# The maximum relative width of the 95 % interval of a configuration that is not compared with another. This limit is
+# larger than the one above, because this interval also includes the machine's drift: 38 of 40 recorded series reached
+# 0.10 (after 8 to 182 rounds), but only 18 reached 0.06.
 _PRECISION_ALONE = 0.10
 
 
@@ -48,7 +48,7 @@ def is_stable(values: Sequence[float]) -> bool:
 def are_narrow(
     samples: Sequence[Mapping[str, Sequence[float]]], pairs: Sequence[tuple[int, int]], metrics: Sequence[str]
 ) -> bool:
-    """Return whether the confidence intervals are narrow enough to stop measuring. To be called after every round.
+    """Return whether the intervals are narrow enough to stop measuring. Call this function after every round.
 
     The decision depends only on the widths of the intervals, never on the measured values.
 

@@ -10,12 +10,12 @@ logarithm of their ratio is called d.
    one turn of a pair.
 3. Interval: a symmetric bootstrap-t with the winsorized standard error (Wilcox). Percentile bootstraps are too narrow
    for fewer than 50 rounds. With 4 to 7 rounds, as for large models, Student's t around the plain mean is used instead.
-   Its false-positive rate is 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
+   The false-positive rate is then 0.3 to 0.5 % (1500 trials for each number of rounds, normal and t3 noise of 5 %).
 4. Autocorrelation: if the correlation r of neighbouring values of d is positive, the interval is widened by
    sqrt((1 + r)/(1 - r)).
 
 The table shows false-positive rates in percent at the 99 % level. The three numbers in a cell are for 12, 24 and 48
-rounds, each from 1200 to 1500 trials with 5 % noise. The noise of `all` has heavy tails, bursts, drift, autocorrelation
+rounds, each from 1200 to 1500 trials with 5 % noise. The noise in `all` has heavy tails, bursts, drift, autocorrelation
 of the machine and an order effect of 4 %. In `autocorrelated`, each of the two configurations has an independent
 autocorrelation of 0.5. The last two columns show the false-positive rate and the median interval width over 300 moving
 windows of 48 recorded rounds.
@@ -51,7 +51,7 @@ ENOUGH_ROUNDS = 8  # With fewer rounds, a bootstrap is unreliable.
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
 _RESAMPLES = 1999  # 1999 bootstrap resamples are enough for a level of 0.9995, which 20 verdicts in a run require.
 _SEED = 20250101  # The seed is fixed, so that the same samples always produce the same verdict.
-_STRONGEST_MEMORY = 0.9  # Autocorrelations are capped here, because 1 would make the interval infinite.
+_STRONGEST_MEMORY = 0.9  # Autocorrelations are capped at this value, because 1 would make the interval infinite.
 
 Array = npt.NDArray[np.float64]
 
@@ -110,10 +110,10 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, leve
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
     """Return the ratio of a's speed to b's speed for samples from different runs. Their lengths may differ.
 
-    The interval reflects the noise within each run, but not changes in the machine between the runs. On the machine
-    that was recorded, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart.
-    There, 20 of 40 comparisons of an engine with itself reported a difference, but none of 20 comparisons between two
-    processes that were measured during the same minutes. Raises ValueError if a value is not positive and finite.
+    The interval reflects the noise within each run, but not changes in the machine between the runs. On the recorded
+    machine, an engine's speed changed by 10 % (median; at most 31 %) between sessions a few minutes apart. Of 40
+    comparisons of an engine with itself across sessions, 20 reported a difference. Of 20 comparisons of two processes
+    that were measured during the same minutes, none did. Raises ValueError if a value is not positive and finite.
     """
     logs = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
     half = math.hypot(*(_half_width(one, level) for one in logs))
@@ -192,14 +192,15 @@ def _half_width(values: Array, level: float) -> float:
         return student_quantile(level, count - 2) * float(error) * _widening(values)
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
-    # A resample that repeats a single value has a standard error of 0. It counts as infinitely far away.
+    # A resample that repeats a single value has a standard error of 0. Its distance from the mean, in standard errors,
+    # counts as infinite.
     far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
     return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)
 
 
 def student_quantile(level: float, freedom: int) -> float:
-    """Return the t for which P(|T| < t) = level, for Student's T with `freedom` degrees of freedom.
+    """Return the t for which P(|T| < t) = level, where T is t-distributed with `freedom` degrees of freedom.
 
     Uses formulas 26.7.3 and 26.7.4 from Abramowitz and Stegun.
     """

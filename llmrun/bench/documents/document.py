@@ -1,4 +1,5 @@
-"""Dataclasses for the results of a benchmark. Every output is made from them, and they can be saved as JSON.
+"""Dataclasses for the results of a benchmark. Every output format is generated from these dataclasses, and they can be
+saved as JSON.
 
 A Document is one run of `llmrun bench`, and a Result is one configuration of that run. Times are in seconds, sizes in
 bytes and speeds in tokens per second, regardless of the units that an output shows.
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1  # The version of the JSON format. A file with a larger number was written by a later llmrun.
+FORMAT = 1  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over all requests of all measured repetitions. `seconds` is the time when at least one was running."""
+    """Totals over all requests of all measured repetitions. `seconds` is the time with at least one running request."""
 
     requests: int
     prompt_tokens: int
@@ -136,7 +137,8 @@ class Result:
 class Verdict:
     """A comparison of two configurations by one metric.
 
-    ratio         the speed of `of` divided by the speed of `against`; above 1 means faster, also for times
+    ratio         the speed of `of` divided by the speed of `against`, for times the inverse ratio of the times; above 1
+                  means that `of` is faster
     low, high     the confidence interval of the ratio at `level`
     level         the confidence level, chosen so that all verdicts of a run hold together in 99 % of runs
     """
@@ -157,7 +159,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The results of one run. `system` is the state of the machine (system.py), `created` is an ISO 8601 UTC time."""
+    """The results of one run. `system` is the machine's state (system.py), and `created` is an ISO 8601 UTC time."""
 
     identity: str
     created: str

@@ -19,7 +19,7 @@ from llmrun.errors import LlmrunError, UsageError
 
 DEEPEST = 16  # The maximum nesting depth of a value.
 LARGEST = 2**63 - 1  # The largest integer that other programs can be expected to read.
-FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it, and sums of squares do not overflow.
+FARTHEST = 1e30  # The largest magnitude of a number. No measurement exceeds it, and the sum of its squares is finite.
 
 
 def to_json(document: Document) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class _Decoder:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            self.refuse(key, value, "text that UTF-8 can hold")
+            self.refuse(key, value, "text that UTF-8 can encode")
         return value
 
     def truth(self, value: object, key: str) -> bool:

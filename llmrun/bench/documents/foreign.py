@@ -278,7 +278,7 @@ def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
     """Return the largest loss above `limit`, or None.
 
     A loss whose interval includes 1 is within the noise and does not count. If a side has a single sample, there is no
-    interval, so the ratio itself counts, and the sentence mentions this.
+    interval, so the ratio itself counts, and `Loss.sentence` says so.
     """
     lost = [one for one in comparisons if one.ratio < 1 - limit and (one.high is None or one.high < 1)]
     if not lost:

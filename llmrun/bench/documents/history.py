@@ -37,7 +37,7 @@ def history_file() -> Path:
 def save(document: Document) -> None:
     """Append one run and sync it to disk. Other processes may save runs at the same time.
 
-    Raises LlmrunError if writing fails. The file is then unchanged.
+    If writing fails, the file is left unchanged and LlmrunError is raised.
     """
     import filelock
 
@@ -81,7 +81,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def load_history() -> History:
-    """Load all saved runs. Lines that are damaged or were written by a later llmrun are skipped and counted.
+    """Load all saved runs. Lines that are damaged or were written by a newer version of llmrun are skipped and counted.
 
     Raises LlmrunError if the file exists but cannot be read.
     """

@@ -13,7 +13,7 @@ from llmrun.bench.documents.metrics import METRICS, Metric
 
 
 def metric_of(name: str) -> Metric:
-    """Return the metric with this name. If it is unknown, as from a later llmrun, only the name is filled in."""
+    """Return the metric with this name, or one with only its name filled in if the metric is unknown."""
     return METRICS.get(name) or Metric(name, name, False, "")
 
 
@@ -61,7 +61,7 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
 def _faster_first(verdict: Verdict) -> Verdict:
     """Swap the two sides of a verdict if the first is slower.
 
-    Extreme values, which no benchmark produces, may have no finite inverse. Such a verdict is returned unchanged.
+    If a value has no finite inverse, the verdict is returned unchanged. No benchmark produces such extreme values.
     """
     values = (verdict.high, verdict.ratio, verdict.low)
     if not verdict.is_different or verdict.ratio >= 1 or not all(1e-9 < value < 1e9 for value in values):

@@ -30,7 +30,7 @@ class Axis:
     is_logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Return the position of a value in percent, 0 to 100. Values beyond an end are clamped to it."""
+        """Return the position of a value in percent, 0 to 100. Values outside the axis are clamped to its ends."""
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
         if self.is_logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)

@@ -31,7 +31,7 @@ _LONGEST_TEXT = 1000  # Names and lines with more characters are shortened in th
 
 
 def page(document: Document) -> str:
-    """Return the HTML page of a document. The same document always gives the same page."""
+    """Return the HTML page of a document. The same document always yields the same page."""
     environment = Environment(
         loader=PackageLoader("llmrun.bench", "html"),
         autoescape=True,
@@ -63,7 +63,7 @@ def page(document: Document) -> str:
 
 def _printable(value: Any) -> Any:
     """Make control characters and bidirectional formatting characters visible in a string."""
-    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Markup comes only from our own templates.
+    return shown(value, _LONGEST_TEXT) if type(value) is str else value  # Only templates create markup.
 
 
 def _title(document: Document) -> str:

@@ -1,4 +1,4 @@
-"""Measures cold starts, which is the time from launching `llmrun generate` to its first output."""
+"""Measures cold starts: the time from launching `llmrun generate` to its first output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrun.gguf.problems import shown
 
 _PROMPT = "Why is the sky blue?"
 _LAST_WORDS = 400
-# The error classes to choose from. The exit code of `llmrun generate` determines the class of the error to raise.
+# The error classes to choose from. The exit code of `llmrun generate` determines which one is raised.
 _ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
 _KINDS = {kind.exit_code: kind for kind in _ALL}
 

@@ -16,7 +16,7 @@ from llmrun.folders import cache_folder
 if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
 
-_MOST = 256  # The maximum number of files in the cache. The files hashed longest ago are removed first.
+_MOST = 256  # The maximum number of files in the cache. The files that were hashed longest ago are removed first.
 
 
 def file_sha256(path: Path, reporter: Reporter) -> str:

@@ -77,7 +77,7 @@ class Pool:
 
     def _start(self, target: BenchTarget) -> WorkerProcess:
         worker, facts = self._started(target)
-        if facts.get("compiled"):  # Load again, because this load time includes the one-time kernel compilation.
+        if facts.get("compiled"):  # This load time includes the one-time kernel compilation, so load again.
             worker.close()
             worker, facts = self._started(target)
         if target not in self.opened:

@@ -205,7 +205,7 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
         return None
     bandwidth, multiply_rate = statistics.median(outcome.bandwidths), max(outcome.multiply_rates)
     reached = {name: statistics.median(found) for name in JUDGED if (found := samples_of(trial, name))}
-    # Decode reads the KV cache up to the current position. On average, this is the middle of the answer.
+    # Decode reads the KV cache up to the current position. On average, that position is the middle of the answer.
     held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
     windows = facts.get("kv_bytes_per_token_of_window", {})
     kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))

@@ -27,7 +27,7 @@ from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.machine.free_memory import free_memory
 
 # The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
-# dominate their times. Longer turns would not help, because configurations should be measured close together in time,
+# dominate their times. Longer turns would be worse, because configurations should be measured close together in time,
 # under the same conditions.
 _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
@@ -96,7 +96,7 @@ class Runner:
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
-        self._round_s = 0.0  # the time of the last round, excluding the measurement of the machine's limits
+        self._round_s = 0.0  # the duration of the last round, excluding the measurement of the machine's limits
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
@@ -212,7 +212,7 @@ class Runner:
                 clock = f"{math.ceil(left) // 60}:{math.ceil(left) % 60:02d}"
                 return f"round {number}, at most {clock} left  {_words(trial)}", 1 - left / whole
             which = "the first measurement" if number == 1 else "the last round"
-            return f"the time is over, {which} is still running  {_words(trial)}", None
+            return f"time is up, but {which} is still running  {_words(trial)}", None
 
         self._reporter.watch(tell)
 
@@ -249,7 +249,7 @@ class _MachineLimits:
 
 
 class _Failing:
-    """A context in which an LlmrunError ends the trial but not the benchmark."""
+    """A context manager that catches an LlmrunError, so that it ends the trial but not the benchmark."""
 
     def __init__(self, trial: Trial, pool: Pool) -> None:
         self._trial = trial

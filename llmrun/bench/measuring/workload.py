@@ -98,7 +98,7 @@ def cold_starts() -> Workload:
 
 
 def from_file(path: Path, concurrency: int) -> Workload:
-    """Read a workload from a JSON Lines file, each line with "prompt" or "messages" and optionally "max_tokens".
+    """Read a workload from a JSON Lines file. Each line has "prompt" or "messages", and optionally "max_tokens".
 
     Raises UsageError, which names the invalid line.
     """

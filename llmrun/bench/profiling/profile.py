@@ -45,7 +45,7 @@ _LIMIT_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class SpeedLimits:
-    """The limits of the machine: medians of measurements taken between the steps."""
+    """The limits of the machine, as medians of measurements taken between the steps."""
 
     read_bandwidth: float  # bytes per second that all threads together read from memory
     multiply_rate: float  # int8 multiply-adds per second of all threads together
@@ -61,7 +61,8 @@ class Spent:
 
     A share of 1.0 is the machine's limit. The bandwidth share may exceed 1.0 if weights or keys are still in a CPU
     cache from the previous step, because the limit is that of main memory. A share is 0 if the ops do no work of that
-    kind. Floating-point work is not compared with a limit, so attention over many rows stays far below both limits.
+    kind. Floating-point work is not compared with a limit, so attention over many rows, which is mostly such work,
+    stays far below both limits.
     """
 
     seconds: float
@@ -96,14 +97,14 @@ class Spent:
 
     @property
     def bound(self) -> str:
-        """The nearer limit, "memory" or "multiply", or "" if the ops do neither kind of work."""
+        """The limit with the larger share, "memory" or "multiply", or "" if the ops do neither kind of work."""
         if not self.needs.memory_bytes and not self.needs.products:
             return ""
         return "memory" if self.bandwidth_share >= self.multiply_share else "multiply"
 
     @property
     def share(self) -> float:
-        """The share of the nearer limit that was reached."""
+        """The larger of the two shares."""
         return max(self.bandwidth_share, self.multiply_share)
 
     def _rate(self, count: int) -> float:
@@ -278,14 +279,14 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
 def _goes_on(turns: int, taken: float, seconds: float) -> bool:
     """Return whether to take another turn.
 
-    At least one turn always runs. Turns continue until the requested time is over and _LEAST_TURNS have run, but stop
+    At least one turn always runs. Turns continue until the requested time is up and _LEAST_TURNS have run, but stop
     earlier if that would take far longer than requested.
     """
     return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
 
 
 def _warm(run: Callable[[], float], seconds: float) -> float:
-    """Call `run` until three consecutive runs were not faster or `seconds` have passed, and return the best time."""
+    """Call `run` until three runs in a row bring no improvement or `seconds` have passed. Returns the best time."""
     begun = time.perf_counter()
     best, since = run(), 0
     while since < 3 and time.perf_counter() - begun < seconds:
@@ -391,7 +392,10 @@ def _op_profile(plan: Plan, part: _OpPart, spent: Spent) -> OpProfile:
 
 
 def _layer(plan: Plan, index: int) -> int | None:
-    """Return the layer of an op, from the name of the next matrix. Ops without a matrix prepare that matrix's input."""
+    """Return the layer of an op, taken from the name of its matrix.
+
+    Ops without a matrix prepare the input of the next matrix, so they belong to its layer.
+    """
     names = (matrix.name for op in plan.ops[index:] if (matrix := op.matrix))
     found = _LAYER.match(next(names, ""))
     return int(found[1]) if found else None

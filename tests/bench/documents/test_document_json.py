@@ -115,7 +115,7 @@ def _put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("format", 10**400, f"format: a huge one is from a newer llmrun; this version reads formats up to {FORMAT}"),
         ("format", True, f"format: True is not an integer from 1 to {FORMAT}"),
         ("identity", 7, "identity: 7 is not text"),
-        ("identity", "\ud800", r"identity: '\ud800' is not text that UTF-8 can hold"),
+        ("identity", "\ud800", r"identity: '\ud800' is not text that UTF-8 can encode"),
         ("interrupted", 0, "interrupted: 0 is not true or false"),
         ("results", {}, "results: an object is not a list"),
         ("results.0.workload.prompt", -1, f"results[0].workload.prompt: -1 is not an integer from 0 to {2**63 - 1}"),

@@ -178,7 +178,7 @@ def test_progress_never_claims_that_no_time_is_left(tmp_path: Path) -> None:
     (before, share), after = told
     assert before.startswith("round 1, at most 0:01 left")
     assert share is not None
-    assert after == ("the time is over, the first measurement is still running  a  8 in, 4 out", None)
+    assert after == ("time is up, but the first measurement is still running  a  8 in, 4 out", None)
 
 
 def test_what_fails_ends_alone(tmp_path: Path) -> None:
