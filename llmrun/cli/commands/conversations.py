@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.amounts import counted, format_age
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
@@ -33,7 +33,14 @@ LISTING = {"place": 120}
 FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
 NOTHING_FOUND = 1  # the same exit code as grep
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a conversation, or the beginning of its name.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name of a conversation, or the beginning of its name.",
+        autocompletion=values.conversations,
+    ),
+]
 
 command = typer.Typer(
     cls=CommandGroup,
@@ -216,7 +223,14 @@ llmrun conversations rm hello hello-2""",
     short_help="Remove conversations.",
 )
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of conversations, or their beginnings.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="Names of conversations, or their beginnings.",
+            autocompletion=values.conversations,
+        ),
+    ],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
