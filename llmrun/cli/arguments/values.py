@@ -43,17 +43,6 @@ def models_here_or_files() -> list[tuple[str, str] | str]:
     return [*models_here(), FILES]
 
 
-def conversations() -> list[str]:
-    """Return the names of all conversations and saved copies, newest first."""
-    from llmrun.cli.chatting.store import Store
-    from llmrun.folders import data_folder
-
-    store = Store(data_folder() / "conversations")
-    with contextlib.suppress(OSError):  # the command itself will report an unreadable folder
-        return [path.stem for path in (*store.journals(), *store.named())]
-    return []
-
-
 def repositories_here() -> list[str]:
     """Return the Hub repositories of the models on this machine."""
     from llmrun.hub.upkeep import inventory

@@ -26,7 +26,8 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
-from llmrun.cli.arguments.values import conversations, models
+from llmrun.cli.arguments.values import models
+from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.cli.prompting.library import chosen_template
@@ -66,7 +67,7 @@ def command(
             "--continue",
             metavar="[NAME]",
             help="Continue a conversation.  [default: the last one]",
-            autocompletion=conversations,
+            autocompletion=conversation_names,
         ),
     ] = None,
     *,

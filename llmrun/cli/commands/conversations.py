@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.amounts import counted, format_age
-from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments import options
 from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.folders import data_folder
@@ -38,7 +39,7 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME",
         help="Name of a conversation, or the beginning of its name.",
-        autocompletion=values.conversations,
+        autocompletion=conversation_names,
     ),
 ]
 
@@ -228,7 +229,7 @@ def remove(
         typer.Argument(
             metavar="NAME...",
             help="Names of conversations, or their beginnings.",
-            autocompletion=values.conversations,
+            autocompletion=conversation_names,
         ),
     ],
     json_output: options.Json = False,
