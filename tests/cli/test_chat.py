@@ -148,7 +148,7 @@ def test_continue_takes_up_messages_system_prompt_settings_and_model(tmp_path: P
     done = chat(tmp_path, "--continue", turns="two\n/show\n/show conversation\n")
     assert done.stdout == b"abc\n"
     told = done.stderr.decode()
-    assert told.splitlines()[0] == 'note: continuing "one", 2 messages, just now'
+    assert told.splitlines()[0] == 'note: continuing "one", 1 turn, just now'
     for part in ("top_k 7", "seed 5, max_tokens 3", "system      brief", "context     400 tokens", "> one"):
         assert part in told
     (path,) = journals(tmp_path)

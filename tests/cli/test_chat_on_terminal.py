@@ -17,7 +17,7 @@ import pexpect
 import pytest
 
 from llmrun.cli.chatting.store import read_conversation
-from tests.support.cli.chats import events_in, journals
+from tests.support.cli.chats import chat, events_in, journals
 from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
 
 pytestmark = pytest.mark.slow
@@ -328,3 +328,13 @@ def test_the_share_of_the_context_is_shown_once(tmp_path: Path) -> None:
         process.expect(PROMPT)
         process.expect_exact("of 8,19")  # the last column is written separately
         process.send("/exit\r")
+
+
+def test_continuing_shows_the_last_turn_but_not_in_a_pipe(tmp_path: Path) -> None:
+    chat(tmp_path, turns="one\ntwo\n")
+    done = chat(tmp_path, "--continue", turns="")
+    assert b"two" not in done.stderr
+    with chatting(tmp_path, "--continue") as process:
+        rows = process.before.decode().replace("\r\n", "\n").splitlines()
+        assert rows[1:4] == ["> two", "You said: two", "/show conversation shows all of it"]
+        process.send("/bye\r")

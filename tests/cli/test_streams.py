@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -212,14 +213,17 @@ def slow_script(folder: Path) -> str:
 
 def test_ctrl_c_ends_the_answer_keeps_the_text_and_still_reports(tmp_path: Path) -> None:
     process = on_terminal("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "hello", NO_COLOR="1")
+    modes = termios.tcgetattr(process.child_fd)
     process.expect_exact("abcdefghij")
     process.sendintr()
     rest = process.read().decode()
+    assert termios.tcgetattr(process.child_fd) == modes
     process.close()
     assert process.exitstatus == 130
-    answer, *lines = rest.replace("\r\n", "\n").splitlines()
-    assert answer.replace("^C", "") in LONG
+    answer, *lines = rest.replace("\r\n", "\n").replace("\x03", "").splitlines()
+    assert answer in LONG
     assert "TTFT" in lines[-1]
+    assert "stopped" in lines[-1]
     assert "Traceback" not in rest
 
 

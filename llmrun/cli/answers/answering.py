@@ -19,6 +19,7 @@ from llmrun.cli.answers.report import (
     waiting_words,
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
+from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
@@ -134,12 +135,15 @@ def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
         if received:
             os._exit(128 + number)
         received.append(number)
+        show_control_echo()  # a second signal ends the process without cleaning up
         cancel()
 
     heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    show_control_echo = hide_control_echo()
     before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
         yield received
     finally:
+        show_control_echo()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -14,7 +14,7 @@ from llmrun.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, width
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
-from llmrun.types import ModelInfo, Timings, TokenLogprob
+from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
         stopped = f"stopped {where} after {format_seconds_briefly(timings.total_s)}"
         return {"model": name, "written": stopped} | seed
     facts = {"model": name}
+    if answer.finished.reason is FinishReason.CANCELLED:
+        facts["stopped"] = "stopped"
     if timings.prompt_tokens:  # some servers do not report this count
         computed = timings.prompt_tokens - timings.cached_tokens
         facts["prompt"] = f"{computed} in {format_number(timings.prompt_per_second)}/s"

@@ -178,10 +178,9 @@ def leave(chat: Chat, argument: str) -> None:
 
 
 def summary(found: Recording) -> str:
-    """Return a one-line summary, such as `"Why is the sky blue?", 4 messages, 2 hours ago`."""
-    count = found.conversation.message_count
-    messages = f"{count} message" if count == 1 else f"{count} messages"
-    return f'"{visible_line(found.conversation.title)}", {messages}, {age(time.time() - found.changed)}'
+    """Return a one-line summary, such as `"Why is the sky blue?", 2 turns, 2 hours ago`."""
+    turns = counted(len(found.conversation.exchanges), "turn")
+    return f'"{visible_line(found.conversation.title)}", {turns}, {age(time.time() - found.changed)}'
 
 
 def age(seconds: float) -> str:
@@ -292,7 +291,7 @@ def _meter_lines(chat: Chat) -> list[str]:
     kept = f"saved in {visible_line(str(chat.record.path))}" if chat.record.path else "not saved"
     return [
         f"used        {_used(chat)}",
-        f"messages    {chat.conversation.message_count}, {kept}",
+        f"turns       {len(chat.conversation.exchanges)}, {kept}",
     ]
 
 

@@ -46,7 +46,7 @@ class Command:
 
 def _help(chat: Chat, argument: str) -> None:
     if argument:
-        command = command_for(argument.removeprefix("/"))
+        command = _explained(argument.removeprefix("/"))
         chat.reply(beside(f"{command.usage}  ", command.about, room(sys.stderr)))
         return
     widest = max(len(command.usage) for command in COMMANDS)
@@ -125,18 +125,36 @@ _HINTS = (
 
 def command_for(name: str) -> Command:
     """Return the command with this name or alias. If there is none, raise UsageError and suggest the nearest name."""
-    for command in COMMANDS:
-        if name == command.name or name in command.aliases:
-            return command
-    import difflib
-
-    names = [known for command in COMMANDS for known in (command.name, *command.aliases)]
-    near = difflib.get_close_matches(name, names, n=1)
-    first = f"did you mean /{near[0]}?" if near else "/help lists the commands."
+    if command := _known(name):
+        return command
+    near = _nearest(name)
+    first = f"did you mean /{near}?" if near else "/help lists the commands."
     raise UsageError(
         f"/{name}: no such command; nothing was sent to the model",
         hint=f"{first} Type // to send a question that begins with a slash.",
     )
+
+
+def _explained(name: str) -> Command:
+    """Return the command that /help should explain. Raises UsageError."""
+    if command := _known(name):
+        return command
+    near = _nearest(name)
+    raise UsageError(
+        f"/help: no command {name!r:.80}", hint=f"did you mean /help {near}?" if near else "/help lists the commands"
+    )
+
+
+def _known(name: str) -> Command | None:
+    return next((command for command in COMMANDS if name == command.name or name in command.aliases), None)
+
+
+def _nearest(name: str) -> str:
+    """Return the command name with the most similar spelling, or an empty string."""
+    import difflib
+
+    names = [known for command in COMMANDS for known in (command.name, *command.aliases)]
+    return next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
 def completions(chat: Chat, before: str) -> Sequence[Completion]:

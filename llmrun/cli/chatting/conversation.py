@@ -189,10 +189,6 @@ class Conversation:
         return told
 
     @property
-    def message_count(self) -> int:
-        return sum(1 if exchange.began is None else 2 for exchange in self.exchanges)
-
-    @property
     def context_used(self) -> int:
         """The number of tokens in the context after the last completed answer, or 0 if there is none."""
         ended = [exchange.ended.context_used for exchange in self.exchanges if exchange.ended]

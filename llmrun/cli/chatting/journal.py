@@ -123,6 +123,14 @@ class Journal:
             self._answer = None
         self._lock.release()
 
+    def move(self, path: Path, lock: Lock) -> None:
+        """Rename the file to a path that is locked and unused, while no answer streams. Raises OSError."""
+        with contextlib.suppress(OSError):  # an out-of-date file that an earlier process could not remove
+            answering_path(self.path).unlink()
+        self.path.rename(path)
+        self._lock.release()
+        self.path, self._lock = path, lock
+
     def discard(self) -> None:
         """Remove the files and close the journal. Raises OSError."""
         try:

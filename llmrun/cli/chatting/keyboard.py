@@ -30,7 +30,7 @@ from prompt_toolkit.input.defaults import create_input
 from prompt_toolkit.input.posix_utils import PosixStdinReader
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.key_binding.key_processor import KeyPress
+from prompt_toolkit.key_binding.key_processor import KeyPress, KeyProcessor
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.dimension import Dimension, to_dimension
@@ -54,6 +54,11 @@ _NEARLY_FULL = 0.9
 _METER_FROM = 40  # columns; on narrower terminals, no meter is shown
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # columns
+_DELETE_SELECTED = ("delete", "c-u", "c-k")
+_ESCAPE_S = (
+    0.05  # waiting time after an Escape byte, then after an Escape key: Alt sends its bytes at once, people do not
+)
+_SEQUENCE_S = 1.0  # waiting time within other key sequences, such as Ctrl-X Ctrl-U
 _LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, like the arrow keys
 _MENU_ROWS = 6
 
@@ -108,6 +113,8 @@ class TerminalTurns:
             input=_input(self._keyboard),
             output=_output(stream),
         )
+        self._session.app.ttimeoutlen = _ESCAPE_S
+        self._session.app.key_processor.after_key_press += self._choose_timeout
         self._limit_rows()
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
@@ -192,15 +199,22 @@ class TerminalTurns:
             (self._new_line, typing, "escape", "enter"),
             (self._paste, typing, Keys.BracketedPaste),
             (self._open_paste, typing & Condition(self._behind_a_paste), "tab"),
-            (self._clear, typing, "c-c"),
             (self._clear, typing, "<sigint>"),
-            (self._delete_selected, typing & shift_selection_mode, "delete"),
             (self._unselect, typing & shift_selection_mode, "escape"),
         ):
             keys.add(*names, filter=filtered)(handler)
+        # Eager, because prompt_toolkit has sequences that begin with Ctrl-C, and would wait for the next key.
+        keys.add("c-c", filter=typing, eager=True)(self._clear)
+        for name in _DELETE_SELECTED:
+            keys.add(name, filter=typing & shift_selection_mode)(self._delete_selected)
         for name in _LEAVE_SELECTED:
             keys.add(name, filter=typing & shift_selection_mode)(self._leave_selected)
         return keys
+
+    def _choose_timeout(self, keys: KeyProcessor) -> None:
+        """Set how long prompt_toolkit waits for the rest of a key sequence, which it reads after each key."""
+        begun = bool(keys.key_buffer) and keys.key_buffer[0].key == Keys.Escape
+        self._session.app.timeoutlen = _ESCAPE_S if begun else _SEQUENCE_S
 
     def _enter(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer

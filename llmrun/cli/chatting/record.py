@@ -81,6 +81,9 @@ class ConversationRecord:
             self._write_answer(self._saved)
         else:
             self._saved.write(event)
+            if isinstance(event, QuestionAsked) and len(self.conversation.exchanges) == 1:
+                with contextlib.suppress(OSError):  # the old name is still valid; Windows cannot rename open files
+                    self._store.rename(self._saved, self.conversation)
 
     def _write_answer(self, journal: Journal) -> None:
         answered = self.conversation.exchanges[-1].answered()

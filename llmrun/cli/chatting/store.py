@@ -123,6 +123,18 @@ class Store:
         path, lock = self._new_path(conversation)
         return self._written(path, conversation, lock)
 
+    def rename(self, journal: Journal, conversation: Conversation) -> None:
+        """Name a journal after the conversation's first question. Raises OSError, and then the name is unchanged."""
+        words = name_for(conversation.exchanges[0].question)
+        if re.fullmatch(rf"{re.escape(words)}(-\d+)?", journal.path.stem):
+            return
+        path, lock = self._new_path(conversation)
+        try:
+            journal.move(path, lock)
+        except BaseException:
+            lock.release()
+            raise
+
     def convert(self, old: OlderFile, conversation: Conversation) -> Journal:
         """Convert a file from an older format to the current one. On failure, keep the old file and raise OSError."""
         return self._written(old.path, conversation, old.lock)

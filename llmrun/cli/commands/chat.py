@@ -27,6 +27,7 @@ from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
 from llmrun.cli.arguments.values import models
+from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.cli.prompting.library import chosen_template
@@ -62,7 +63,12 @@ def command(
     ] = None,
     continued: Annotated[
         str | None,
-        typer.Option("--continue", metavar="[NAME]", help="Continue a conversation.  [default: the last one]"),
+        typer.Option(
+            "--continue",
+            metavar="[NAME]",
+            help="Continue a conversation.  [default: the last one]",
+            autocompletion=conversation_names,
+        ),
     ] = None,
     *,
     flags: AnswerFlags,
@@ -225,6 +231,7 @@ def _talk(
     keyboard: QuietKeyboard | None,
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
+    from llmrun.cli.chatting.archive.last_turn import last_turn
     from llmrun.cli.chatting.commands import command_for, completions
     from llmrun.cli.chatting.plain import answer_view
     from llmrun.cli.chatting.session import Chat
@@ -249,6 +256,8 @@ def _talk(
         )
         if turns.interactive:
             out.fields([*_introduction(models.opened.name, models.opened.engine.info), "/help lists the commands"])
+            for row in last_turn(record.conversation):
+                out.fields([row])
         try:
             return session.run()
         finally:

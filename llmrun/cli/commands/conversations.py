@@ -21,6 +21,7 @@ import typer
 from llmrun.amounts import counted, format_age
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.usage import SingleCommand, command_group
+from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.folders import data_folder
@@ -33,7 +34,14 @@ LISTING = {"place": 120}
 FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
 NOTHING_FOUND = 1  # the same exit code as grep
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a conversation, or the beginning of its name.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name of a conversation, or the beginning of its name.",
+        autocompletion=conversation_names,
+    ),
+]
 
 command = command_group()
 
@@ -211,7 +219,14 @@ llmrun conversations rm hello hello-2""",
     short_help="Remove conversations.",
 )
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of conversations, or their beginnings.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="Names of conversations, or their beginnings.",
+            autocompletion=conversation_names,
+        ),
+    ],
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,

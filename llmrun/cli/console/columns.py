@@ -48,11 +48,14 @@ def beside(label: str, text: str, most: int) -> list[str]:
 
 
 def hanging(line: str, most: int) -> list[str]:
-    """Wrap a line at spaces. If it begins with a label and two spaces, align the other rows with the text."""
+    """Wrap a line at spaces. Align the other rows with the text after the line's indentation and label.
+
+    A label is a few words that are followed by two spaces.
+    """
     if width(line) <= most:
         return [line]
-    label = re.match(r"\S.{0,20}? {2,}(?=\S)|", line)
-    assert label is not None  # the empty alternative always matches
+    label = re.match(r" {0,16}(?:\S.{0,20}? {2,}(?=\S))?", line)
+    assert label is not None  # both parts are optional
     return beside(label[0], line[label.end() :], most)
 
 

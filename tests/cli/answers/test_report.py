@@ -89,6 +89,13 @@ def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:
     assert completion_body(answer)["run"]["gpu_layers"] is None
 
 
+def test_the_closing_line_says_that_an_answer_was_stopped() -> None:
+    answer = answer_of(FinishReason.CANCELLED)
+    assert "stopped" in stats_fields(answer)
+    assert "stopped" in closing_fields(answer, 40)
+    assert "stopped" not in stats_fields(answer_of(FinishReason.LENGTH))
+
+
 def test_the_closing_line_claims_no_pace_that_was_not_measured() -> None:
     one = stats_fields(answer_of(timings=replace(TIMINGS, generated_tokens=1, decode_s=0.0)))
     assert one[3:5] == ["1 out", "1.50s"]

@@ -84,8 +84,23 @@ def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
         ]
         found.run("/help")
         assert max(map(len, capsys.readouterr().err.splitlines())) <= 44
+        monkeypatch.setattr("llmrun.cli.console.output.room", lambda stream: 44)
         found.run("/set")
-        assert max(map(len, capsys.readouterr().err.splitlines()[:4])) <= 44
+        rows = capsys.readouterr().err.splitlines()
+        assert max(map(len, rows)) <= 44
+        assert rows[0].startswith("settings    ")
+        assert all(row.startswith(" " * 12) for row in rows[1:])
+
+
+def test_help_on_an_unknown_command_suggests_the_nearest(tmp_path: Path) -> None:
+    help_command = command_for("help")
+    with session(tmp_path) as found:
+        with pytest.raises(UsageError) as refused:
+            help_command.run(found.chat, "foo")
+        assert (str(refused.value), refused.value.hint) == ("/help: no command 'foo'", "/help lists the commands")
+        with pytest.raises(UsageError) as refused:
+            help_command.run(found.chat, "/exti")
+        assert (str(refused.value), refused.value.hint) == ("/help: no command 'exti'", "did you mean /help exit?")
 
 
 def test_completion_follows_the_table(tmp_path: Path) -> None:

@@ -312,8 +312,14 @@ def test_enter_sends_a_draft_as_it_is(prompt: Prompt) -> None:
         ((BACKSPACE, "new"), "new"),
         (("\x1b[3~", "new"), "new"),
         ((CTRL_C, "new"), "new"),
+        ((CTRL_C, ">new"), ">new"),  # prompt_toolkit indents selected text with Ctrl-C >
+        (("\x15", RIGHT, "new"), "new"),
+        ((ALT_ENTER, "more"), "old words\nmore"),
     ],
-    ids=["right", "left", "end", "ctrl-e", "home", "ctrl-b", "new line", "backspace", "delete", "ctrl-c"],
+    ids=[
+        *("right", "left", "end", "ctrl-e", "home", "ctrl-b", "new line", "backspace", "delete", "ctrl-c"),
+        *("ctrl-c at once", "ctrl-u", "alt-enter"),
+    ],
 )
 def test_moving_keeps_a_draft_and_deleting_removes_it(prompt: Prompt, keys: tuple[str, ...], sent: str) -> None:
     drafted(prompt)
@@ -327,6 +333,22 @@ def test_escape_keeps_a_draft(prompt: Prompt) -> None:
     time.sleep(1.0)  # until it cannot be the start of another key sequence
     prompt.press("!", "\r")
     assert prompt.turns(2)[1] == "old words!"
+
+
+def test_a_key_soon_after_escape_is_not_lost(prompt: Prompt) -> None:
+    """Escape and / together would be a key sequence of prompt_toolkit."""
+    drafted(prompt)
+    prompt.press("\x1b")
+    time.sleep(0.4)
+    prompt.press("/!", "\r")
+    assert prompt.turns(2)[1] == "old words/!"
+
+
+def test_a_key_sequence_that_begins_with_control_can_be_typed_slowly(prompt: Prompt) -> None:
+    prompt.press("one", "\x18")
+    time.sleep(0.4)
+    prompt.press("\x15", "two", "\r")  # Ctrl-X Ctrl-U undoes one character; Ctrl-U alone would delete the line
+    assert prompt.turns(1) == ["ontwo"]
 
 
 def test_a_replaced_draft_is_still_in_the_history(prompt: Prompt) -> None:

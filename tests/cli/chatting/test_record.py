@@ -21,6 +21,7 @@ from llmrun.cli.chatting.events import (
     Undone,
     WasThinking,
 )
+from llmrun.cli.chatting.journal import InUse, lock_journal
 from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 
@@ -135,8 +136,54 @@ def test_a_process_killed_at_any_system_call_loses_nothing_that_was_shown(
             if again.conversation.unanswered is not None:
                 again.add(Undone())
             again.add(QuestionAsked("later?", ""))
+            continued = again.path
+            assert continued is not None  # it has another name if its first question was undone
             again.close()
-            kept = exchanges_in(path)
+            kept = exchanges_in(continued)
             assert kept in ([*found, ("later?", "", "")], [*found[:-1], ("later?", "", "")])
             assert not found or found[-1][2] == "" or kept[:-1] == found
     assert call > 30
+
+
+def test_another_first_question_renames_the_file(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = ConversationRecord(store, new_conversation("m"))
+    record.add(QuestionAsked("the old words", ""))
+    record.add(Undone())
+    record.add(QuestionAsked("the new words", ""))
+    assert [path.name for path in store.journals()] == ["the-new-words.jsonl"]
+    assert record.path == tmp_path / "the-new-words.jsonl"
+    with pytest.raises(InUse):
+        lock_journal(record.path)
+    lock_journal(tmp_path / "the-old-words.jsonl").release()
+    for event in (AnswerBegan(1), AnswerWent("A"), AnswerEnded("stop", 3, 2, 0, 1, 0.1, 0.1)):
+        record.add(event)
+    record.close()
+    assert exchanges_in(tmp_path / "the-new-words.jsonl") == [("the new words", "", "A")]
+    lock_journal(tmp_path / "the-new-words.jsonl").release()
+
+
+def test_a_name_that_still_fits_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first, second = (ConversationRecord(store, new_conversation("m")) for _ in range(2))
+    for record in (first, second):
+        record.add(QuestionAsked("hello", ""))
+    second.add(Undone())
+    second.add(QuestionAsked("Hello!", ""))
+    assert second.path == tmp_path / "hello-2.jsonl"
+
+
+def test_a_file_that_cannot_be_renamed_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(13, "the file is open", str(path))
+
+    record = ConversationRecord(Store(tmp_path), new_conversation("m"))
+    record.add(QuestionAsked("the old words", ""))
+    record.add(Undone())
+    monkeypatch.setattr(Path, "rename", refuse)
+    record.add(QuestionAsked("the new words", ""))
+    assert record.path == tmp_path / "the-old-words.jsonl"
+    assert not record.is_given_up
+    lock_journal(tmp_path / "the-new-words.jsonl").release()
+    record.close()
+    assert exchanges_in(tmp_path / "the-old-words.jsonl") == [("the new words", "", "")]

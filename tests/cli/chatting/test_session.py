@@ -226,7 +226,7 @@ def test_show_shows_everything_and_each_thing(tmp_path: Path, capsys: Capture) -
             "context     8,192",
             "temperature 0.8",
             "of 8,192 tokens",
-            "messages    2",
+            "turns       1",
         ):
             assert part in told
         found.run("/show template")
@@ -252,8 +252,8 @@ def test_save_load_and_go_on(tmp_path: Path, capsys: Capture) -> None:
         assert (found.chat.conversation.system, found.chat.conversation.preferences) == ("brief", {"top_k": 3})
         found.run("three", "/load")
     told = capsys.readouterr().err
-    assert 'loaded "one", 2 messages' in told
-    assert re.search(r'^early +"one", 2 messages, just now$', told, re.MULTILINE)
+    assert 'loaded "one", 1 turn,' in told
+    assert re.search(r'^early +"one", 1 turn, just now$', told, re.MULTILINE)
     assert len(journals(tmp_path)) == 2
 
 

@@ -155,3 +155,17 @@ print([name for name in ("numpy", "httpx2", "huggingface_hub", "rich", "prompt_t
     command = [sys.executable, "-c", program, "completion", "--complete", "--", "chat", ""]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_names_of_conversations_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
+    assert words_for("conversations", "show", "") == []
+    saved = tmp_path / "data" / "conversations" / "saved"
+    saved.mkdir(parents=True)
+    for path in (saved.parent / "why-is-the-sky-blue.jsonl", saved / "copy one.jsonl"):
+        path.write_text("{}\n")
+    names = ["why-is-the-sky-blue", "copy one"]
+    for words in (("show",), ("export",), ("rm",), ("rm", "copy one")):
+        assert words_for("conversations", *words, "") == names
+    assert words_for("chat", "--continue", "") == names
+    assert words_for("chat", "--continue=wh") == ["--continue=why-is-the-sky-blue"]
