@@ -210,7 +210,7 @@ def test_continue_after_clear_takes_up_what_was_said_last(tmp_path: Path) -> Non
     assert '"one", 1 turn,' in first_note(tmp_path, "--continue")
     chat(tmp_path, "-q", "--continue", turns="/clear\ntwo\n")
     assert sorted(path.stem for path in journals(tmp_path)) == ["one", "two"]
-    assert '"two", 2 messages' in first_note(tmp_path, "--continue")
+    assert '"two", 1 turn,' in first_note(tmp_path, "--continue")
     assert '"one", 1 turn,' in first_note(tmp_path, "--continue", "one")
 
 
