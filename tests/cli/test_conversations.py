@@ -208,11 +208,11 @@ def test_continue_after_clear_takes_up_what_was_said_last(tmp_path: Path) -> Non
         "cleared; to go back: /load one, or later llmrun chat --continue one"
     )
     assert [path.stem for path in journals(tmp_path)] == ["one"]
-    assert '"one", 2 messages' in first_note(tmp_path, "--continue")
+    assert '"one", 1 turn,' in first_note(tmp_path, "--continue")
     chat(tmp_path, "-q", "--continue", turns="/clear\ntwo\n")
     assert sorted(path.stem for path in journals(tmp_path)) == ["one", "two"]
-    assert '"two", 2 messages' in first_note(tmp_path, "--continue")
-    assert '"one", 2 messages' in first_note(tmp_path, "--continue", "one")
+    assert '"two", 1 turn,' in first_note(tmp_path, "--continue")
+    assert '"one", 1 turn,' in first_note(tmp_path, "--continue", "one")
 
 
 def test_the_answer_under_way_is_a_private_file_that_goes_when_it_ends(tmp_path: Path) -> None:
