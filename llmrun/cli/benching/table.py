@@ -138,7 +138,7 @@ def _limits(document: Document) -> Table | None:
     bars = [""] if with_bars else []
     return table_of(
         [
-            "share of machine limits",
+            "share of limits",
             f"decode\nof {format_bandwidth(limits.read_bandwidth)} read",
             *bars,
             f"prefill\nof {format_number(limits.multiply_rate / 1e9)} G int8 products/s",

@@ -11,6 +11,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,7 +20,9 @@ import typer
 from llmrun.amounts import format_bytes
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 
@@ -241,7 +244,8 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
 def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> None:
     from llmrun.cli.console.columns import narrowed
 
-    out.lines(_heading(asked, named[0].fit), dim=True)
+    heading = _heading(asked, named[0].fit)
+    out.lines([row for line in heading for row in hanging(line, room(sys.stdout))], dim=True)
     rows = [_cells(row, best == number and len(named) > 1) for number, row in enumerate(named)]
     heads = [head for head in rows[0] if head != "ON GPU" or any(row.fit.layers for row in named)]
     lines = narrowed(heads, [[row[head] for head in heads] for row in rows], _NUMBERS, _DROPPABLE)

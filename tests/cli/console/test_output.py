@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from llmrun.cli.console import output
+from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.output import Output
 
 
@@ -165,3 +166,9 @@ def test_replies_wrap_below_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Terminal()
     use(monkeypatch, io.StringIO(), stderr).reply(["model       a-model of 135 million parameters"])
     assert stderr.getvalue() == "model       a-model of 135 million\n            parameters\n"
+
+
+def test_a_line_under_a_label_wraps_under_its_text() -> None:
+    line = "for   4,096 tokens of context (-c), a prompt of 512 (-p)"
+    assert hanging(line, 40) == ["for   4,096 tokens of context (-c), a", "      prompt of 512 (-p)"]
+    assert hanging(line, 80) == [line]
