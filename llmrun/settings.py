@@ -22,7 +22,7 @@ from llmrun.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
 
-Refuse = Callable[[UsageError], None]  # called with the error about an invalid setting; may raise the error
+Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting; may raise that error
 
 # Environment variables that are not settings: folders, an API key and switches for a single run.
 NOT_SETTINGS = frozenset(
@@ -129,7 +129,7 @@ class Rule:
         return value
 
 
-_UNLIMITED = -1  # the same value as in llama.cpp and Ollama
+_UNLIMITED = -1  # llama.cpp and Ollama use the same value
 _NO_LIMIT = f"{_UNLIMITED} lets the model write until it stops, which is the default"
 
 

@@ -45,7 +45,7 @@ class ModelInfo:
     context_size: int  # maximum number of tokens per sequence in this session
     max_sequences: int
     backend: str  # the backend's name in backends/registry.py, or "remote"
-    device: str  # "2 threads, avx512vnni"; for remote models, the host
+    device: str  # for example "2 threads, avx512vnni"; for remote models, the host
     threads: int  # 0 if unknown (remote)
     gpu_layers: str = ""  # number of layers on the GPU, such as "20/33"; empty if there are none
     kv_type: str = "f16"  # precision of the KV cache: "f16" or "q8_0"

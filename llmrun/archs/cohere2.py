@@ -1,4 +1,5 @@
-"""The `cohere2` architecture: like command-r, but three out of four layers have a window, and the others have no RoPE.
+"""The `cohere2` architecture: like command-r, but three out of four layers use a sliding window, and every fourth layer
+has no RoPE.
 
 Models: Command R7B and Command A.
 """

@@ -52,13 +52,15 @@ _MOST_SCALE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """The hyperparameters of deepseek2. `rope.dimensions` features of a head are rotated, and the others are `plain`.
+    """The hyperparameters of deepseek2.
+
+    In each head, RoPE rotates `rope.dimensions` features. The remaining features are called `plain`.
 
     absorbed      whether to use the latent features themselves as keys and values
     latent        number of latent features for the keys and values of all heads
     query_latent  number of latent features for queries; 0 if queries are computed from the whole row
     value_size    number of features of each value head
-    scale         scale of the attention scores
+    scale         factor applied to the attention scores
     unused        number of layers at the end for multi-token prediction, which are not run
     experts       None if all layers are dense
     dense         number of layers before the first layer with experts
@@ -142,9 +144,9 @@ def _yarn_multiplier(keys: Keys) -> float:
 
 
 def _with_own_magnitude(rope: RopeSettings, multiplier: float) -> RopeSettings:
-    """Remove YaRN's scaling of rotated features if there is a multiplier.
+    """Remove YaRN's magnitude from the rotated features if there is a multiplier.
 
-    The attention scale then includes YaRN's magnitude.
+    The attention scale then includes this magnitude.
     """
     if rope.yarn is None:
         return rope

@@ -1,6 +1,6 @@
 """The `exaone4` architecture: like olmo2, with norms for each head.
 
-In EXAONE 4.0 32B, three out of four layers have a window, and the others have no RoPE.
+In EXAONE 4.0 32B, three out of four layers use a sliding window, and every fourth layer has no RoPE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     layers = layers_of(keys)
-    if layers != _LAYERS_OF_32B:  # other model sizes have no window, even if the file has the key
+    if layers != _LAYERS_OF_32B:  # models of other sizes have no sliding window, even if the file has the key
         return Config.of(keys, windows=(0,) * layers)
     return Config.of(keys, windows=windows_of(keys, every=4, default=4096))
 

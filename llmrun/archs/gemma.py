@@ -1,4 +1,4 @@
-"""The `gemma` architecture: scaled embeddings, a head size independent of the width, and GELU."""
+"""The `gemma` architecture: scaled embeddings, a head size that does not depend on the width, and GELU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The `gemma2` architecture: like gemma, with additional norms after attention and feed-forward, a window in every
-other layer, and soft caps on scores and logits."""
+"""The `gemma2` architecture: like gemma, with additional norms after attention and feed-forward, a sliding window in
+every other layer, and soft caps on scores and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `gemma3` architecture: like gemma2, with norms for each head, different RoPE settings in layers with a window,
+"""The `gemma3` architecture: like gemma2, with norms for each head, separate RoPE settings for sliding-window layers,
 and no soft caps."""
 
 from __future__ import annotations

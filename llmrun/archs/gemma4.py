@@ -1,4 +1,5 @@
-"""The `gemma4` architecture: like gemma3, but layers with a window have heads of a different size and number.
+"""The `gemma4` architecture: like gemma3, but the head size and head count of sliding-window layers differ from those
+of the other layers.
 
 The small models (E2B, E4B) have a second embedding table with an input for every layer, and their last layers attend to
 the keys and values of earlier layers. 26B-A4B has experts in addition to the feed-forward.
@@ -45,8 +46,8 @@ class Config(Hyperparameters):
 
     shapes          attention shape of each layer
     feed_forwards   number of feed-forward features of each layer
-    window_rotated  number of features of a head that are rotated in layers with a window
-    window_base     RoPE base in layers with a window
+    window_rotated  number of features of a head that are rotated in sliding-window layers
+    window_base     RoPE base in sliding-window layers
     storing         number of layers before the first layer that uses the KV cache of an earlier layer
     table_width     number of features for each layer in the second embedding table; 0 if there is no such table
     logit_cap       0 if logits are not capped
@@ -105,7 +106,7 @@ def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
     """Return the number of layers that store keys and values.
 
     The other layers reuse the keys and values of one of these layers. llama.cpp reuses the last of these layers, or, in
-    layers with a window, the second to last. The plan reuses the last layer of the same shape. In all existing models,
+    sliding-window layers, the second to last. The plan reuses the last layer of the same shape. In all existing models,
     this is the same layer.
     """
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
@@ -149,7 +150,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
-    """Return the RoPE of layers without a window.
+    """Return the RoPE of layers without a sliding window.
 
     Its frequency factors are required, because they determine which features are not rotated.
     """

@@ -1,4 +1,4 @@
-"""The `gpt-oss` architecture: experts with biases, a window in every other layer, and attention sinks."""
+"""The `gpt-oss` architecture: experts with biases, a sliding window in every other layer, and attention sinks."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """The hyperparameters of llama. `growth` scales queries by their position (Rope.growth)."""
+    """The hyperparameters of llama. `growth` specifies how queries are scaled by their position (see Rope.growth)."""
 
     experts: Experts | None = None
     growth: tuple[float, int] | None = None

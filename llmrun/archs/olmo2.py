@@ -1,7 +1,7 @@
 """The `olmo2` architecture: norms for queries, for keys, and for the outputs of attention and feed-forward.
 
 The inputs of attention and feed-forward are not normalized. Models: OLMo 2 and OLMo 3. In OLMo 3, three out of four
-layers have a window and use unscaled RoPE.
+layers use a sliding window and unscaled RoPE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The `olmoe` architecture: like llama, with experts, one norm over all query heads and one norm over all key heads."""
+"""The `olmoe` architecture: like llama, but with experts, and with one norm over all query heads and one over all key
+heads.
+"""
 
 from __future__ import annotations
 

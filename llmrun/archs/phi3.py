@@ -1,7 +1,7 @@
 """The `phi3` architecture: one matrix for queries, keys and values, and one matrix for gate and up.
 
-Models: dense Phi-3, Phi-3.5 and Phi-4. Their files specify a window that the layers do not use. llama.cpp also ignores
-it.
+Models: dense Phi-3, Phi-3.5 and Phi-4. Their files specify a sliding window, but the models do not use it, and
+llama.cpp also ignores it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The on-disk cache of compiled kernels: a folder with one file per key.
 
-An entry consists of the SHA-256 of key and object, followed by the object. The hash is checked before every use. In a
-test with 60 single-bit flips in a cached object, 6 led to a crash and one to wrong results. If the folder cannot be
-used, kernels are compiled again and a single warning is issued, but no error is raised.
+An entry consists of the SHA-256 hash of the key and the object, followed by the object. The hash is checked before
+every use. In a test with 60 single-bit flips in a cached object, 6 led to a crash and one to wrong results. If the
+folder cannot be used, kernels are compiled again and a single warning is issued, but no error is raised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Measures the energy that processors and GPUs use, with their own counters.
 
 RAPL counts the energy used by processor packages (on Intel, and on AMD through the same files). NVML counts the energy
-used by NVIDIA GPUs. Neither includes fans, disks or power supply losses, and on many machines neither includes memory.
+used by NVIDIA GPUs. Neither counter includes fans, disks or power supply losses, and on many machines neither includes
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class EnergySource(Protocol):
     """A counter of joules.
 
     name      "RAPL package" or "NVML"
-    interval  the longest allowed time between two readings, in seconds; 0 if one reading at the start and one at the
+    interval  the longest time allowed between two readings, in seconds; 0 if one reading at the start and one at the
               end are enough
     """
 

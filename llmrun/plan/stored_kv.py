@@ -57,7 +57,10 @@ def _group_reference(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def hadamard_reference(x: NDArray[np.float32], factors: dict[int, float]) -> NDArray[np.float32]:
-    """Rotate each group of float32[..., head size] with a Hadamard matrix. `factors` maps group sizes to scales."""
+    """Rotate each group of float32[..., head size] with a Hadamard matrix.
+
+    `factors` maps each group size to the factor that is applied afterwards.
+    """
     rotated = np.empty_like(x)
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, x.shape[-1], GROUP):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-SUPER_BLOCK = 256  # weights per block, for types with two levels of scales
+SUPER_BLOCK = 256  # weights per block, for types with both scales and sub-scales
 
 
 def blocks_of(raw: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:

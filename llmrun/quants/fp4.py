@@ -88,7 +88,7 @@ def _half_ue4m3(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
     exponent, fraction = (stored.astype(np.int32) >> 3) & 15, stored.astype(np.int32) & 7
     is_normal = exponent > 0
     significand = np.where(is_normal, 8 + fraction, fraction).astype(np.float32)
-    # 11 is the sum of the bias (7), the fraction bits (3) and 1 for the halving.
+    # 11 is the sum of the bias (7), the fraction bits (3) and 1 for halving the result.
     numbers = np.ldexp(significand, np.where(is_normal, exponent, 1) - 11)
     return np.where(stored == 127, np.float32(0), numbers)
 

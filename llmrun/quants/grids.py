@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# The magnitudes of the weights in a grid. The levels of IQ1 are signed values instead.
+# The magnitudes of the weights in a grid. The IQ1 grid contains signed values instead.
 _IQ2_LEVELS = (8, 25, 43)
 _IQ3_XXS_LEVELS = (4, 12, 20, 28, 36, 44, 52, 62)
 _IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)

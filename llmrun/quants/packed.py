@@ -3,8 +3,8 @@
     weight = scale * integer + minimum
 
 The bits of a value are stored in one or two planes (kernels/packing/pack.py), with the lowest bits in the first plane.
-A scale is either a single number per 32 columns or has two levels: a small integer per 16 or 32 columns, multiplied by
-a number per 256 columns. Both levels and their product are exact in float32.
+A scale is either a single number per 32 columns, or the product of two numbers: a small integer per 16 or 32 columns,
+and a number per 256 columns. Both numbers and their product are exact in float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 GROUP_ROWS = 16
 BLOCK_COLUMNS = 32
-SUPER_BLOCKS = 8  # number of blocks of 32 columns that share an upper-level scale
+SUPER_BLOCKS = 8  # number of blocks of 32 columns that share the scale stored per 256 columns
 
 
 class Scales(StrEnum):
@@ -65,7 +65,7 @@ class PackedType:
 
     @property
     def block_bytes(self) -> int:
-        """The size in bytes of a block of 16 rows x 32 columns, without the upper-level scales."""
+        """The size in bytes of a block of 16 rows x 32 columns, without the scales stored per 256 columns."""
         return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
 
     @property

@@ -1,4 +1,4 @@
-"""Functions that round weights to levels, shared by all types that gguf-py can write.
+"""Functions that round weights to integer levels, shared by all types that gguf-py can write.
 
 Inverse scales are computed from the float32 scale, before it is rounded to f16.
 """

@@ -95,7 +95,7 @@ def _digits(field: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
 
 
 def _levels(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Quantize the weights to a scale float32[n, 1] and digits uint8[n, 256]."""
+    """Quantize the weights and return their scales (float32[n, 1]) and digits (uint8[n, 256])."""
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, SUPER_BLOCK)
     scale = np.abs(blocks).max(axis=-1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -25,7 +25,9 @@ _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of a layer: `count` feed-forward networks of `feed_forward` features. Each row uses `used` of them.
+    """The experts of a layer: `count` feed-forward networks with `feed_forward` features each.
+
+    Each row uses `used` of these networks.
 
     normalized  whether to divide the weights of the used experts by their sum
     scale       factor that is applied to the weights last

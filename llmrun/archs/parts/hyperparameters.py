@@ -63,9 +63,9 @@ class Hyperparameters:
     ) -> Self:
         """Read the hyperparameters of a model whose layers have different sizes. Raises BadGGUF and UnsupportedModel.
 
-        Heads and RoPE settings are those of layers without a window. `kv_heads` and `feed_forward` are the maximum over
-        all layers. Pass `head_size` if keys and values have different sizes. `unused_layers` is the number of layers at
-        the end that the plan omits. `more` contains the fields of a subclass.
+        The head counts and RoPE settings are those of layers without a sliding window. `kv_heads` and `feed_forward`
+        are the maximum over all layers. Pass `head_size` if keys and values have different sizes. `unused_layers` is
+        the number of layers at the end that the plan omits. `more` contains the fields of a subclass.
         """
         _refuse_variants(keys, unused_layers)
         width, heads = width_of(keys), heads_of(keys)
@@ -105,9 +105,9 @@ def refuse_experts(keys: Keys) -> None:
 def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
     """Return the window size of each layer. It includes the row's own position, and 0 means all earlier positions.
 
-    All layers except every `every`-th one have the window, unless the file specifies another period or a value per
-    layer. If `default` is None, the file must specify the window. If `default` is 0 and the file does not specify a
-    window, no layer has one.
+    Every `every`-th layer has no window and all other layers have one, unless the file specifies another period or a
+    value per layer. If `default` is None, the file must specify the window. If `default` is 0 and the file does not
+    specify a window, no layer has one.
     """
     layers = layers_of(keys)
     window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)
@@ -143,12 +143,12 @@ def feed_forward_of(keys: Keys) -> int:
 
 
 def head_size_of(keys: Keys) -> int:
-    """Return the head size of layers without a window."""
+    """Return the head size of layers without a sliding window."""
     return _head_size(keys, "", width_of(keys) // heads_of(keys))
 
 
 def window_head_size_of(keys: Keys) -> int:
-    """Return the head size of layers with a window, which may differ."""
+    """Return the head size of the sliding-window layers, which may differ from that of the other layers."""
     return _head_size(keys, "_swa", head_size_of(keys))
 
 

@@ -104,11 +104,11 @@ class RopeSettings:
         return replace(self, dimensions=dimensions)
 
     def unscaled(self) -> RopeSettings:
-        """Return the settings without scaling, for layers with a window."""
+        """Return the settings without scaling, for sliding-window layers."""
         return replace(self, factor=1.0, yarn=None)
 
     def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
-        """Build the Rope. The frequency of each pair is divided by its element of `factors` float32[pairs].
+        """Build the Rope. `factors` is float32[pairs]; the frequency of each pair is divided by its factor.
 
         Raises BadGGUF if a frequency is too high.
         """
@@ -182,7 +182,7 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:
-    """Read YaRN's `beta_fast` or `beta_slow`. Real models have 32 and 1."""
+    """Read YaRN's `beta_fast` or `beta_slow`. In real models, these are 32 and 1."""
     turns = keys.positive(key, default)
     if not 1e-6 <= turns <= 1e6:
         raise keys.bad(key, f"must be 1e-06 to 1e+06, not {turns:g}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Convolve(Op):
     """An op that computes a gated short convolution.
 
-    x is the concatenation of b, c and y, which all have the width given by the shape. The cache stores b * y. The
+    x is the concatenation of b, c and y. Each of these has the width given by the shape. The cache stores b * y. The
     output is c times the sum over taps of weight[:, tap] * (b * y at the position of the tap). The last tap is the
     row's own position, and positions before the first one contribute 0. `weight` is float32[width, taps].
     """

@@ -123,7 +123,7 @@ class NormOps(PlanBuilder):
         return out
 
     def rmsnorm_wanted(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Append an RMSNorm of only the rows whose logits are requested. All later ops process only those rows."""
+        """Append an RMSNorm of the rows whose logits are requested. All later ops process only those rows."""
         out = Value(x.width, Rows.WANTED)
         self.ops.append(RmsNorm(x, weight, epsilon, out))
         return out
