@@ -35,9 +35,9 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Callable[..., None]]:
-    """Mark a function (level, **parameters) that builds a kernel for an instruction level and parameters.
+    """Mark a function (level, **parameters) that builds a kernel for the given instruction-set level and parameters.
 
-    If the kernels of a family are the same at every level, its function has no `level` parameter.
+    If a family's kernels do not depend on the level, its function has no `level` parameter.
     """
     build.is_kernel_family = True  # type: ignore[attr-defined]
     return build

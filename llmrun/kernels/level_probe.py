@@ -1,4 +1,4 @@
-"""A probe that checks whether an instruction level works on this processor.
+"""A probe that checks whether an instruction-set level works on this processor.
 
     python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES
 
@@ -24,7 +24,7 @@ from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16, I64
 from llmrun.layouts.packed_types import PACKED_TYPES
 
 _LINE = 64
-_INPUTS = 4  # one cache line each of bytes below 16, any bytes, float16, and negative floats
+_INPUTS = 4  # one cache line each: bytes below 16, any bytes, float16, and negative floats
 _RESULTS = 9
 _SYMBOL = "trial"
 
@@ -62,7 +62,7 @@ def _module(target: Target) -> ir.Module:
 
 
 def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
-    """Emit integer products of unsigned and of signed weights, table lookups, conversions, and float arithmetic.
+    """Emit integer products with unsigned and with signed weights, table lookups, conversions, and float arithmetic.
 
     The float operations are chosen so that all levels round in the same way.
     """

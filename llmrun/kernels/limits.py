@@ -62,7 +62,7 @@ def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 def multiply(level: str) -> Callable[..., None]:
     """Build a kernel that repeats integer dot products in registers `rounds` times.
 
-    `vectors` contains the weights, 64 bytes for each sum. `results` has the same size for each thread.
+    `vectors` contains the weights, 64 bytes for each sum. `results` has as many bytes for each thread.
     """
     n_sums = independent_sums(level)
     load, add, store = _sums(level, n_sums)
@@ -98,7 +98,8 @@ def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
     def add(typingctx: Any, sums: Any, weights: Any, number: Any) -> Any:
         """Add the product of weights and activations to every sum.
 
-        The activations differ in each round, because the compiler could otherwise hoist the products out of the loop.
+        The activations change from round to round, because the compiler could otherwise hoist the products out of the
+        loop.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

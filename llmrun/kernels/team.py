@@ -2,7 +2,7 @@
 
 A barrier consists of an arrival counter and a generation number, which each thread reads before it arrives. Waiting
 threads first spin, because the other threads usually arrive within microseconds. Then they sleep on a futex, because
-another program may be using the cores that the other threads need.
+another program may be using the cores that the remaining threads need.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _HUGE_PAGE = 2 << 20
 
 # The mapping is private because Python's default is shared memory, for which Linux uses no huge pages unless an
-# administrator enables them. We measured a 1.24B Q4_0 model (763 MB) on 2 threads. In one run each, packing took 181 ms
-# instead of 327 ms, and freeing took 3 ms instead of 138 ms. Over 15 rounds, decoding ran at 48.9 tok/s (37 to 63)
-# instead of 46.5 tok/s (38 to 59).
+# administrator enables them. We measured a 1.24B Q4_0 model (763 MB) on 2 threads. With private memory, packing took
+# 181 ms, compared with 327 ms with shared memory, and freeing took 3 ms, compared with 138 ms (one run each). Over
+# 15 rounds, decoding ran at 48.9 tok/s (37 to 63), compared with 46.5 tok/s (38 to 59).
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
@@ -35,7 +35,7 @@ def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
     """Allocate the same kind of array as `allocate`, but in huge pages if the system supports them.
 
     Use this only for memory that will be filled completely. In a KV cache, each layer would use 2 MiB for the first
-    token, which costs 60 MB and 50 ms for SmolLM2.
+    token, which would cost 60 MB and 50 ms for SmolLM2.
     """
     region = _mapped(n_bytes, what)
     if n_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):

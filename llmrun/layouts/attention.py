@@ -7,8 +7,8 @@ from typing import Final
 CHUNK: Final = 128  # positions per softmax step
 SEES_ALL: Final = 1 << 40  # means "no window" when used as a window size; larger than any context
 
-# Queries per tile. The accumulators of a query are two vectors, so 8 queries use 16 of the 32 registers with AVX-512.
-# At levels where each vector uses two of 16 registers, 2 queries use half of the registers.
+# Queries per tile. Each query needs two accumulator vectors, so with AVX-512, 8 queries take up 16 of the 32 registers.
+# At instruction-set levels with only 16 registers, where a vector takes up two of them, 2 queries take up half of them.
 TILE_QUERIES: Final = {"avx512vnni": 8}
 NARROW_TILE_QUERIES: Final = 2
 _MOST_QUERIES = max(*TILE_QUERIES.values(), NARROW_TILE_QUERIES)

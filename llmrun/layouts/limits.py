@@ -27,7 +27,7 @@ class MultiplyWords(NamedTuple):
 def independent_sums(level: str) -> int:
     """Return how many independent sums `multiply` computes to hide the latency of the multiply instruction.
 
-    The number of registers limits how many are possible.
+    Their number is limited by the number of registers.
     """
     return MOST_SUMS if level == "avx512vnni" else 4
 

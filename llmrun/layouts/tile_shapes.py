@@ -13,8 +13,8 @@ from __future__ import annotations
 # The upper bound is 80 %, because a block of a tile has 80 instructions that need a multiplier, and only 64 of them are
 # integer products.
 _WIDE = (2, 4)
-# This shape is for 16 registers of 32 bytes. With AVX-VNNI, 1 x 2, 1 x 4 and 2 x 2 are equally fast, and 2 x 4 is 40 %
-# slower. With AVX2, the best of these shapes depends on the weight type.
+# This shape is for instruction-set levels with 16 registers of 32 bytes. With AVX-VNNI, 1 x 2, 1 x 4 and 2 x 2 are
+# equally fast, and 2 x 4 is 40 % slower. With AVX2, the best of these shapes depends on the weight type.
 _NARROW = (1, 2)
 
 MOST_GROUPS = 2
@@ -29,5 +29,5 @@ MANY_ROWS = 16
 
 
 def tile_shape(level: str) -> tuple[int, int]:
-    """Return the tile shape of an instruction level as (groups of 16 outputs, rows)."""
+    """Return the tile shape for an instruction-set level as (groups of 16 outputs, rows)."""
     return _WIDE if level == "avx512vnni" else _NARROW

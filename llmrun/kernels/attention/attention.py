@@ -58,7 +58,8 @@ def _end_chunk(length: Any) -> Any:
 def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
     """Build an attention kernel.
 
-    In a step of one row, an item is a tile of heads and one chunk. Otherwise, it is a tile of heads and a tile of rows.
+    In a step of one row, each work item processes one chunk for a tile of heads. Otherwise, it processes a tile of rows
+    for a tile of heads.
     """
     heads = _tile_heads(level, group)
     tile_rows = _tile_queries(level) // heads

@@ -1,4 +1,4 @@
-"""The Hadamard rotation of keys and queries for a q8_0 cache. stored_kv.py explains it and contains the NumPy twin."""
+"""The Hadamard rotation of keys and queries for a q8_0 cache. stored_kv.py explains it and contains its NumPy twin."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
 def _rotate_queries(head_size: int, kv_type: str) -> Any:
     """Return a function that rotates all query heads of a row.
 
-    The function's `rotations` argument contains the rotations of all ropes of the plan.
+    The function's `rotations` argument is the address of a row's rotations for all RoPE variants of the plan.
     """
     rotate = _rotate(head_size)
     _, hadamard_query = hadamard_of(head_size)

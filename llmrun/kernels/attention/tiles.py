@@ -1,5 +1,5 @@
-"""Tiles of accumulators for attention. They hold the scores of 32 positions or weighted sums of values, for several
-queries.
+"""Tiles of accumulators for attention. For several queries, a tile holds either the scores of 32 positions or the
+weighted sums of values.
 
 Each kind of tile has three functions: (zero or load, step, store). A key or value is converted to float32 only once for
 all queries of a tile. The scales of a q8_0 cache are applied outside the inner loop. The scales of keys multiply the
@@ -18,7 +18,7 @@ from llmrun.kernels.code import simd
 from llmrun.layouts.attention import CHUNK, state_floats
 from llmrun.layouts.kv_blocks import Q8_0, HeadLayout
 
-# LLVM's names for the vector registers of each level.
+# LLVM's names for the vector registers of each instruction-set level.
 _REGISTERS = {
     "avx512vnni": [f"zmm{number}" for number in range(32)],
     "avxvnni": [f"ymm{number}" for number in range(16)],
@@ -31,7 +31,7 @@ def _emit_free_registers(builder: Any, level: str) -> None:
     """Make LLVM free all vector registers, by marking them as clobbered before and after a tile.
 
     Otherwise, LLVM keeps constants of the surrounding code in registers and spills the tile's accumulators instead.
-    Without this workaround, half of the 16 accumulators were stored and reloaded in each step.
+    Without this workaround, half of the 16 accumulators would be stored and reloaded in each step.
     """
     changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
     if changed:

@@ -24,7 +24,7 @@ _TANH = (
 
 
 def sigmoid(level: str) -> Any:
-    """Return a function for kernels that computes 1 / (1 + exp(-x)) of f32x16.
+    """Return a function, callable from kernels, that computes 1 / (1 + exp(-x)) for each element of an f32x16 vector.
 
     The error is at most 4 ulp for x above -87. Smaller values are treated as -87.
     """
@@ -42,7 +42,10 @@ def sigmoid(level: str) -> Any:
 
 
 def tanh(level: str) -> Any:
-    """Return a function for kernels that computes tanh of f32x16. The error is at most 3 ulp, and tanh(NaN) is NaN."""
+    """Return a function, callable from kernels, that computes tanh(x) for each element of an f32x16 vector.
+
+    The error is at most 3 ulp, and tanh(NaN) is NaN.
+    """
 
     @intrinsic
     def of(typingctx: Any, x: Any) -> Any:
@@ -55,7 +58,10 @@ def tanh(level: str) -> Any:
 
 
 def emit_tanh(builder: Any, level: str, x: Any) -> Any:
-    """Emit tanh of a <16 x float>. Near 0, it uses a polynomial, because 1 - exp(-2|x|) would lose precision there."""
+    """Emit tanh(x) for a <16 x float>.
+
+    Near 0, it uses a polynomial, because 1 - exp(-2|x|) would lose precision there.
+    """
     size = simd.emit_absolute(builder, x)
     e = simd.emit_exp(builder, level, builder.fmul(size, simd.constant(simd.F32X16, -2.0)))
     one = simd.constant(simd.F32X16, 1.0)

@@ -1,8 +1,8 @@
-"""Integer dot products of a block of 32 columns for 16 outputs, implemented for each instruction level.
+"""Integer dot products of a block of 32 columns for 16 outputs, implemented for each instruction-set level.
 
 The weights of a block are 8 vectors <64 x i8>. Vector j holds columns 4j to 4j + 3 of 16 rows. Weights with up to 6
 bits are unsigned, and their zero point is corrected using the sum of the activations. Weights with 8 bits and weights
-looked up in a table are signed bytes. All sums are exact integers, so every level computes the same results.
+looked up in a table are signed bytes. All sums are exact integers, so all levels give identical results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bias_of(level: str, packed: PackedType) -> int:
 def emit_dots(
     builder: Any, level: str, packed: PackedType, weights: list[Any], activations: list[Any], starts: list[Any]
 ) -> list[Any]:
-    """Emit starts + weights . activations as a <16 x i32> for each sub-block.
+    """Emit starts + weights . activations (the dot product), as a <16 x i32> for each sub-block.
 
     weights      8 vectors <64 x i8>
     activations  8 i32, each with 4 columns of int8
@@ -62,7 +62,7 @@ def emit_dots(
 
 
 def broadcast(builder: Any, level: str, activation: Any) -> Any:
-    """Emit a vector of this level's size that repeats 4 columns of activations (an i32) for every output."""
+    """Emit a vector of the level's size that repeats 4 columns of activations (an i32) for every output."""
     n_bytes = 64 // _SUMS[level].parts
     return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
 
@@ -98,7 +98,10 @@ class Sum(ABC):
 
 
 class _OneInstruction(Sum):
-    """A sum for levels where one instruction multiplies 4 pairs of bytes and adds the products to a 32-bit integer."""
+    """A sum for instruction-set levels with a dot product instruction.
+
+    The instruction multiplies 4 pairs of bytes and adds the products to a 32-bit integer.
+    """
 
     instruction: str
 

@@ -1,7 +1,7 @@
 """Vectors for kernels: a Numba type whose LLVM type is a vector, and the operations that kernels use.
 
 Most operations use generic LLVM instructions, and LLVM splits 64-byte vectors into the vectors that the processor
-supports. Five operations have an implementation for each instruction level: the integer dot product (dots.py), the
+supports. Five operations have an implementation for each instruction-set level: the integer dot product (dots.py), the
 table lookup (unpack.py), fused multiply-add, the conversions to and from f16, and the pause in a spin loop. Functions
 named `emit_*` build LLVM IR inside an @intrinsic. Everything under "callable in kernels" can be called directly in a
 kernel.
@@ -104,7 +104,7 @@ def call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
 
 
 def emit_fma(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
-    """Emit a * b + c. It is rounded only once at levels that have the fused instruction."""
+    """Emit a * b + c. At instruction-set levels with a fused multiply-add, the result is rounded only once."""
     if level == "portable":  # LLVM would turn llvm.fma into a call to libm's fmaf
         return builder.fadd(builder.fmul(a, b), c)
     return call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
@@ -345,7 +345,7 @@ def keep_between(typingctx: Any, vector: Any, first: Any, end: Any, other: Any) 
 
 
 class Operations:
-    """The intrinsics that differ by instruction level."""
+    """The intrinsics whose implementation depends on the instruction-set level."""
 
     def __init__(self, level: str) -> None:
         self.fma = _fma(level)

@@ -1,4 +1,7 @@
-"""Distributes an op's items among threads. Threads claim items from a counter, or every thread processes all items."""
+"""Distributes an op's work items among threads.
+
+Either the threads claim items from a counter, or every thread processes all items.
+"""
 
 from __future__ import annotations
 

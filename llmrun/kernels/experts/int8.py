@@ -110,7 +110,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
         end_item = n_items(op, head)
         item = claim(op)
         while item < end_item:
-            # The next item is claimed early, so that its weights can be prefetched at the end of this item.
+            # The next item is claimed early, so that its weights can be prefetched at the end of the current one.
             next_item = claim(op)
             expert, first, end, start, stop = expert_of(op, head, item)
             following = expert * n_groups + start

@@ -1,4 +1,4 @@
-"""Distributes the active experts' matrices among threads. An item is a chunk of one expert's groups."""
+"""Distributes the active experts' matrices among threads. Each work item is a chunk of one expert's groups."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ _NAN_RANK = _NO_RANK + 1  # lower than the rank of every number, so that NaN is 
 
 @intrinsic
 def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
-    """Store integer ranks, int32[16], that have the same order as the values. NaN ranks last.
+    """Store integer ranks, int32[16], that sort in the same order as the values. NaN ranks last.
 
-    Only the first `count` values belong to experts.
+    Only the first `count` values belong to experts; the rest are padding.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -48,8 +48,8 @@ def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 # --- combine ----------------------------------------------------------------------------------------------------------
 
-# Columns per item. With this size, four threads can share a row of 2,048 columns. Claiming an item takes 50 ns, and
-# combining 512 columns of 8 experts takes 300 ns.
+# Columns per work item. With this size, four threads can share a row of 2,048 columns. Claiming an item takes 50 ns,
+# and combining 512 columns of 8 experts takes 300 ns.
 COLUMNS = 512
 
 
@@ -57,7 +57,7 @@ COLUMNS = 512
 def combine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Sum weight * y over the experts of each row, in order, and store the sum in `out` or add it to `out`.
 
-    An item is a range of columns in a row, so that threads can share the work even in a step of one row.
+    Each work item is a range of columns in a row, so that threads can share the work even in a step of one row.
     """
     used, width, adds = load_i64(op + _COMBINE.used), load_i64(op + _COMBINE.width), load_i64(op + _COMBINE.adds)
     copy = 0

@@ -82,7 +82,7 @@ def _integer_row(level: str, weight: str) -> Any:
 def _unpack_one(level: str, weight: str) -> Any:
     @intrinsic
     def convert(typingctx: Any, y: Any, source: Any) -> Any:
-        """Convert one float with this level's vector conversion."""
+        """Convert one float with the vector conversion of this instruction-set level."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             y, source = args

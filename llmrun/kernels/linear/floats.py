@@ -1,8 +1,8 @@
 """Matrix products with float matrices (F32, F16, BF16). Activations stay float32.
 
-Each output has four partial sums: over columns 0, 4, 8 ..., over columns 1, 5, 9 ..., and so on. They are added as
-(0 + 1) + (2 + 3). Four sums are enough to hide the latency of a fused multiply-add, and the order is the same in every
-tile.
+Each output has four partial sums: one over columns 0, 4, 8 ..., one over columns 1, 5, 9 ..., and so on. They are
+added as (0 + 1) + (2 + 3). Four sums are enough to hide the latency of a fused multiply-add, and the order is the same
+in every tile.
 """
 
 from __future__ import annotations

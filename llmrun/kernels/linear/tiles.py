@@ -1,7 +1,7 @@
 """Tiles for matrix products with packed weights. A tile covers a few groups of 16 outputs for a few rows, and keeps
 all sums in registers.
 
-The weights of a tile are read from the planes of a group or from a panel. A panel is an unpacked copy of a
+The weights of a tile are read either from the planes of a group or from a panel. A panel is an unpacked copy of a
 group, which is created once for all rows of a step and stays in the CPU cache while they are processed. For each block,
 it contains 8 vectors <64 x i8> for dots.Sum, followed by the scales and minimums, a <16 x float> for each sub-block.
 """

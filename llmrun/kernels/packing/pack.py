@@ -31,7 +31,7 @@ A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for
 def pack_integers(weight: str) -> Callable[..., None]:
     """Build the packing kernel for a weight type, given as a key of PACKED_TYPES.
 
-    An item is a group. The destination must be zeroed memory.
+    Each work item packs one group. The destination must be zeroed memory.
     """
     packed = PACKED_TYPES[weight]
     reader = BLOCK_READERS[weight]
@@ -128,7 +128,10 @@ def _plane(bits: int, shift: int) -> Any:
 
 @kernel_family
 def pack_floats(element_bytes: int) -> Callable[..., None]:
-    """Build the packing kernel for floats of `element_bytes`, 2 (F16, BF16) or 4 (F32). An item is a group."""
+    """Build the kernel that packs floats. `element_bytes` is 2 for F16 and BF16, and 4 for F32.
+
+    Each work item packs one group.
+    """
     wide = element_bytes == 4
 
     @kernel

@@ -104,8 +104,8 @@ def _activations(level: str) -> dict[Activation, Any]:
 def add(level: str) -> Callable[..., None]:
     """Build the kernel that computes sum = x + factor * y.
 
-    If there is a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is
-    rounded twice at every level, so that all levels compute the same results.
+    If there is a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The product
+    and the sum are rounded separately at every instruction-set level, so that all levels give the same result.
     """
     sigmoid = curves.sigmoid(level)
 
@@ -139,7 +139,7 @@ def add(level: str) -> Callable[..., None]:
 
 # --- the soft cap on logits ------------------------------------------------------------------------------------------
 
-CAP_CHUNK = 4096  # logits per item
+CAP_CHUNK = 4096  # logits per work item
 
 
 @kernel_family
