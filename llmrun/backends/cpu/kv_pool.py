@@ -33,8 +33,7 @@ def blocks_of_window(window: int, max_rows: int) -> int:
     """Return the number of blocks that a sequence keeps for a sliding window.
 
     The blocks hold all positions that the rows of a step (at most `max_rows`) attend to, and the older positions that
-    are needed again after a truncation. The result allows for the first of
-    these positions being anywhere in its block.
+    are needed again after a truncation. The result allows for the first of these positions being anywhere in its block.
     """
     return blocks_in(window - 1 + max_rows + _CUT_BACK + BLOCK - 1)
 

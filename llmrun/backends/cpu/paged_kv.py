@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PagedKV:
-    """A KVCache over the caller's memory.
+    """A KVCache in memory that the caller owns.
 
     `memory` maps each window to arrays of uint8[layers, blocks, bytes per block], one array per group of layers. A
     window of 0 means that all positions are kept.
@@ -54,7 +54,7 @@ class PagedKV:
         """Copy the first n positions from one sequence to another, and return the number of positions kept.
 
         The result is n, or the sequence's length if that is smaller. If the window that ends at this position is no
-        longer complete, the result is 0. `truncate` returns the same number.
+        longer complete, the result is 0. The result of `truncate` follows the same rules.
         """
         if src == dst:
             return self.truncate(dst, n)
@@ -84,7 +84,7 @@ class PagedKV:
     def extend(self, growth: Mapping[int, int]) -> None:
         """Make room for `growth[seq]` more positions in each sequence, all of which the next step will write.
 
-        Positions outside the windows of the new ones may be dropped. If this raises KVFull, nothing has changed.
+        Positions outside the windows of the new positions may be dropped. If this raises KVFull, nothing has changed.
         """
         self.require(growth)
         for seq, n in growth.items():

@@ -143,7 +143,7 @@ class ScriptedBackend:
     capacity         capacity of the cache in tokens, or None for a full context per sequence
     checkpoint       see ScriptedCache
     step_seconds     duration of each forward pass, during which `cancel` can stop it
-    train_context    the context size that the model was trained for, or None for the same as context_size
+    train_context    the context size that the model was trained for, or None if it equals context_size
     control_tokens   control tokens in addition to those that every scripted model has
     chat_template    the model's chat template, or None to use the default template of its family
     """

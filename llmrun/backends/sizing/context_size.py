@@ -14,10 +14,12 @@ from llmrun.gguf.problems import shown
 # The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
 # Unused parts of the cache cost nothing, because the system allocates pages on first use.
 LARGEST_DEFAULT: Final = 32_768
-# The largest default for caches that are filled with zeros at the start, so that all of their memory is in use.
+# The largest default context for caches that are filled with zeros when the model is opened, so that all of their
+# memory is in use.
 LARGEST_FILLED_DEFAULT: Final = 8_192
 
-_LEAST_DEFAULT = 512  # tokens; smaller contexts are useless, so below this the default may use all free memory
+# Smaller contexts are useless, so a default of up to this many tokens may use all free memory.
+_LEAST_DEFAULT = 512
 _LEAST_BITS = 1.6  # bits per weight of the smallest existing quantization
 _STEP = 32  # tokens per block of the paged cache
 

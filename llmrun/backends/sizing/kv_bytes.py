@@ -1,4 +1,4 @@
-"""Computes the size of a KV cache from the number of tokens. Layers may have sliding windows."""
+"""Computes the size of a KV cache, with or without sliding-window layers, from the number of tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Number = TypeVar("Number", int, float)
 class KVBytes:
     """The size in bytes of keys and values, as a function of the number of tokens.
 
-    token    bytes per token in all layers without a window
-    windows  (limit, bytes) pairs; layers that keep at most `limit` tokens use this many additional bytes per token
+    token    bytes per token in all layers that have no sliding window
+    windows  (limit, bytes per token) pairs for the other layers, which keep at most `limit` tokens
     """
 
     token: int

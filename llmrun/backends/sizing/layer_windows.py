@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
 # The default period of the window pattern, from llama.cpp's src/models. The last layer of each period attends to all
-# tokens, and the other layers have a window. If the period is 0, all layers have a window.
+# tokens, and the other layers have a sliding window. If the period is 0, all layers have one.
 _PERIODS = {
     "afmoe": 4,
     "cohere2": 4,
@@ -25,12 +25,12 @@ _PERIODS = {
     "plamo3": 8,
 }
 _WINDOWS = {"exaone4": 4096, "gemma2": 4096}  # default window sizes in tokens
-_ONLY_WITH_LAYERS = {"exaone4": 64}  # In these families, only models with this number of layers have windows.
+_ONLY_WITH_LAYERS = {"exaone4": 64}  # In these families, only models with this number of layers have sliding windows.
 _IGNORED = frozenset({"phi3"})  # llama.cpp ignores the windows of these architectures because some files are wrong.
 
 
 def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
-    """Return each layer's window in tokens, including the current token, or 0 for none or unknown.
+    """Return each layer's window in tokens, including the current token, or 0 if none is known.
 
     Raises BadGGUF if the window in the metadata is not a valid number.
     """

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# The number of gemma3n layers that store keys and values, which is not in the file. The other layers reuse these.
+# The number of gemma3n layers that store keys and values. The file does not contain this number. The other layers reuse
+# the stored keys and values.
 _GEMMA3N_STORING = 20
 
 

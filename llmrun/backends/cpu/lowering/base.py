@@ -66,8 +66,8 @@ class OpRecord:
     rows: int
     flags: int
     words: Sequence[int]
-    # The input of a matrix product that does not add to an existing output, else None. If the next record is a matrix
-    # product with the same input, no barrier is needed between them.
+    # The input, if this record is a matrix product that does not add to an existing output, or else None. If the next
+    # record is a matrix product with the same input, no barrier is needed between the two.
     independent_input: Value | None = None
 
 
@@ -101,7 +101,7 @@ class RowMemory:
         self.memory: list[NDArray[np.uint8]] = []
 
     def take(self, n_bytes: int) -> int:
-        """Allocate `n_bytes` bytes, which must be a whole number of cache lines, and return their address."""
+        """Allocate `n_bytes` bytes and return their address. `n_bytes` must be a multiple of the cache line size."""
         waiting = self._free.get(n_bytes)
         if waiting:
             return waiting.pop()
@@ -148,7 +148,10 @@ class Lowering:
         return max(self.max_rows, self.n_threads) * value.copies
 
     def take(self, value: Value, row_bytes: int) -> int:
-        """Allocate memory for the rows of a value and return its address. `row_bytes` must be whole cache lines."""
+        """Allocate memory for the rows of a value and return its address.
+
+        `row_bytes` must be a multiple of the cache line size.
+        """
         return self.rows.take(self.most_rows(value) * row_bytes)
 
     def place(self, value: Value, *, private: bool) -> Buffer:

@@ -50,7 +50,7 @@ def _records(work: Lowering) -> Lowered:
 
 
 def _flags(work: Lowering, index: int) -> int:
-    """Return a record's flags. They include a barrier unless the next record is a matmul with the same input."""
+    """Return a record's flags. They include a barrier unless the next record is a matmul that shares its input."""
     record = work.records[index]
     following = work.records[index + 1] if index + 1 < len(work.records) else None
     if (

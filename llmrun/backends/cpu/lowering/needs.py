@@ -16,7 +16,7 @@ class Needs:
     """The cost of one or more ops.
 
     weight_bytes      bytes of packed weights, which are read from memory once per step, however many rows it has
-    kv_bytes          bytes of keys and values read, or written by rope_store, once per step
+    kv_bytes          bytes that ops read from or write to the KV cache, once per step
     activation_bytes  bytes of activations read and written; they stay in the CPU caches, so memory bandwidth does not
                       limit them
     products          number of int8 multiply-adds

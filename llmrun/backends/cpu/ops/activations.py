@@ -22,7 +22,7 @@ def _gated(work: Lowering, op: Gated) -> None:
 
 
 def _activate(work: Lowering, op: Activate) -> None:
-    """Emit an activation without a gate, as a gated activation whose second factor is 1 in all rows."""
+    """Emit an ungated activation, in the form of a gated activation whose second factor is always 1."""
     _activate_times(work, op, op.x, work.same_row(np.ones(op.x.width, np.float32)))
 
 

@@ -135,7 +135,7 @@ def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionS
 def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
     """Return the expected time in seconds, with the read speed capped at the memory bandwidth.
 
-    In the small trial, keys and values fit in the processor's caches. In a real model, they are read from memory.
+    In the trial (speeds/ops.py), the keys and values fit in the CPU caches. In a real model, they are read from memory.
     """
     needs = _needs(op, kv_type, step)
     speed = attention_speed(op.kv, speeds, kv_type)

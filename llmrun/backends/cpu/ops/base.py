@@ -38,7 +38,7 @@ class CpuOp:
 def reads_and_writes(values: Callable[[Any], tuple[Value, ...]]) -> NeedsOf:
     """Return a function that computes the cost of ops without weights.
 
-    `values` lists an op's operands, once for each read or write.
+    `values` returns one value for each read or write by the op. Only the sizes of these values matter.
     """
 
     def needs(op: Any, kv_type: str, step: StepShape) -> Needs:

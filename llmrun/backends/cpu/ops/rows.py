@@ -40,7 +40,7 @@ def _add_gated(work: Lowering, op: AddGated) -> None:
 
 
 def _scale(work: Lowering, op: Scale) -> None:
-    """Emit 0 + factor * x, which uses the kernel for sums."""
+    """Emit out = 0 + factor * x, so that the kernel for sums can compute it."""
     x = work.buffers[op.x]
     _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
 

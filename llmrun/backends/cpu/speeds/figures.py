@@ -35,7 +35,11 @@ class LinearSpeed:
 
 @dataclass(frozen=True, slots=True)
 class RowSpeed:
-    """The speed of a row-wise op at each of WIDTHS: seconds for a single row, and seconds per row for many rows."""
+    """The speed of a row-wise op for each row width in WIDTHS.
+
+    one   seconds for a single row
+    many  seconds per row in a step with many rows
+    """
 
     one: tuple[float, ...]
     many: tuple[float, ...]
@@ -46,7 +50,7 @@ class RowSpeed:
     def shared_seconds(self, rows: int, width: int) -> float:
         """Return the time in seconds for rows that are wide enough to be split between threads.
 
-        Even a single row then takes as long per feature as each of many rows does.
+        A single row then takes as long per feature as a row of a step with many rows.
         """
         return rows * width * self.many[-1] / WIDTHS[-1]
 
@@ -59,7 +63,7 @@ class AttentionSpeed:
     read        bytes of keys and values per second, for one row
     multiply    multiply-adds per second, for many rows
     rope_one    seconds to rotate and store a single row, per feature of queries, keys and values
-    rope_many   the same for each of many rows
+    rope_many   seconds to rotate and store a row in a step with many rows, per feature
     step        seconds per step spent outside the ops, on waking the threads and waiting for them
     """
 

@@ -1,7 +1,7 @@
 """Stores the measured speeds of this machine's ops in the cache folder, because measuring takes about a second.
 
 Stored speeds are used if they are well formed, less than a month old, and were measured with the same processor,
-instruction level, number of threads and llmrun version. Missing speeds are measured.
+instruction-set level, number of threads and llmrun version. Missing speeds are measured.
 """
 
 from __future__ import annotations

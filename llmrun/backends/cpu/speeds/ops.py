@@ -37,7 +37,9 @@ _COLUMNS = 2048
 _KIND_OF_WIDE = min(WIDENED_TYPES)  # any widened type, because all of them have the same memory layout
 _BYTE = 0x2C  # fills all weights; it is not denormal when read as float16, float32 or a scale
 _LAYERS = 8  # the number of attention layers in a trial
-_BETWEEN = 512  # features between attention layers; for 32 heads of 576 and 512, square matrices would take 306 MiB
+# The number of features between attention layers. Without this bottleneck, the matrices for 32 heads of 576 and 512
+# features would take 306 MiB.
+_BETWEEN = 512
 _DEPTH = 512  # the context length at which attention is measured
 # Processors are faster for the first few milliseconds. We saw a drop from 1,170 to 620 G multiply-adds per second.
 _WARM_SECONDS, _SECONDS = 0.03, 0.08
@@ -52,7 +54,7 @@ class OpSpeeds:
         self._region[:] = _BYTE
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Measure matrix products with weights in the packed form `packed` (Matrix.packed).
+        """Measure matrix products with weights in the given packed form (Matrix.packed).
 
         Raises the same errors as `load_kernels`.
         """
@@ -216,7 +218,8 @@ class _RowTrial(_Trial):
 class _AttentionTrial(_Trial):
     """A trial of attention layers with matrix products between them.
 
-    Without these products, the threads would fall asleep and take 20 us to wake up. In a model, they take 2 to 8 us.
+    Without these products, the threads would fall asleep and take 20 us to wake up. In a model, waking up takes 2 to
+    8 us.
     """
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:

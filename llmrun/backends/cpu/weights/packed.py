@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# The size of the chunk of weights that a thread claims. It is large enough that the 50 ns for a claim is negligible,
-# and small enough that threads do not wait long for the last chunk.
+# The size of the chunk of weights that a thread claims. It is large enough that the 50 ns that a claim
+# takes are negligible, and small enough that threads do not wait long for the last chunk.
 CHUNK_BYTES = 24 << 10
 _MOST_CHUNKS = 256
 

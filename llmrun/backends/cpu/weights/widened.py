@@ -1,4 +1,4 @@
-"""Uses NumPy to convert rows of the weight types in packed_types.WIDENED_TYPES to one form with a byte per weight."""
+"""Uses NumPy to convert rows of the weight types in packed_types.WIDENED_TYPES to one format with a byte per weight."""
 
 from __future__ import annotations
 
