@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_FILES = 200_000  # counting stops here because network file systems list only about 10,000 files per second
+_MOST_FILES = 200_000  # stop counting here, as network file systems list only about 10,000 files per second
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Report:
 
     @property
     def works(self) -> bool:
-        """Whether llmrun works, which means that no check found a problem."""
+        """True if llmrun works, which means that no check found a problem."""
         return not self.count(PROBLEM)
 
 

@@ -33,7 +33,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
-    """Check the instruction level in use. llmrun tests each level before using it and warns if a test fails."""
+    """Check the instruction level in use. llmrun tests each level before using it, and warns if a test fails."""
     del machine
     from llmrun.compiled.levels import PORTABLE, host_levels, host_target
 

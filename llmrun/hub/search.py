@@ -80,7 +80,7 @@ def _described(entry: CatalogEntry, here: Collection[str]) -> FoundModel:
 
 
 def catalogue_size(entry: CatalogEntry) -> int | None:
-    """Return the size in bytes of the default quantization as the catalogue knows or implies it, or None."""
+    """Return the size in bytes of the default quantization as stated or implied by the catalogue, or None."""
     usual = entry.quants[entry.default]
     weights = entry.parameters or weights_in(entry.name)
     return usual.estimated_size or (round(weights * bits_in_file(usual.name) / 8) if weights else None)

@@ -43,7 +43,7 @@ class Chunk:
     arrived    the arrival time of its last byte, from time.perf_counter
     text       text of the answer, which may be several tokens or none
     reasoning  text of the model's thinking before the answer
-    finish     the server's reason for the end of the answer, such as "stop" or "length"; None while it continues
+    finish     the server's reason for ending the answer, such as "stop" or "length"; None while the answer continues
     """
 
     arrived: float

@@ -46,7 +46,7 @@ from llmrun.bench.documents.document import Distribution
 LEVEL = 0.99
 LEVEL_ALONE = 0.95  # The confidence level for the result of a single configuration, outside of verdicts.
 MINIMUM_ROUNDS = 4  # A verdict needs at least two rounds in each order.
-ENOUGH_ROUNDS = 8  # With fewer rounds, a bootstrap is unreliable.
+ENOUGH_ROUNDS = 8  # With fewer rounds than this, a bootstrap is unreliable.
 
 _TRIMMED = 0.2  # The fraction of values that is trimmed at each end.
 _RESAMPLES = 1999  # 1999 bootstrap resamples are enough for a level of 0.9995, which 20 verdicts in a run require.
@@ -192,8 +192,8 @@ def _half_width(values: Array, level: float) -> float:
         return student_quantile(level, count - 2) * float(error) * _widening(values)
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
-    # A resample that repeats a single value has a standard error of 0. Its distance from the mean, in standard errors,
-    # counts as infinite.
+    # A resample that repeats a single value has a standard error of 0, so its distance from the sample's mean, measured
+    # in standard errors, is treated as infinite.
     far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
     return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)

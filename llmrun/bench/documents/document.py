@@ -102,7 +102,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over all requests of all measured repetitions. `seconds` is the time with at least one running request."""
+    """Totals over all measured requests. `seconds` is the time during which at least one request was running."""
 
     requests: int
     prompt_tokens: int
@@ -137,8 +137,8 @@ class Result:
 class Verdict:
     """A comparison of two configurations by one metric.
 
-    ratio         the speed of `of` divided by the speed of `against`, for times the inverse ratio of the times; above 1
-                  means that `of` is faster
+    ratio         the speed of `of` divided by the speed of `against`; if the metric is a time, the time of `against`
+                  divided by the time of `of`; above 1 means that `of` is faster
     low, high     the confidence interval of the ratio at `level`
     level         the confidence level, chosen so that all verdicts of a run hold together in 99 % of runs
     """

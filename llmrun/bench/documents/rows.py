@@ -40,7 +40,7 @@ _SETTINGS: Mapping[str, Any] = {
 }
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's names -> ours
 _PHASES = ("prefill", "decode")
-_SHORTEST, _SLOWEST = 1e-9, 1e-9  # Smaller times (s) and speeds (tok/s) cannot be real measurements.
+_SHORTEST, _SLOWEST = 1e-9, 1e-9  # Times (s) and speeds (tok/s) below these limits cannot be real.
 _ROOFLINE = (
     "decode_share",
     "prefill_share",

@@ -11,7 +11,7 @@ from llmrun.bench.documents.metrics import METRICS
 from llmrun.bench.documents.words import metric_unit, metric_words, result_names
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis
 
-MOST_COLORS = 6  # More colors are hard to tell apart, so larger benchmarks use one color for all configurations.
+MOST_COLORS = 6  # More colors than this are hard to tell apart, so larger benchmarks use a single color.
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from llmrun.bench.documents.words import result_names
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis, spread_axis, time_unit
 from llmrun.bench.html.bars import MOST_COLORS, color_of
 
-FEWEST_FOR_A_CURVE = 10  # With fewer samples, a curve would suggest more precision than the data has.
+FEWEST_FOR_A_CURVE = 10  # With fewer samples than this, a curve would suggest more precision than the data has.
 _MOST_POINTS = 400  # The maximum number of points per curve. No screen shows more.
 _SHARE_TICKS = (Tick(0.0, "0%"), Tick(50.0, "50%"), Tick(100.0, "100%"))
 

@@ -21,7 +21,7 @@ class BenchTarget:
 
     model      the model's name as the user gave it
     path       the model file; empty for an endpoint
-    threads    None to let the backend choose
+    threads    the number of threads; None to let the backend choose
     """
 
     model: str
@@ -47,7 +47,7 @@ class Room:
 class Configuration:
     """A target and the workload to run on it.
 
-    `name` is a short label that distinguishes the target from others in the sweep; empty if there is only one target.
+    `name` is a short label that distinguishes the target from the sweep's other targets; empty if there is only one.
     """
 
     name: str

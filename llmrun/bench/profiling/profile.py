@@ -97,7 +97,7 @@ class Spent:
 
     @property
     def bound(self) -> str:
-        """The limit with the larger share, "memory" or "multiply", or "" if the ops do neither kind of work."""
+        """The limit that the ops came closest to, "memory" or "multiply", or "" if the ops do neither kind of work."""
         if not self.needs.memory_bytes and not self.needs.products:
             return ""
         return "memory" if self.bandwidth_share >= self.multiply_share else "multiply"

@@ -37,7 +37,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _folders() -> list[Path]:
-    """Return the folder in LM Studio's settings, followed by the default folders of newer and older versions."""
+    """Return the folder in LM Studio's settings, then the default folders of its newer and older versions."""
     homes = [home for home in (_pointed_home(), expanded("~/.lmstudio"), expanded("~/.cache/lm-studio")) if home]
     moved = [folder for folder in map(_moved_models, homes) if folder]
     return [*moved, *(home / "models" for home in homes)]

@@ -37,7 +37,7 @@ def web_file(url: str, file: str) -> Path:
 
 
 def work_folder(key: str) -> Path:
-    """Return the folder for partial downloads of `key`, which may be any text. The next such download empties it."""
+    """Return the folder for partial downloads of `key` (any text). The next download of the same `key` empties it."""
     return models_folder() / ".partial" / _hashed(key)
 
 

@@ -9,8 +9,8 @@ from llmrun.errors import UsageError
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
-# "UD-" is Unsloth's prefix for a mix of types. It is part of the name. The pattern matches only whole words, so it does
-# not find "Q4_XS" in "IQ4_XS".
+# "UD-" is Unsloth's prefix for a mix of quantization types. It is part of the name. The pattern matches only whole
+# words, so it does not find "Q4_XS" in "IQ4_XS".
 _QUANTIZATION = re.compile(
     r"(?<![A-Za-z0-9])(?P<name>(?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
     r"(?![A-Za-z0-9])",

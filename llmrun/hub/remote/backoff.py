@@ -6,15 +6,16 @@ from llmrun.errors import NetworkError
 from llmrun.hub.remote.http_ranges import TryAgain
 
 TRIES = 6  # consecutive attempts before any byte arrives; users should not wait long for a dead server
-TRIES_ON_THE_WAY = 16  # attempts without progress after that; they take at least 84 s, enough for a router restart
+# consecutive attempts without progress once bytes have arrived; they take at least 84 s, enough for a router restart
+TRIES_ON_THE_WAY = 16
 PROGRESS = 64 << 10  # bytes that must arrive to reset the failure count
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 8.0
 
 MOST_CONNECTIONS = 8
 PROBE_S = 1.0  # duration of each speed measurement
-GAIN = 1.3  # the minimum speedup that justifies doubling the connections
-WORTH_S = 3.0  # do not measure again if the download will finish sooner than this
+GAIN = 1.3  # the minimum speedup that justifies doubling the number of connections
+WORTH_S = 3.0  # do not measure again if the download will finish in less time than this
 
 
 class Patience:

@@ -48,7 +48,7 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """The response belongs to a different file, such as a proxy's error page. Bytes received earlier may be valid."""
+    """The response is a different file, such as a proxy's error page. Bytes received earlier may still be valid."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _parsed_size(text: str) -> int | None:
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
-    """Return a value for the If-Range header, which is a strong ETag or a Last-Modified date, or "" without either."""
+    """Return the value for an If-Range header: a strong ETag or a Last-Modified date, or "" if there is neither."""
     etag = headers.get("etag", "")
     found = etag if re.fullmatch(r'"[^"]*"', etag) else headers.get("last-modified", "")
     return found if found.isascii() and found.isprintable() and len(found) <= _LONGEST_VALIDATOR else ""

@@ -118,8 +118,8 @@ def _information(source: HubSource) -> ModelInfo:
             return HfApi(library_name="llmrun").model_info(
                 source.repository, revision=source.revision, files_metadata=True, timeout=network_errors.ANSWER_SECONDS
             )
-        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # or a non-ASCII token
-            raise
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):
+            raise  # UnicodeEncodeError means that the token is not ASCII
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
-# The limit in seconds for resolving the name and connecting. An HTTP client's timeout would apply to each address.
+# The limit in seconds for resolving the name and connecting. An HTTP client's timeout would apply to each address
+# separately.
 ANSWER_SECONDS = 10.0
 NOT_A_HUB = "the response does not come from a Hugging Face Hub"
 CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # our engine unpacks these types to one byte per weight
 _LARGER_IN_MEMORY = 1.05  # packed weights are up to 2 % larger than the file, and catalogue sizes are rounded
-_SURELY_FITS = 0.5  # a file below this fraction of memory certainly fits, so its header is not requested
+_SURELY_FITS = 0.5  # a file smaller than this fraction of memory certainly fits, so its header is not requested
 
 # The size of the KV cache (4,096 tokens in f16) plus scratch memory, as a function of the weight count in billions.
 # The estimate is higher than the actual size for SmolLM2 135M (0.12 GB), Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB)
@@ -111,7 +111,7 @@ def _sentence(name: str, found: Fit) -> str:
 
 
 def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
-    """Return the name of the largest smaller quantization that fits, judging by its header.
+    """Return the name of the largest quantization that is smaller than `artifact` and fits, judging by its header.
 
     Returns "" if none fits or the headers cannot be read.
     """

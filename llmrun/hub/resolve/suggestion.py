@@ -11,7 +11,7 @@ from llmrun.hub.resolve.memory_check import surely_fits
 if TYPE_CHECKING:
     from llmrun.hub.catalog.entry import CatalogEntry
 
-# Models from the smallest to the best. They belong to one family, so each is known to be better than the one before.
+# Models from the smallest to the best. They belong to one family, so each is known to be better than the one before it.
 # The family is Apache-licensed, and our own engine supports it. A dense 8B model is left out because it reads 5 GB per
 # token. Most CPUs read memory at 30 to 60 GB/s, which is too slow for the 10 tokens per second that `fit` considers
 # fast enough. The 30B model reads only 3B weights per token.

@@ -81,7 +81,7 @@ class Connections:
 
     @property
     def refused(self) -> bool:
-        """Whether adding connections is currently disallowed."""
+        """True if no connections may be added at the moment."""
         return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
 
     def wait(self, seconds: float) -> None:

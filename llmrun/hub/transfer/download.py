@@ -212,9 +212,10 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
 
 
 def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
-    """Return the sha256 of the file at its final path, or None if the file is missing or different.
+    """Return the sha256 of the file at its final path, or None if it is missing or not the expected file.
 
-    Only complete files are renamed to the final path. Therefore, if no sha256 is expected, the right size is enough.
+    Only complete files are renamed to the final path. Therefore, if no sha256 is expected, it is enough
+    that the size is right.
     """
     if not _has_size(goal.final, goal.file.size) or goal.partial.exists():
         return None

@@ -161,7 +161,7 @@ class _FileHasher:
 
 
 class _Progress:
-    """A filter that drops repeated progress values. It lets some through in a stall, so that the shown speed falls."""
+    """A filter that drops repeated progress values, except for a few during a stall, so that the shown speed falls."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter

@@ -1,4 +1,4 @@
-"""An inter-process lock that calls a function before it waits."""
+"""An inter-process lock that calls a callback before it blocks."""
 
 from __future__ import annotations
 

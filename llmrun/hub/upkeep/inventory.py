@@ -42,7 +42,7 @@ class Model:
     holder    the owner of its folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file given as a path
     files     the model's files; the first one is the file to open
     size      the total size of all files in bytes
-    modified  when the first file was last written, in seconds since 1970
+    modified  the time when the first file was last written, in seconds since 1970
     record    llmrun's record of the model, if any
     source    where the same model can be downloaded; None if unknown
     commits   the snapshots in the shared cache with the same contents and name; the first is the one in `name`
@@ -65,7 +65,7 @@ class Model:
 
     @property
     def used(self) -> float:
-        """When llmrun last opened the model, in seconds since 1970; 0.0 if never."""
+        """The time when llmrun last opened the model, in seconds since 1970; 0.0 if never."""
         return self.record.used if self.record else 0.0
 
     @property

@@ -92,7 +92,7 @@ def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
 
 
 def _dead_partials(repository: Repository) -> Iterator[Path]:
-    """Yield the files of partial downloads whose finished blob exists, that cannot be resumed or that are stale."""
+    """Yield the files of partial downloads that are stale, cannot be resumed or have a finished blob."""
     for partial in partials():
         path = partial.files[0]
         if path.parent == repository.folder / "blobs" and (

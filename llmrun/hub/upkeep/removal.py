@@ -1,4 +1,4 @@
-"""Removes models from this machine, namely links in snapshots and blobs to which nothing links any more.
+"""Removes models from this machine: their links in snapshots, and blobs to which nothing links any more.
 
 Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its
 target is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging
@@ -46,7 +46,7 @@ class Removal:
 
     @property
     def freed(self) -> int:
-        """How many bytes the removal frees on disk."""
+        """The number of bytes that the removal frees on disk."""
         return total_size(path for path in (*self.links, *self.blobs) if not path.is_symlink())
 
 

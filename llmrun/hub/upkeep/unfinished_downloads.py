@@ -18,7 +18,7 @@ class UnfinishedDownload:
     """A file whose download is in progress or was interrupted.
 
     name   the repository, such as `hf:owner/name`; for files outside the Hugging Face cache, the path
-    files  the partial file, its journal and other files with its prefix
+    files  the partial file, its journal and other files whose names begin with its name
     done   the number of bytes on disk
     total  the size of the complete file in bytes; 0 if unknown
     """

@@ -59,15 +59,15 @@ class VerificationResult:
 
     @property
     def has_other_bytes(self) -> bool:
-        """Whether a file has the wrong sha256. If so, downloading the model again may help."""
+        """True if a file has the wrong sha256. In that case, downloading the model again may help."""
         return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if seen and wanted)
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Verify a model completely and record the digests of its files, even wrong ones.
+    """Verify all of a model's files and record their digests, even those that are not the expected ones.
 
-    The next run then does not have to hash the files again. Digests of files that the user gave as paths (USERS)
-    are not recorded.
+    The digests are recorded so that the next run does not have to hash the files again. Digests of files that the user
+    gave as paths (USERS) are not recorded.
 
     promised  the model's files according to the catalogue; () if the catalogue does not contain them
     """
