@@ -56,7 +56,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     # The loader reports the same error if the file system is mounted with noexec.
     try:
         return not os.statvfs(unmapped["library"]).f_flag & os.ST_NOEXEC
-    except OSError:  # if the library is a dependency of another, the message does not contain its folder
+    except OSError:  # if the library is a dependency of another library, the message does not contain its folder
         return True
 
 

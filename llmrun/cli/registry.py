@@ -31,7 +31,7 @@ class Page(NamedTuple):
     examples  one per line
     place     sort key for the list in `llmrun --help`, in ascending order
     aliases   other names of the command
-    extra     hint for an argument too many, or ""
+    extra     hint to show if there are too many arguments, or ""
     """
 
     help: str

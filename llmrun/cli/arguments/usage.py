@@ -14,13 +14,13 @@ from llmrun.errors import UsageError
 
 _EXTRA = re.compile(r"got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _MOST_MEANT = 3  # a hint suggests at most this many options
-_SLACK = 0.1  # options less similar than the best match by more than this are not suggested
+_SLACK = 0.1  # how much less similar than the best match a suggested option may be
 
 
 class _InOurWords:
     """A mixin with the methods that SingleCommand and CommandGroup override. `epilog` has one example per line.
 
-    extra_hint  the hint for an argument too many, or "" for the usual hint
+    extra_hint  the hint to show if there are too many arguments, or "" for the usual hint
     """
 
     epilog: str | None
@@ -128,7 +128,7 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
 
 
 def _in_words(sentence: str, wanted: Any) -> str:
-    """Return Typer's sentence about a value of the type `wanted` in plain words if the type is a number."""
+    """Rewrite Typer's sentence about an invalid value in plain words if the expected type `wanted` is a number."""
     refused = re.fullmatch(r"(.*) is not (?:a valid|in the range) .*", sentence, re.DOTALL)
     if refused is None or not wanted.name.startswith(("int", "float")):
         return sentence

@@ -110,7 +110,7 @@ def _interval(one: Comparison) -> str:
 
 
 def _body(one: Comparison) -> dict[str, Any]:
-    """Return a comparison as a JSON object. Infinite intervals have null ends, because JSON has no infinity."""
+    """Return a comparison as a JSON object. The ends of an infinite interval are null, because JSON has no infinity."""
     is_known = one.low is not None and one.low > 0
     return {
         "test": one.b.test,

@@ -55,9 +55,9 @@ _METER_FROM = 40  # columns; on narrower terminals, no meter is shown
 _DRAFT_HINT = "Enter sends it, an arrow key edits it"
 _DRAFT_HINT_FROM = 60  # columns
 _DELETE_SELECTED = ("delete", "c-u", "c-k")
-_ESCAPE_S = (
-    0.05  # waiting time after an Escape byte, then after an Escape key: Alt sends its bytes at once, people do not
-)
+# How long to wait after an Escape byte, and then after an Escape key. The bytes of an Alt combination arrive together,
+# but a person who presses Escape types the next key later.
+_ESCAPE_S = 0.05
 _SEQUENCE_S = 1.0  # waiting time within other key sequences, such as Ctrl-X Ctrl-U
 _LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # these cancel a selection, like the arrow keys
 _MENU_ROWS = 6

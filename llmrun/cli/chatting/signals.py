@@ -68,7 +68,7 @@ class Signals:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within the context, make Ctrl-C raise KeyboardInterrupt, and the other signals SystemExit."""
+        """Within the context, make Ctrl-C raise KeyboardInterrupt, and make SIGTERM and SIGHUP raise SystemExit."""
         try:
             self._reading = True
             if self.end_wanted:  # the signal arrived after the last turn

@@ -69,7 +69,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
-    """Return the targets, and download missing models before anything is measured. Endpoints count as models too."""
+    """Return the models and endpoints to measure. Download missing models first."""
     from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint
 

@@ -171,7 +171,10 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
-    """Return whether `held` has all the quantizations of a catalogue entry. Other repositories may have more."""
+    """Return whether `held` has all the quantizations of a catalogue entry.
+
+    Return False for a repository that is not in the catalogue, because it may have more quantizations than `held`.
+    """
     return meant.entry is not None and meant.name == meant.entry.name and len(held) == len(meant.entry.quants)
 
 

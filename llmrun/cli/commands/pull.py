@@ -158,7 +158,10 @@ class _Pulling:
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
-        """Return the result of `step`. On failure, report the error and return None; with a single model, raise it."""
+        """Return the result of `step`. On failure, report the error and return None.
+
+        If only one model was requested and the output is not JSON, raise the error instead.
+        """
         try:
             return step(given)
         except LlmrunError as error:

@@ -27,7 +27,7 @@ def narrowed(
     """Format rows like `aligned`, with a header line. Drop columns if the terminal is too narrow.
 
     right      headings of the right-aligned columns
-    droppable  groups of headings of columns to drop, one group at a time, until the lines fit
+    droppable  groups of column headings; the columns of one group at a time are dropped until the lines fit
     """
     gone: set[str] = set()
     for group in ((), *droppable):
@@ -48,7 +48,7 @@ def beside(label: str, text: str, most: int) -> list[str]:
 
 
 def hanging(line: str, most: int) -> list[str]:
-    """Wrap a line at spaces. Align the other rows with the text after the line's indentation and label.
+    """Wrap a line at spaces. Align the second and later rows with the text after the line's indentation and label.
 
     A label is a few words that are followed by two spaces.
     """

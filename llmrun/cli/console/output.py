@@ -96,7 +96,7 @@ class Output:
         """Write a piece of the model's thinking to stderr.
 
         The text is dim or, if there is no color, preceded by the line "thinking:". An empty line separates it from the
-        next output of another kind.
+        next output that is not thinking.
         """
         if self.quiet or not text:
             return
@@ -243,7 +243,7 @@ class Output:
             self._write("\r" + self._styled(line, DIM) + rest)
 
     def clear_progress(self) -> None:
-        """End the display of thinking, or erase the progress line.
+        """End the display of thinking, and erase the progress line if there is one.
 
         The line is overwritten with spaces, because not every terminal supports escape sequences.
         """

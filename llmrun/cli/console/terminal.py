@@ -18,7 +18,7 @@ _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
-_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON escapes the others
+_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON requires escapes for the others
 
 
 def visible(text: str) -> str:

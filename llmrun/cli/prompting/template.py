@@ -63,9 +63,9 @@ class PromptTemplate:
         return self.prompt is None or INPUT in _names(self.prompt, self.system)
 
     def applied(self, flags: AnswerFlags) -> AnswerFlags:
-        """Return the flags, with those that the user did not give taken from the template's settings."""
+        """Return the flags, with the template's settings for those that the user did not give."""
         values = dict(self.settings)
-        if flags.think is not None or flags.think_budget is not None:  # the two settings depend on each other
+        if flags.think is not None or flags.think_budget is not None:  # these two settings depend on each other
             values.pop("think", None)
             values.pop("think_budget", None)
         given = flags.given()

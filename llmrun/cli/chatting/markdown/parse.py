@@ -23,7 +23,7 @@ from markdown_it.rules_inline import StateInline, escape
 from markdown_it.token import Token
 
 HEAD_OF_A_TABLE = 40  # a table's first line must have a bar within this many characters
-_DEEPEST = 18  # levels of nesting; markdown-it drops content that is two levels deeper
+_DEEPEST = 18  # blocks nested this deeply are not parsed; markdown-it drops content two levels deeper
 _MARKER = re.compile(r"#{1,6}\s|>|[-+*]\s|\d{1,9}[.)]\s|```|~~~")
 _NUMBER = re.compile(r"\d{1,9}[.)]?")
 _BAR = re.compile(r"(?<!\\)\|")
@@ -36,7 +36,7 @@ class MarkdownBlock:
 
     tokens     markdown-it's tokens, with opening and closing tokens; each item is wrapped in its own list
     first      index of the block's first line in the source
-    number     number of the item; meaningless for other blocks
+    number     number of the item; meaningless for blocks that are not list items
     continues  True for every item of a list except the first one
     """
 

@@ -34,8 +34,9 @@ class Pending:
         self._renderer = Renderer(color=color)
         self._begun = False  # True once something has been written
         self._first: MarkdownBlock | None = None  # the block that starts `source`, if earlier blocks were dropped
-        self._left = ""  # the first unfinished block's ink that can no longer be redrawn; see `leave`
-        self._drawn = ""  # the first unfinished block's ink that is now on the screen
+        # the part of the first unfinished block's ink (see rows.py) that can no longer be redrawn; see `leave`
+        self._left = ""
+        self._drawn = ""  # the part of this ink that is now on the screen
         self._drawn_rows = 0
         self._gone = 0  # how many rows of the first unfinished block can no longer be redrawn
 

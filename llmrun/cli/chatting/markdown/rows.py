@@ -1,4 +1,4 @@
-"""Wraps, splits and encodes terminal rows."""
+"""Wraps text into terminal rows, splits rows, and encodes them as text for the terminal."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def without_last_word(row: Row) -> Row | None:
 
 
 def wrapped(text: Text, limit: int) -> Iterator[Text]:
-    """Wrap text at newlines and spaces into rows of at most `limit` columns. Words that are longer start a new row.
+    """Wrap text at newlines and spaces into rows of at most `limit` columns. Longer words start a new row.
 
     Rich avoids line breaks in Chinese and Japanese sentences and allows punctuation at the start of a row. This
     function fills each row before it starts the next one, so appending text changes only the last two rows.
