@@ -19,7 +19,7 @@ class ChatPrompt:
 
     messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`
     tools     JSON schemas of the tools that the template may show to the model, or None
-    add_generation_prompt  False only if the last message is an answer to be continued
+    add_generation_prompt  False only if the last message is an answer that the model should continue
     template_kwargs  extra variables for the template, such as `enable_thinking`
 
     Control strings inside messages, tools and template_kwargs remain plain text. Only the template itself can produce
@@ -55,7 +55,7 @@ class Request:
 
     max_tokens  the maximum number of generated tokens; None means until the answer ends or the context is full
     stop        strings that end the answer and are not part of it; they have no effect during thinking
-    logprobs    N >= 0 returns the log-probabilities of the chosen token and of the N likeliest ones; None returns none
+    logprobs    N >= 0 returns the log-probabilities of the chosen token and the N likeliest tokens; None returns none
     think       switches thinking on or off for a ChatPrompt; None leaves the template's default
     think_budget  the maximum number of thinking tokens; None means no limit, 0 means the same as think=False
     sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
@@ -115,7 +115,7 @@ class TextDelta:
                never opened
     tentative  True if a later delta with `unopened` may still turn `text` into thinking
 
-    The answer is the joined `text` of all deltas, starting at the last `unopened` one if there is any. An
+    The answer is the joined `text` of all deltas, starting at the last delta with `unopened` if there is one. An
     end-of-generation token has no delta.
     """
 

@@ -26,7 +26,10 @@ class Slot:
 
 
 class SequenceSlots:
-    """The contents of a backend's KV cache. Every token listed here is in the cache, which may also hold others."""
+    """The contents of a backend's KV cache.
+
+    Every token listed here is in the cache, but the cache may contain further tokens.
+    """
 
     def __init__(self, kv: KVCache, count: int) -> None:
         self._kv = kv
@@ -89,8 +92,8 @@ class SequenceSlots:
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
-    A request that reuses at least half of the tokens in `source`, such as the next turn of a conversation, is
-    given `source` itself. So is a request that shares no tokens, because `source` is then the oldest idle slot. Any
+    If `source` is idle, it is given to a request that reuses at least half of its tokens, such as the next turn of a
+    conversation. It is also given to a request that shares no tokens, because it is then the oldest idle slot. Any
     other request is given the oldest of the other idle slots, if there are any, to preserve the tokens in `source`.
     """
     others = [slot for slot in idle if slot is not source]

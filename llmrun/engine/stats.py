@@ -19,13 +19,13 @@ def request_timings(
     cached_tokens: int,
     generated_tokens: int | None = None,
 ) -> Timings:
-    """Return the Timings of one request. All timestamps are seconds of the same monotonic clock.
+    """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
 
     submitted        when the request was submitted, before tokenization
-    prefill_started  start of its first forward pass; time in the queue counts toward the TTFT, not the prefill
+    prefill_started  start of its first forward pass; time in the queue counts toward the TTFT, but not the prefill
     token_times      when each token was generated, or when each piece of text arrived
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
-    generated_tokens the token count, if one piece may hold several tokens; None means one token per time in token_times
+    generated_tokens the token count, if a piece may hold several tokens; None means one token per entry of token_times
     """
     first = token_times[0] if token_times else ended
     last = token_times[-1] if token_times else ended

@@ -110,7 +110,7 @@ def _read_in_parts(source: RangeSource) -> GGUFFile:
 
 
 def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | None) -> str:
-    """Skip an array without fetching the bytes not yet read, and return the name of its type."""
+    """Skip an array without fetching the bytes that have not been read yet, and return the name of its type."""
     if cursor.u32(key) != ARRAY_ID:
         raise _NotInParts
     type_id, n = read_array_start(cursor, key)

@@ -46,7 +46,7 @@ class Split:
 def read_split(first: Metadata) -> Split | None:
     """Read the shard metadata. Returns None if the model is not split, regardless of the file name.
 
-    Raises BadGGUF, and ModelFileError with the name of the first shard if this is a different shard.
+    Raises BadGGUF, or a ModelFileError that names the first shard if this is not the first shard.
     """
     if not first.has(COUNT):
         return None

@@ -53,7 +53,7 @@ class StringArray(Sequence[str]):
     def all_raw(self) -> list[bytes]:
         """Return all strings as bytes, in order.
 
-        This copies the region once and slices it, which takes 0.1 us per string, compared with 0.35 us for a call of
+        This copies the region once and slices it, which takes 0.1 us per string, compared with 0.35 us for a call to
         `raw`.
         """
         if not len(self):

@@ -49,7 +49,7 @@ class _Defaults(NamedTuple):
 
 _DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
 _NEEDS_MERGES = ("gpt2", "gemma4")
-_NO_TOKENIZER = ("none", "no_vocab")  # files with these have no tokens, and llama.cpp aborts if a token is requested
+_NO_TOKENIZER = ("none", "no_vocab")  # without tokens, so llama.cpp aborts if a token is requested
 _NO_BYTES = "bert"  # WordPiece, for which llama.cpp aborts when it decodes a token of type byte
 _BYTE = 6
 _RWKV_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)

@@ -48,7 +48,7 @@ def union(*sets: CodePoints) -> CodePoints:
     """Return the code points that are in at least one of the sets."""
     if len(sets) == 1:
         return sets[0]
-    # Sweep over the edges of all sets. `depth` counts the sets that contain the code points from each edge to the next.
+    # Sweep over all edges once. `depth` is the number of sets that contain the code points from an edge to the next.
     edges = np.concatenate(sets)
     steps = np.concatenate([_steps(one) for one in sets])
     places, where = np.unique(edges, return_inverse=True)
@@ -96,7 +96,10 @@ def _steps(one: CodePoints) -> CodePoints:
 
 
 def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
-    """Build a set from sorted places. `inside[i]` states whether the code points from place i to the next are in it."""
+    """Build a set from sorted places.
+
+    `inside[i]` is True if the set contains the code points from place i up to, but not including, place i + 1.
+    """
     before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
     changed: CodePoints = places[inside != before]
     return changed

@@ -38,8 +38,9 @@ ENDING_TEXTS = (
 # If the file has these keys, the tokens that they name end an answer.
 ENDING_KEYS = ("eot_token_id", "eom_token_id")
 
-# Fill-in-the-middle tokens, as pairs of keys (after `tokenizer.ggml.`) and texts that are tried if the file has none of
-# the keys. All of them are control tokens. The padding, repository and file separator tokens also end an answer.
+# Fill-in-the-middle tokens. Each entry has the keys that may name the token, without the prefix `tokenizer.ggml.`, and
+# the texts that are tried if the file has none of these keys. All of them are control tokens. The padding, repository
+# and file separator tokens also end an answer.
 FILL_IN_MIDDLE: tuple[tuple[Texts, Texts], ...] = (
     (
         ("fim_pre_token_id", "prefix_token_id"),

@@ -195,7 +195,7 @@ def _named(names: str, rule: PreTokenizer) -> dict[str, PreTokenizer]:
     return dict.fromkeys(names.split(), rule)
 
 
-# Some names share their patterns but differ in other rules of llama.cpp.
+# Some pre-tokenizers use the same patterns but differ from each other in other rules.
 PRE_TOKENIZERS = {
     "default": PreTokenizer(_DEFAULT),
     **_named(

@@ -38,7 +38,7 @@ _KINDS = {
         load_spm, (KernelName.of("tokens.spm_merge", "find_joined"), KernelName.of("tokens.spm_merge", "merge"))
     ),
 }
-# llama.cpp's other kinds of tokenizer, which are out of scope. The error message explains their names.
+# Kinds of tokenizer that llama.cpp supports but llmrun does not. The error message explains their names.
 _OTHERS = {
     "t5": "Unigram (T5)",
     "bert": "WordPiece (BERT)",

@@ -1,7 +1,7 @@
 """Chooses a model's chat template and renders conversations with it.
 
-Templates are given the same variables as in `transformers`, and a prompt that ends with an answer to be continued is
-truncated at the same place.
+Templates are given the same variables as in `transformers`. If the model should continue an answer, the prompt is
+truncated at the end of that answer, as in `transformers`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _KEY = "tokenizer.chat_template"
 _TOOL_KEY = "tokenizer.chat_template.tool_use"  # some files have a second template for conversations with tools
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # message keys that clients use for past thinking
-# This marker is appended to an answer to be continued. Its trailing space shows whether the template strips whitespace.
+# This marker is appended to the answer that is being continued. Its trailing space shows whether the template strips
+# whitespace.
 # `transformers` uses the same marker, and some templates, such as LFM2.5's, recognize it.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -45,7 +46,7 @@ class ChatTemplate:
         """Render the conversation as text for `tokenizer.encode_rendered`.
 
         Every string in messages, tools and template_kwargs is protected, so that only the template's own text can
-        become control tokens. If the last answer is to be continued, the text ends with that answer. Raises
+        become control tokens. If an answer is being continued, the text ends with that answer. Raises
         TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method
         itself sets.
         """
@@ -69,7 +70,7 @@ class ChatTemplate:
         return text if continued is None else self._cut(text, continued)
 
     def _cut(self, text: str, continued: str) -> str:
-        """Truncate the text at the end of the answer to be continued."""
+        """Truncate the text at the end of the answer that is being continued."""
         end = text.rfind(_CONTINUE_TAG.rstrip())
         if end < 0 or continued.strip() not in text:
             raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")

@@ -101,7 +101,7 @@ def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
 def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
     """Extract the tags from a rendered conversation whose last message has thinking.
 
-    prompt  the rendered prompt for the same question
+    prompt  the rendered prompt for the question in that conversation
     plain   the same conversation, rendered without the thinking
     """
     before, _, after = text.partition(_THOUGHT)
@@ -136,7 +136,8 @@ def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
 def _closing(opening: str, between: str) -> str:
     """Find the closing tag in the text after the thinking.
 
-    It has three parts if `opening` does. Otherwise, it is the first tag or, if there is none, the rest of the line.
+    If `opening` has a word between two tags, a closing tag that also has this word between two tags is preferred.
+    Otherwise, it is the first tag or, if there is none, the rest of the line.
     """
     word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
@@ -145,13 +146,13 @@ def _closing(opening: str, between: str) -> str:
 
 
 def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> str:
-    """Return the tag right before an answer without thinking, or "" if the prompt or the thinking has the same tag."""
+    """Return the tag right before an answer without thinking, or "" if the prompt or the thinking uses it too."""
     last = _LAST_TAG.search(header)
     return "" if last is None or last[0] in known or last[0] in prompt else last[0]
 
 
 def _answer_closing(end: str) -> str:
-    """Return the tag after an answer, or "" if it is the last one, because then that tag ends the turn."""
+    """Return the tag after an answer, or "" if nothing follows it, because it then ends the turn."""
     first = _FIRST_TAG.match(end.strip())
     return first[0] if first and first[0] != end.strip() else ""
 

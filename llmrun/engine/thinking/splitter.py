@@ -48,9 +48,10 @@ class ThinkingSplitter:
     """A splitter for streamed text. It returns text as soon as it can tell whether the text is thinking or answer.
 
     Tags are recognized only in certain places: `opening` before the answer has started, and `closing` during thinking.
-    Without thinking, `closing` is also recognized at the beginning of a line outside code blocks. Elsewhere, a tag is
-    ordinary text. Whitespace around thinking belongs to the tags. Tags are removed from the output; all other text is
-    kept. The result does not depend on how the text is chunked.
+    If `may_close` is True and there has been no thinking yet, `closing` is also recognized in the answer, at the
+    beginning of a line outside code blocks. Elsewhere, a tag is ordinary text. Whitespace around thinking belongs
+    to the tags. Tags are removed from the output; all other text is kept. The result does not depend on how the text
+    is chunked.
 
     opened       True if the prompt ends inside a thinking block
     may_close    True if a closing tag may end thinking that was never opened

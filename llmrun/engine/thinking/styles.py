@@ -23,8 +23,8 @@ class ThinkingStyle:
     known_by  a template that contains all of these texts has this style; () means `opening` and `closing[0]`
     anywhere  True if every message has a header, so that the model may think again after it has started to answer
     ending    the text that the model itself would write to end its thinking and begin the answer
-    blank     the text that the model would write between `opening` and `ending` if it does not think
-    guessed   True if only the vocabulary suggests this style; in some families, every model has the tags, but few think
+    blank     the text that the model would write between `opening` and `ending` if it did not think
+    guessed   True if only the vocabulary suggests this style; in some families, all models have the tags, but few think
     """
 
     opening: str
