@@ -1,4 +1,4 @@
-"""The doctor's checks of the processor and of the instruction level that kernels use."""
+"""The doctor's checks of the processor and of the instruction-set level that kernels use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
-    """Check the instruction level in use. llmrun tests each level before using it, and warns if a test fails."""
+    """Check the instruction-set level in use. llmrun tests each level before using it, and warns if a test fails."""
     del machine
     from llmrun.compiled.levels import PORTABLE, host_levels, host_target
 

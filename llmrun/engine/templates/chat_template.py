@@ -73,7 +73,7 @@ class ChatTemplate:
         """Truncate the text at the end of the answer that is being continued."""
         end = text.rfind(_CONTINUE_TAG.rstrip())
         if end < 0 or continued.strip() not in text:
-            raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")
+            raise TemplateRefused(f"chat template drops part of the answer that is being continued: {self.name}")
         trims = not text.startswith(_CONTINUE_TAG, end)
         return text[:end].rstrip() if trims else text[:end]
 

@@ -223,7 +223,7 @@ def test_the_last_text_of_its_parts_is_continued() -> None:
 
 @pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ messages[1].content.split('</think>')[-1] }}"])
 def test_an_answer_the_template_leaves_out_cannot_be_continued(source: str) -> None:
-    with pytest.raises(TemplateRefused, match=r"leaves out some of the answer to be continued: t\.jinja"):
+    with pytest.raises(TemplateRefused, match=r"drops part of the answer that is being continued: t\.jinja"):
         begun(source, "hm</think>Well")
 
 
