@@ -169,7 +169,7 @@ def theirs(path: Path, conversation: dict[str, Any]) -> str | Exception:
     if continued is None:
         return text
     if "CONTINUE_FINAL_MESSAGE_TAG" not in text:
-        return LookupError("leaves out some of the answer")
+        return LookupError("drops part of the answer")
     kept, _, after = text.rpartition("CONTINUE_FINAL_MESSAGE_TAG")
     return kept if after.startswith(" ") else kept.rstrip()
 
