@@ -69,7 +69,8 @@ class Kernel:
 
     def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
         """Run the kernel without holding the GIL."""
-        scratch = (ctypes.c_int64 * 2)()  # for the return value and the error of Numba's calling convention
+        # Numba's calling convention needs a place for the return value and one for an exception.
+        scratch = (ctypes.c_int64 * 2)()
         base = ctypes.addressof(scratch)
         self._function(base, base + 8, op, step, thread, n_threads)
 

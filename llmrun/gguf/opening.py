@@ -45,7 +45,7 @@ def opened(path: Path) -> FileIO:
     except ValueError:
         raise ModelNotFound(f"no such model file: {shown(str(path), 300)}: a NUL byte in the name") from None
     if kind == FOLDER:
-        raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
+        raise ModelNotFound(f"not a model file: {shown(str(path), 300)} is a folder", hint="Name the .gguf file in it.")
     if kind:
         # Opening a named pipe would block until a writer opens it.
         raise ModelFileError(f"not a regular file: {shown(str(path), 300)}: {kind}", hint=NAME_A_FILE)

@@ -73,7 +73,7 @@ class QuietKeyboard:
         for number, handler in ((signal.SIGTSTP, self._on_stop), (signal.SIGCONT, self._on_continue)):
             self._handlers[number] = signal.signal(number, handler)
         self.quiet()
-        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # earlier keys were echoed
+        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # keys typed before were echoed
             self._write(_ERASE_LINE)
 
     def quiet(self) -> None:

@@ -261,7 +261,7 @@ def compare(
     ],
     fail_above: Annotated[
         str | None,
-        typer.Option("--fail-above", metavar="LOSS", help="Exit with 1 if a test is slower by more: 5% or 0.05."),
+        typer.Option("--fail-above", metavar="LOSS", help="Exit with 1 if a test is this much slower: 5% or 0.05."),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: options.Quiet = False,

@@ -173,7 +173,7 @@ def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
-    """The variables that switch thinking on and off, ranked to choose between several switches."""
+    """A way to switch thinking on and off with template variables. If there are several, the highest rank wins."""
 
     on: Mapping[str, object]
     off: Mapping[str, object]
@@ -198,7 +198,7 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
         return None
     plain = tries.prompt()
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
-    # On a tie, prefer the template's default behaviour, then prefer setting the variable to leaving it unset.
+    # On a tie, prefer the template's default behavior, then a variable that is set over one that is not.
     on, on_text = max(
         [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
     )

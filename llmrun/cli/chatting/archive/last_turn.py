@@ -15,7 +15,7 @@ _CUT = "…"
 def last_turn(conversation: Conversation) -> list[str]:
     """Return the last answered question and its answer as at most 10 screen rows, or [] if there is no answer.
 
-    Long texts are cut. If the conversation has more text than that, the last row says how to show all of it.
+    Long texts are truncated. If anything was left out, the last row says how to show the whole conversation.
     """
     answered = [exchange for exchange in conversation.exchanges if exchange.answer]
     if not answered:

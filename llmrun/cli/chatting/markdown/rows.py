@@ -97,7 +97,7 @@ def folded(row: Row, limit: int) -> Iterator[Row]:
 
 
 def without_beginning(rows: list[Row], count: int) -> list[Row]:
-    """Drop the first `count` characters of the rows' ink. The rest may start in the middle of a row."""
+    """Drop the first `count` characters that are not spaces. The rest may start in the middle of a row."""
     for number, row in enumerate(rows):
         if count <= 0:
             return rows[number:]
