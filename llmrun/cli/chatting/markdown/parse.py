@@ -104,8 +104,10 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
-    """Split a list into items. A list with an indented item is not split, because the
-    item could parse differently on its own."""
+    """Split a list into items.
+
+    A list with an indented item is not split, because the item could parse differently on its own.
+    """
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
         number, continues = continued.number, continued.continues
