@@ -130,7 +130,7 @@ def look_around(person: Person) -> None:
         ("/show", rb"context"),
         ("/stats", rb"\n"),
         ("/system Be brief.", rb"system prompt is set"),
-        ("/system default", rb"system prompt is back"),
+        ("/system default", rb"system prompt is reset"),
         ("/help", rb"/regen"),
         ("/load", rb"\n"),
         ("/nonsense", rb"no such command"),
