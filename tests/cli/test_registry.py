@@ -108,3 +108,19 @@ def test_help_ends_with_examples_that_can_be_typed(words: list[str], command: An
         assert typed[: 1 + len(words)] == ["llmrun", *words]
         if typed[2:3] != ["compare"] or words[1:]:  # otherwise it is an example of a subcommand
             command.make_context(" ".join(words), typed[1 + len(words) :]).close()  # parsed, not run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("templates --json show x", "error: --json: does not apply to show\n"),
+        ("bench -m x compare a b", "error: --model: does not apply to compare\n"),
+        ("bench --html x compare a b", "error: --html: does not apply to compare\n"),
+        (
+            "bench --json compare a b",
+            "error: --json: must come after compare\nhint: llmrun bench compare --json\n",
+        ),
+    ],
+)
+def test_flags_before_a_subcommand_are_not_ignored(arguments: str, error: str) -> None:
+    assert stderr_of(*arguments.split()) == error

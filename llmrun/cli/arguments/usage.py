@@ -90,6 +90,20 @@ def command_group() -> typer.Typer:
     )
 
 
+def refuse_early_flags(context: typer.Context) -> None:
+    """Raise UsageError for a flag before the subcommand, which would ignore it. `--debug` works anywhere."""
+    name = context.invoked_subcommand
+    group: Any = context.command
+    accepted = {flag for each in group.commands[name].params for flag in each.opts}
+    for parameter in group.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name != "debug" and source is not None and source.name == "COMMANDLINE":
+            flag = parameter.opts[-1]
+            if flag not in accepted:
+                raise UsageError(f"{flag}: does not apply to {name}")
+            raise UsageError(f"{flag}: must come after {name}", hint=f"{context.command_path} {name} {flag}")
+
+
 def usage_error(error: TyperException, context: Any) -> UsageError:
     """Convert one of Typer's usage errors to a UsageError.
 

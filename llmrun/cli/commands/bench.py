@@ -24,7 +24,7 @@ from llmrun.amounts import counted
 from llmrun.backends.registry import is_stand_in
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
-from llmrun.cli.arguments.usage import SingleCommand, command_group
+from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.arguments.values import FILES, one_of
 from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.console.output import out
@@ -47,6 +47,7 @@ command = command_group()
 def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     """Run the benchmark that the flags describe, unless a subcommand was given. Return the exit code."""
     if context.invoked_subcommand is not None:
+        refuse_early_flags(context)
         return 0
     settings = flags.settings()
     kind, lists, asked, seconds = flags.format, knobs(flags, settings), workloads(flags), flags.time_limit

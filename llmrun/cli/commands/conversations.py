@@ -20,7 +20,7 @@ import typer
 
 from llmrun.amounts import counted, format_age
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.usage import SingleCommand, command_group
+from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
@@ -53,10 +53,8 @@ def conversations(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    if (below := context.invoked_subcommand) is not None:
-        for flag, given in (("--json", json_output), ("--quiet", quiet)):
-            if given:
-                raise UsageError(f"{flag}: must come after {below}", hint=f"llmrun conversations {below} {flag}")
+    if context.invoked_subcommand is not None:
+        refuse_early_flags(context)
         return 0
     return list_all(json_output=json_output, quiet=quiet, debug=debug)
 

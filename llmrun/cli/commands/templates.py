@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.usage import SingleCommand, command_group
+from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
@@ -55,6 +55,7 @@ def list_templates(
 ) -> int:
     del debug
     if context.invoked_subcommand is not None:
+        refuse_early_flags(context)
         return 0
     _prepare(quiet=quiet)
     from llmrun.cli.prompting.library import template_names, template_path, templates_folder

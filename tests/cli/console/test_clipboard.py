@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import sys
 from pathlib import Path
 
@@ -114,7 +113,9 @@ def test_more_than_a_terminal_takes_is_refused(programs: Path, sequences: list[s
     assert len(sequences[0]) <= 100_000
 
 
-def test_without_a_terminal_and_a_program_there_is_no_clipboard(programs: Path) -> None:
-    assert not os.isatty(1) or pytest.skip("on a terminal")
+def test_without_a_terminal_and_a_program_there_is_no_clipboard(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clipboard, "can_move_cursor", lambda stream: False)
     with pytest.raises(UsageError, match="no clipboard found"):
         copy_text(TEXT)
