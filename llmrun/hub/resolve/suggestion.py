@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # Models from the smallest to the best. They belong to one family, so each is known to be better than the one before it.
 # The family is Apache-licensed, and our own engine supports it. A dense 8B model is left out because it reads 5 GB per
-# token. To generate the 10 tokens per second that `fit` considers fast enough, it needs 50 GB/s of memory bandwidth. Our
-# test machines read 29 to 36 GB/s. The 30B model reads only 3B weights per token.
+# token. To generate the 10 tokens per second that `fit` considers fast enough, it needs 50 GB/s of memory bandwidth.
+# Our test machines read 29 to 36 GB/s. The 30B model reads only 3B weights per token.
 _LADDER: Final = ("qwen3:0.6b", "qwen3:1.7b", "qwen3:4b-instruct", "qwen3:30b-instruct")
 
 
