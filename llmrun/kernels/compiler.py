@@ -46,6 +46,10 @@ def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Ca
 # Marks a helper function that is inlined into the kernels that call it.
 inline_function = numba.njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
+# Marks a helper function that kernels call. Use it for long functions with several callers: each inlined copy would be
+# optimized once for every function around it.
+called_function = numba.njit(forceinline=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
 
 def compile_kernel(
     module: str,
@@ -98,6 +102,12 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(llvm_module, builder)
+    # Numba numbers the functions of a process, but an object file must not depend on which kernels came before it.
+    called = (function for function in llvm_module.functions if not function.is_declaration and function.name != symbol)
+    for number, function in enumerate(called):
+        function.name = f"called.{number}"
+    for number, variable in enumerate(llvm_module.global_variables):
+        variable.name = f"constant.{number}"
     emitted: bytes = machine.emit_object(llvm_module)
     object_file.check_symbols(emitted, symbol)
     return emitted

@@ -19,25 +19,24 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family
 from llmrun.layouts import records
-from llmrun.layouts.limits import MultiplyWords, ReadWords, independent_sums
+from llmrun.layouts.limits import READ_BYTES, MultiplyWords, ReadWords, independent_sums
 from llmrun.layouts.packed_types import PACKED_TYPES
 
 _READ = records.offsets(ReadWords)
 _MULTIPLY = records.offsets(MultiplyWords)
 
 _LINE = 64
-_STREAM = 8  # consecutive cache lines per iteration
 
 
 @intrinsic
 def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
-    """Return `total` XORed with the eight cache lines at an address."""
+    """Return `total` XORed with the READ_BYTES bytes at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total, address = args
         total = builder.bitcast(total, simd.I32X16)
-        for line in range(_STREAM):
-            at = simd.emit_offset(builder, address, line * _LINE)
+        for offset in range(0, READ_BYTES, _LINE):
+            at = simd.emit_offset(builder, address, offset)
             total = builder.xor(total, simd.emit_load(builder, at, simd.I32X16, _LINE))
         return builder.bitcast(total, simd.F32X16)
 
@@ -46,14 +45,19 @@ def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
 
 @kernel
 def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Read memory in chunks whose size is a multiple of 512 bytes. `results` has 64 bytes per thread."""
+    """Read memory in chunks. `results` has 64 bytes per thread."""
     n_chunks, chunk_bytes = load_i64(op + _READ.chunks), load_i64(op + _READ.chunk_bytes)
+    ahead, part_bytes = load_i64(op + _READ.ahead), chunk_bytes // load_i64(op + _READ.streams)
     total = simd.splat(types.float32(0))
     chunk = claim(op)
     while chunk < n_chunks:
         start = load_i64(op + _READ.address) + chunk * chunk_bytes
-        for at in range(start, start + chunk_bytes, _STREAM * _LINE):
-            total = _add_lines(total, at)
+        for first in range(start, start + part_bytes, READ_BYTES):
+            for at in range(first, start + chunk_bytes, part_bytes):
+                if ahead != 0:
+                    for line in range(0, READ_BYTES, _LINE):
+                        simd.prefetch_line(at + ahead + line)
+                total = _add_lines(total, at)
         chunk = claim(op)
     simd.store_f32x16(load_i64(op + _READ.results) + _LINE * thread, total)
 

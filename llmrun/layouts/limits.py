@@ -7,13 +7,22 @@ from typing import NamedTuple
 MOST_SUMS = 12
 
 
+READ_BYTES = 512  # the number of consecutive bytes that `read` reads from one stream at a time
+
+
 class ReadWords(NamedTuple):
-    """The arguments of `read` in its op record."""
+    """The arguments of `read` in its op record.
+
+    streams  number of equal parts of a chunk that are read side by side; each is a multiple of READ_BYTES
+    ahead    prefetch distance in bytes, or 0 to prefetch nothing
+    """
 
     address: int
     chunks: int
     chunk_bytes: int
     results: int
+    streams: int
+    ahead: int
 
 
 class MultiplyWords(NamedTuple):

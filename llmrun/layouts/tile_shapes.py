@@ -13,21 +13,51 @@ from __future__ import annotations
 # The upper bound is 80 %, because a block of a tile has 80 instructions that need a multiplier, and only 64 of them are
 # integer products.
 _WIDE = (2, 4)
-# This shape is for instruction-set levels with 16 registers of 32 bytes. With AVX-VNNI, 1 x 2, 1 x 4 and 2 x 2 are
-# equally fast, and 2 x 4 is 40 % slower. With AVX2, the best of these shapes depends on the weight type.
-_NARROW = (1, 2)
+# This shape is for levels with 16 registers of 32 bytes, where dots.emit_in_order keeps the integer sums in registers.
+# The table shows nanoseconds per block of 16 x 32 weights with 32 rows, with AVX2 and one thread:
+#
+#            Q4_0  Q4_K  Q6_K  Q8_0
+#   1 x 2     175   182   289   305
+#   1 x 3     156   164   248   345
+#   1 x 4     165   153   237   270
+_NARROW = (1, 4)
+_NARROWEST = (1, 2)
 
 MOST_GROUPS = 2
 
-# With at least this many rows, weights are unpacked once for all rows. This table shows billions of multiply-adds per
-# second for a 60,000 x 2,048 Q4_0 matrix on 2 threads:
+# The numbers of rows in a tile whose weights are read from the planes: the larger tile, and the smaller one for the
+# rows that are left. With AVX-512, a sketch of the tile of 8 rows took as long as 1.3 (Q4_0, Q4_K_M) to 1.6 (Q8_0) rows
+# alone. llvm-mca expects 25 cycles per block for 8 rows, 14 for 4 rows and 10 for one (Q4_0, Ice Lake), where reading
+# the block from memory takes about 60. With AVX2, more than 4 rows do not fit into the registers.
+_FEW_WIDE = (8, 4)
+_FEW_NARROW = (4, 2)
+
+# With at least this many rows, weights are unpacked once for all rows. The table shows nanoseconds per block of 16 x 32
+# weights, with AVX2 and one thread, unpacked for every 4 rows and once:
 #
-#   rows                12   16   20   32
-#   not unpacked       284  351  358  374
-#   unpacked once      255  350  399  480
-MANY_ROWS = 16
+#   rows     Q4_0       Q4_K       Q6_K       Q8_0
+#   12     62 and 70  65 and 65  122 and 99   99 and 110
+#   16     83 and 88  86 and 82  163 and 126  133 and 143
+#   24   124 and 126  129 and 117  244 and 181  201 and 206
+#
+# The threshold for AVX-512 was not measured with these tiles. With a sketch of them and Q4_0, steps of 16 rows took 2.4
+# to 2.7 times as long as steps of one row (4.4 with panels), and steps of 32 rows 5.2 times as long (6.9 with panels).
+_MANY_NARROW = 16
+_MANY_WIDE = 40
 
 
 def tile_shape(level: str) -> tuple[int, int]:
     """Return the tile shape for an instruction-set level as (groups of 16 outputs, rows)."""
-    return _WIDE if level == "avx512vnni" else _NARROW
+    if level == "avx512vnni":
+        return _WIDE
+    return _NARROW if level in ("avxvnni", "avx2") else _NARROWEST
+
+
+def few_row_tiles(level: str) -> tuple[int, int]:
+    """Return the numbers of rows in the larger and in the smaller tile for steps of few rows."""
+    return _FEW_WIDE if level == "avx512vnni" else _FEW_NARROW
+
+
+def many_rows(level: str) -> int:
+    """Return the number of rows from which on weights are unpacked once for all rows of a step."""
+    return _MANY_WIDE if level == "avx512vnni" else _MANY_NARROW

@@ -69,6 +69,11 @@ class PackedType:
         return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
 
     @property
+    def whole_block_bytes(self) -> int:
+        """The size in bytes of a block of 16 rows x 32 columns, with its share of the scales stored per 256 columns."""
+        return self.block_bytes + self.two_levels * (1 + self.mins) * 2 * GROUP_ROWS // SUPER_BLOCKS
+
+    @property
     def panel_block_bytes(self) -> int:
         """The size in bytes of an unpacked block of int8 weights and float32 scales and minimums (linear/tiles.py)."""
         return GROUP_ROWS * (BLOCK_COLUMNS + 4 * self.sub_blocks * (1 + self.mins))

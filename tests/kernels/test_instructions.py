@@ -128,7 +128,7 @@ def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[s
     for kernel, instructions in code.items():
         fused = any("fmadd" in i.mnemonic or i.mnemonic in ("fmla", "fmadd") for i in instructions)
         if level == "portable" or kernel.startswith(
-            ("linear.embed.", "attention.rope.", "experts.rows.", "rows.convolution.", "team.", "packing.")
+            ("linear.embed.", "attention.rope.", "experts.rows.", "rows.convolution.", "team.", "packing.", "sampling.")
         ):
             assert not fused, kernel
         elif kernel.startswith(
@@ -157,22 +157,54 @@ def loops(instructions: list[capstone.CsInsn]) -> Iterator[list[capstone.CsInsn]
                 yield instructions[start : index + 1]
 
 
-def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
-    """Checks tiles of 8 queries that convert their operands. LLVM once spilled half of the sums to the stack in each
-    step, which made the attention of prefill take twice as long.
+@pytest.mark.parametrize(("level", "registers"), [("avx512vnni", 16), ("avx2", 12)])
+def test_sums_of_a_tile_of_attention_stay_in_registers(level: str, registers: int) -> None:
+    """Checks full tiles that convert their operands. LLVM once spilled half of the sums to the stack in each step,
+    which made the attention of prefill take twice as long.
     """
     name = KernelName.of("attention.attention", "attention", head_size=48, value_size=48, group=1, kv_type="f16")
-    instructions = disassembled("avx512vnni", object_images([name], TARGETS["avx512vnni"])[name])
+    instructions = disassembled(level, object_images([name], TARGETS[level])[name])
     tiles = [
         loop
         for loop in loops(instructions)
-        if sum("fmadd" in instruction.mnemonic for instruction in loop) >= 16
+        if sum("fmadd" in instruction.mnemonic for instruction in loop) >= registers
         and any(instruction.mnemonic == "vcvtph2ps" for instruction in loop)
         and any(instruction.mnemonic == "vbroadcastss" for instruction in loop)
+        # Values that only some rows attend to are added to states in memory.
+        and not any(i.op_str.startswith(("ymm", "zmm")) and "word ptr [r" in i.op_str.split(",")[0] for i in loop)
     ]
     assert len(tiles) >= 2  # one for scores and one for values
     for tile in tiles:
         assert not any("rsp" in instruction.op_str for instruction in tile)
+
+
+@pytest.mark.parametrize(
+    ("level", "dots", "most"), [("avx512vnni", 64, 0), ("avx512vnni", 32, 0), ("avx2", 72, 16), ("avx2", 36, 4)]
+)
+def test_sums_of_few_rows_stay_in_registers(level: str, dots: int, most: int) -> None:
+    """Checks the tiles with 8 and 4, or 4 and 2 rows by the number of their dot products. With 4 rows and AVX2, the
+    8 vectors of float sums are stored once per block. LLVM once stored 30 vectors, the weights among them.
+    """
+    name = KernelName.of("linear.int8", "linear", weight="q4_0")
+    instructions = disassembled(level, object_images([name], PLAIN_TARGETS[level])[name])
+    multiplies = ("vpdpbusd",) if level == "avx512vnni" else ("vpmaddubsw", "vpmaddwd")
+    tiles = [loop for loop in loops(instructions) if sum(i.mnemonic in multiplies for i in loop) == dots]
+    assert tiles
+    for tile in tiles:
+        stored = [i for i in tile if i.op_str.startswith(("ymmword ptr [rsp", "zmmword ptr [rsp"))]
+        assert len(stored) <= most
+
+
+@pytest.mark.parametrize(("level", "dot"), [("avx2", "vpmaddubsw"), ("avx512vnni", "vpdpbusd")])
+@pytest.mark.parametrize("weight", ["q4_0", "q8_0"])
+def test_single_rows_stay_in_registers_and_prefetch(level: str, dot: str, weight: str) -> None:
+    """LLVM once moved up to 30 vectors of each block to the stack and back at AVX2."""
+    name = KernelName.of("linear.int8", "linear", weight=weight)
+    instructions = disassembled(level, object_images([name], TARGETS[level])[name])
+    found = [loop for loop in loops(instructions) if any(one.mnemonic == "prefetcht0" for one in loop)]
+    dots = {sum(one.mnemonic == dot for one in loop): loop for loop in found}
+    row = dots[min(filter(None, dots))]  # the loops with more dot products are those of tiles
+    assert not any("rsp" in one.op_str and "mm" in one.op_str for one in row)
 
 
 def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:

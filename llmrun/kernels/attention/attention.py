@@ -2,14 +2,16 @@
 
 For each chunk, chunk.py computes the scores, their maximum, the exponentials, their sum, and the weighted sum of the
 values. Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In
-a step of one row, the chunks are distributed among the threads, and `merge` combines them. In a step of many rows, each
-thread merges the chunks of its own rows. Both methods perform the same operations in the same order. Chunks always
-begin at multiples of 128, even if the window does not, so a result depends only on the row's own positions.
+a step of few rows, the chunks are distributed among the threads (flash-decoding), and `merge` combines them. In a step
+of many rows, each thread merges the chunks of its own rows. Both methods perform the same operations in the same order.
+Chunks always begin at multiples of 128, even if the window does not, so a result depends only on the row's own
+positions.
 
 If a head has an attention sink, its state starts with the sink's score as the maximum, a weight of 1 and a zero value.
 
-Query heads that share a KV head (GQA) and consecutive rows of a sequence form a tile. A key is converted to float32
-only once per tile.
+Query heads that share a KV head (GQA) and neighbouring rows form a tile. A key is converted to float32 only once per
+tile. In a step of few rows, rows of different sequences share a chunk if their block tables agree on it, as they do in
+a common prefix. The chunk is then read once for all of them (cascade attention, as in Hydragen, arXiv:2402.05099).
 """
 
 from __future__ import annotations
@@ -17,19 +19,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
-from llmrun.kernels.attention.chunk import LOWEST, WORDS, chunk_of_tile
-from llmrun.kernels.code import simd
-from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, block_tables, claim, n_rows, private_row
+from llmrun.kernels.attention.chunk import WORDS, chunk_of_tile
+from llmrun.kernels.attention.partials import end_chunk, first_chunk, row_of_slot, slots_before, slots_of_step
+from llmrun.kernels.attention.states import copy_state, states
+from llmrun.kernels.code.load_store import hidden, load_i32, load_i64
+from llmrun.kernels.code.work import (
+    PRIVATE_INPUT,
+    PRIVATE_OUTPUT,
+    block_tables,
+    claim,
+    first_item,
+    n_rows,
+    next_item,
+    private_row,
+)
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
-from llmrun.layouts.attention import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
-from llmrun.layouts.kv_blocks import HeadLayout
+from llmrun.layouts.attention import CHUNK, TileShape, state_floats, tile_shape
+from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
 from llmrun.plan.ops.attention import MergeWords
 
 _MERGE = records.offsets(MergeWords)
+
+# The most rows that share a chunk. A larger number would leave too few items for many threads.
+_SHARING_ROWS = 8
+_MERGED_HEADS = 4  # heads that a thread merges at a time
 
 
 @kernel_family
@@ -45,195 +59,190 @@ def capped_attention(level: str, head_size: int, value_size: int, group: int, kv
 
 
 @inline_function
-def _first_chunk(length: Any, window: Any) -> Any:
-    """Return the index of the first chunk that a row needs if it attends to the last `window` of `length` positions."""
-    return max(length - window, 0) // CHUNK
+def _share(tables: Any, positions: Any, window: Any, row: Any, chunk: Any) -> Any:
+    """Return whether a row and the next one can share a chunk.
+
+    Rows of one sequence can share all chunks that both attend to. Rows of different sequences must attend to the whole
+    chunk, because other entries of their block tables may be out of date.
+    """
+    one, other = load_i64(tables + 8 * row), load_i64(tables + 8 * row + 8)
+    length, other_length = load_i32(positions + 4 * row) + 1, load_i32(positions + 4 * row + 4) + 1
+    shortest, longest = min(length, other_length) - chunk * CHUNK, max(length, other_length) - chunk * CHUNK
+    if one == other:
+        return shortest > 0 and longest - window < CHUNK
+    if shortest < CHUNK or longest > window:
+        return False
+    for block in range(chunk * (CHUNK // BLOCK), (chunk + 1) * (CHUNK // BLOCK)):
+        if load_i32(one + 4 * block) != load_i32(other + 4 * block):
+            return False
+    return True
 
 
 @inline_function
-def _end_chunk(length: Any) -> Any:
-    return (length + CHUNK - 1) // CHUNK
+def _rows_of_table(tables: Any, row: Any, count: Any) -> Any:
+    """Return how many of `count` rows have the same block table as the first of them."""
+    n = 1
+    while n < count and load_i64(tables + 8 * (row + n)) == load_i64(tables + 8 * row):
+        n += 1
+    return n
 
 
 def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
     """Build an attention kernel.
 
-    In a step of one row, each work item processes one chunk for a tile of heads. Otherwise, it processes a tile of rows
-    for a tile of heads.
+    In a step of few rows, each work item processes one chunk for the rows that share it and a tile of heads. Otherwise,
+    it processes all chunks for a tile of rows and a tile of heads.
     """
-    heads = _tile_heads(level, group)
-    tile_rows = _tile_queries(level) // heads
-    query_bytes, out_bytes = 4 * heads * layout.head_size, 4 * heads * layout.value_size
-    state_bytes = 4 * state_floats(layout.value_size)
-    one_row = _all_chunks(level, layout, heads, 1, capped=capped)
-    many_rows = _all_chunks(level, layout, heads, tile_rows, capped=capped)
-    one_chunk = chunk_of_tile(level, layout, heads, 1, capped=capped)
-
-    @inline_function
-    def follow(tables: Any, positions: Any, row: Any) -> Any:
-        """Return whether the rows of a tile are consecutive positions of one sequence."""
-        for index in range(row + 1, row + tile_rows):
-            if load_i64(tables + 8 * index) != load_i64(tables + 8 * row):
-                return False
-            if load_i32(positions + 4 * index) != load_i32(positions + 4 * row) + index - row:
-                return False
-        return True
+    shape = tile_shape(level, group)
+    _, tile_rows, tiles = shape
+    alone = _rows_of_tile(level, layout, shape._replace(rows=1), group, capped=capped)
+    together = _rows_of_tile(level, layout, shape, group, capped=capped)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        head_tiles = load_i64(op + WORDS.kv_heads) * (group // heads)
-        query_stride = load_i64(op + WORDS.q_stride)
-        out_stride = load_i64(op + WORDS.out_stride)
-        query0 = load_i64(op + WORDS.q) + private_row(op, step, thread, PRIVATE_INPUT) * query_stride
+        head_tiles = load_i64(op + WORDS.kv_heads) * tiles
+        query0 = load_i64(op + WORDS.q) + private_row(op, step, thread, PRIVATE_INPUT) * load_i64(op + WORDS.q_stride)
         scratch = load_i64(op + WORDS.scratch) + thread * load_i64(op + WORDS.scratch_bytes)
         tables = block_tables(step, load_i64(op + WORDS.tables))
         positions = load_i64(step + records.STEP_POSITIONS)
-        item = claim(op)
-        if rows == 1:
-            length = load_i32(positions) + 1
-            first_chunk = _first_chunk(length, load_i64(op + WORDS.window))
-            while item < head_tiles * (_end_chunk(length) - first_chunk):
-                tile = item % head_tiles
-                chunk = item // head_tiles
-                states = load_i64(op + WORDS.partials) + chunk * load_i64(op + WORDS.partial_stride)
-                states += tile * heads * state_bytes
-                chunk += first_chunk
-                kv_head = tile * heads // group
-                one_chunk(op, query0 + tile * query_bytes, load_i64(tables), length, chunk, kv_head, scratch, states)
-                item = claim(op)
-            return
+        window = load_i64(op + WORDS.window)
+        slots = slots_of_step(positions, rows, window, load_i64(op + WORDS.slots))
         row_tiles = (rows + tile_rows - 1) // tile_rows
-        while item < head_tiles * row_tiles:
-            # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The last
-            # rows of a head are processed first, because they take the longest in a long prompt.
-            first = (row_tiles - 1 - item % row_tiles) * tile_rows
-            tile = item // row_tiles
-            head = tile * heads
-            query = query0 + first * query_stride + tile * query_bytes
-            out = load_i64(op + WORDS.out) + first * out_stride + tile * out_bytes
-            if first + tile_rows <= rows and follow(tables, positions, first):
-                length = load_i32(positions + 4 * first) + 1
-                many_rows(op, query, out, load_i64(tables + 8 * first), length, head, head // group, scratch)
+        units = slots if slots > 0 else row_tiles
+        item = claim(op)
+        while item < head_tiles * units:
+            if slots > 0:
+                tile, slot = item % head_tiles, item // head_tiles
+                row = row_of_slot(positions, slot, window)
+                chunk = first_chunk(positions, row, window) + slot - slots_before(positions, row, window)
+                count = 1
+                if row % _SHARING_ROWS != 0 and _share(tables, positions, window, row - 1, chunk):
+                    count = 0
+                else:
+                    while (
+                        row + count < rows
+                        and (row + count) % _SHARING_ROWS != 0
+                        and _share(tables, positions, window, row + count - 1, chunk)
+                    ):
+                        count += 1
+                fits = count >= tile_rows
             else:
-                for row in range(first, min(first + tile_rows, rows)):
-                    table = load_i64(tables + 8 * row)
-                    length = load_i32(positions + 4 * row) + 1
-                    one_row(op, query, out, table, length, head, head // group, scratch)
-                    query += query_stride
-                    out += out_stride
+                # Heads are processed one after the other, so that a head's keys and values stay in the CPU cache. The
+                # last rows of a head are processed first, because they take the longest in a long prompt.
+                tile, row = item // row_tiles, (row_tiles - 1 - item % row_tiles) * tile_rows
+                chunk = -1
+                count = min(tile_rows, rows - row)
+                fits = _rows_of_table(tables, row, count) == tile_rows
+            done = 0
+            while done < count:
+                if tile_rows > 1 and fits:
+                    # The last tile begins early enough to be full. It computes some rows again.
+                    first = row + min(done, count - tile_rows)
+                    together(op, query0, load_i64(tables + 8 * first), positions, first, tile, chunk, scratch)
+                    done += tile_rows
+                else:
+                    first = row + done
+                    alone(op, query0, load_i64(tables + 8 * first), positions, first, tile, chunk, scratch)
+                    done += 1
             item = claim(op)
+
+    return run
+
+
+def _rows_of_tile(level: str, layout: HeadLayout, shape: TileShape, group: int, *, capped: bool) -> Any:
+    """Return a function that computes the attention of a tile.
+
+    If `chunk` is negative, the function processes all chunks and writes the results. Otherwise, it processes one chunk
+    and stores the states in the slots of its rows. `tile` counts the tiles of all heads.
+    """
+    heads, rows, tiles = shape
+    head_size, value_size = layout.head_size, layout.value_size
+    one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
+    begin, add, finish = states(level, value_size)
+    copy = copy_state(value_size)
+    queries = heads * rows
+    state_bytes = 4 * state_floats(value_size)
+
+    @inline_function
+    def run(op: Any, query0: Any, table: Any, positions: Any, row: Any, tile: Any, chunk: Any, scratch: Any) -> Any:
+        kv_head = tile // tiles
+        head = kv_head * group + min(tile % tiles * heads, group - heads)
+        # Heads before this one belong to the tile before this one, too.
+        first_own = kv_head * group + tile % tiles * heads
+        window = load_i64(op + WORDS.window)
+        query = query0 + row * load_i64(op + WORDS.q_stride) + 4 * head_size * head
+        out = load_i64(op + WORDS.out) + row * load_i64(op + WORDS.out_stride) + 4 * value_size * head
+        of_tile = positions + 4 * row
+        later = scratch + 2 * 4 * queries * CHUNK
+        merged = later + queries * state_bytes
+        start, end = chunk, chunk + 1
+        if chunk < 0:
+            start, end = first_chunk(of_tile, 0, window), end_chunk(of_tile, rows - 1)
+            for index in range(hidden(queries)):
+                begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
+        for number in range(start, end):
+            one_chunk(op, query, table, of_tile, number, kv_head, scratch, later)
+            slot = slots_before(positions, row, window)
+            for index in range(hidden(queries)):
+                of_row, of_head = index // heads, index % heads
+                first, after = first_chunk(of_tile, of_row, window), end_chunk(of_tile, of_row)
+                state = later + index * state_bytes
+                # This means `chunk < 0`, but if LLVM knew that, it would duplicate the loop around it.
+                if hidden(chunk + number) < number:
+                    if first <= number < after:
+                        add(merged + index * state_bytes, state)
+                elif head + of_head >= first_own:
+                    place = load_i64(op + WORDS.partials) + (slot + number - first) * load_i64(
+                        op + WORDS.partial_stride
+                    )
+                    copy(state, place + (head + of_head) * state_bytes)
+                if of_head == heads - 1:
+                    slot += after - first
+        if chunk < 0:
+            for index in range(hidden(queries)):
+                of_row, of_head = index // heads, index % heads
+                if head + of_head >= first_own:
+                    to = out + of_row * load_i64(op + WORDS.out_stride) + of_head * 4 * value_size
+                    finish(merged + index * state_bytes, to)
 
     return run
 
 
 @kernel_family
 def merge(level: str, value_size: int) -> Callable[..., None]:
-    """Build the kernel that merges the chunks of every head in order, in a step of one row.
+    """Build the kernel that merges the chunks of every head and row in order, in a step that is split over chunks.
 
-    Every thread computes the results of all heads.
+    In a step of one row, every thread computes the results of all heads.
     """
-    begin, add, finish = _states(level, value_size)
+    begin, add, finish = states(level, value_size)
     state_bytes = 4 * state_floats(value_size)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        if n_rows(op, step) == 1:
-            scratch = load_i64(op + _MERGE.scratch) + thread * load_i64(op + _MERGE.scratch_bytes)
-            out_stride = load_i64(op + _MERGE.out_stride)
-            out = load_i64(op + _MERGE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * out_stride
-            length = load_i32(load_i64(step + records.STEP_POSITIONS)) + 1
-            for head in range(load_i64(op + _MERGE.heads)):
-                state = load_i64(op + _MERGE.partials) + head * state_bytes
+        rows = n_rows(op, step)
+        positions = load_i64(step + records.STEP_POSITIONS)
+        window = load_i64(op + _MERGE.window)
+        if slots_of_step(positions, rows, window, load_i64(op + _MERGE.slots)) == 0:
+            return
+        heads = load_i64(op + _MERGE.heads)
+        scratch = load_i64(op + _MERGE.scratch) + thread * load_i64(op + _MERGE.scratch_bytes)
+        out_stride = load_i64(op + _MERGE.out_stride)
+        out0 = load_i64(op + _MERGE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * out_stride
+        partial_stride = load_i64(op + _MERGE.partial_stride)
+        items_of_row = (heads + _MERGED_HEADS - 1) // _MERGED_HEADS
+        item = first_item(op, step)
+        while item < rows * items_of_row:
+            row, first = item // items_of_row, item % items_of_row * _MERGED_HEADS
+            slot = slots_before(positions, row, window)
+            of_row = load_i64(op + _MERGE.partials) + slot * partial_stride
+            for head in range(first, min(first + _MERGED_HEADS, heads)):
+                state = of_row + head * state_bytes
                 begin(scratch, load_i64(op + _MERGE.sinks), head)
-                for _ in range(_first_chunk(length, load_i64(op + _MERGE.window)), _end_chunk(length)):
+                for _ in range(first_chunk(positions, row, window), end_chunk(positions, row)):
                     add(scratch, state)
-                    state += load_i64(op + _MERGE.partial_stride)
-                finish(scratch, out + 4 * head * value_size)
+                    state += partial_stride
+                finish(scratch, out0 + row * out_stride + 4 * head * value_size)
+            item = next_item(op, step, item)
 
     return run
-
-
-def _tile_queries(level: str) -> int:
-    return TILE_QUERIES.get(level, NARROW_TILE_QUERIES)
-
-
-def _tile_heads(level: str, group: int) -> int:
-    """Return the number of query heads per tile that share a KV head."""
-    return max(n for n in range(1, _tile_queries(level) + 1) if group % n == 0)
-
-
-def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
-    """Return (begin, add, finish) for the state of a query.
-
-    The state consists of the weighted sum of the values [value size], the maximum score, and the sum of the weights.
-    """
-    operations = simd.Operations(level)
-    fma, exp = operations.fma, operations.exp
-    largest_at, sum_at = 4 * value_size, 4 * value_size + 4
-
-    @inline_function
-    def begin(state: Any, sinks: Any, head: Any) -> Any:
-        """Initialize a state. `sinks` is the address of all heads' attention sinks, or 0 if there are none."""
-        for at in range(0, 4 * value_size, 64):
-            simd.store_f32x16(state + at, simd.splat(types.float32(0)))
-        if sinks != 0:
-            store_f32(state + largest_at, load_f32(sinks + 4 * head))
-            store_f32(state + sum_at, types.float32(1))
-        else:
-            store_f32(state + largest_at, types.float32(LOWEST))
-            store_f32(state + sum_at, types.float32(0))
-
-    @inline_function
-    def add(state: Any, later: Any) -> Any:
-        """Merge the state of later positions into the state of earlier positions."""
-        largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
-        faded = exp(simd.splat(load_f32(state + largest_at) - largest))
-        weight = exp(simd.splat(load_f32(later + largest_at) - largest))
-        for at in range(0, 4 * value_size, 64):
-            before = simd.multiply(simd.load_f32x16(state + at), faded)
-            simd.store_f32x16(state + at, fma(simd.load_f32x16(later + at), weight, before))
-        total = load_f32(state + sum_at) * simd.first_lane(faded)
-        store_f32(state + sum_at, total + load_f32(later + sum_at) * simd.first_lane(weight))
-        store_f32(state + largest_at, largest)
-
-    @inline_function
-    def finish(state: Any, out: Any) -> Any:
-        inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
-        for at in range(0, 4 * value_size, 64):
-            simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
-
-    return begin, add, finish
-
-
-def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
-    """Return a function that computes the attention of `heads` x `rows` queries over all chunks.
-
-    The function's `length` is the number of positions up to the first row. Each further row adds one position.
-    """
-    value_size = layout.value_size
-    one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
-    begin, add, finish = _states(level, value_size)
-    queries = heads * rows
-    state_bytes = 4 * state_floats(value_size)
-
-    @inline_function
-    def all_chunks(
-        op: Any, query: Any, out: Any, table: Any, length: Any, head: Any, kv_head: Any, scratch: Any
-    ) -> Any:
-        later = scratch + 2 * 4 * queries * CHUNK
-        states = later + queries * state_bytes
-        window = load_i64(op + WORDS.window)
-        for index in range(hidden(queries)):
-            begin(states + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
-        for chunk in range(_first_chunk(length, window), _end_chunk(length + rows - 1)):
-            one_chunk(op, query, table, length, chunk, kv_head, scratch, later)
-            for index in range(hidden(queries)):
-                row_length = length + index // heads
-                if _first_chunk(row_length, window) <= chunk < _end_chunk(row_length):
-                    add(states + index * state_bytes, later + index * state_bytes)
-        for index in range(hidden(queries)):
-            to = out + index // heads * load_i64(op + WORDS.out_stride) + index % heads * 4 * value_size
-            finish(states + index * state_bytes, to)
-
-    return all_chunks

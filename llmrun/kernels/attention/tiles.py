@@ -1,5 +1,5 @@
-"""Tiles of accumulators for attention. For several queries, a tile holds either the scores of 32 positions or the
-weighted sums of values.
+"""Tiles of accumulators for attention. For several queries, a tile holds either the scores of one or two vectors of
+positions or the weighted sums of one or two vectors of features.
 
 Each kind of tile has three functions: (zero or load, step, store). A key or value is converted to float32 only once for
 all queries of a tile. The scales of a q8_0 cache are applied outside the inner loop. The scales of keys multiply the
@@ -89,9 +89,9 @@ def load_half(level: str) -> Any:
     return load
 
 
-def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, Any, Any]:
-    """Return (zero, step, store) for the scores of 32 positions over a group of features, two vectors per query."""
-    tile = simd.tile_type(2 * heads * rows)
+def scores(level: str, layout: HeadLayout, heads: int, rows: int, vectors: int) -> tuple[Any, Any, Any]:
+    """Return (zero, step, store) for scores over a group of features, with `vectors` vectors of positions per query."""
+    tile = simd.tile_type(vectors * heads * rows)
     word = types.int64
 
     @intrinsic
@@ -100,15 +100,15 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
-            of_positions = _emit_row(builder, level, layout.kv_type, keys, 2)
+            of_positions = _emit_row(builder, level, layout.kv_type, keys, vectors)
             for index in range(heads * rows):
                 of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
                 of_head = simd.emit_offset(builder, of_row, 4 * layout.head_size * (index % heads))
                 value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
-                for half, key in enumerate(of_positions):
-                    total = builder.extract_value(accumulators, 2 * index + half)
+                for vector, key in enumerate(of_positions):
+                    total = builder.extract_value(accumulators, vectors * index + vector)
                     total = simd.emit_fma(builder, level, value, key, total)
-                    accumulators = builder.insert_value(accumulators, total, 2 * index + half)
+                    accumulators = builder.insert_value(accumulators, total, vectors * index + vector)
             return accumulators
 
         return tile(tile, word, word, word), codegen
@@ -120,8 +120,8 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, scores, scale, _, _ = args
             factor = simd.emit_splat(builder, scale)
-            for index in range(2 * heads * rows):
-                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
+            for index in range(vectors * heads * rows):
+                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // vectors) + 64 * (index % vectors))
                 simd.emit_store(builder, at, builder.fmul(builder.extract_value(accumulators, index), factor), 4)
             _emit_free_registers(builder, level)
             return context.get_dummy_value()
@@ -138,23 +138,23 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
                 builder.fmul(simd.emit_f16_to_f32(builder, level, halves), simd.emit_splat(builder, scale))
                 for halves in (
                     simd.emit_load(builder, simd.emit_offset(builder, key_scales, shift), simd.F16X16, 2)
-                    for shift in (0, 32)
+                    for shift in range(0, 32 * vectors, 32)
                 )
             ]
             is_first = builder.icmp_signed("==", group, simd.I64(0))
-            for index in range(2 * heads * rows):
-                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
+            for index in range(vectors * heads * rows):
+                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // vectors) + 64 * (index % vectors))
                 before = simd.emit_load(builder, at, simd.F32X16, 4)
                 before = builder.select(is_first, simd.constant(simd.F32X16, 0.0), before)
                 products = builder.extract_value(accumulators, index)
-                total = simd.emit_fma(builder, level, products, of_positions[index % 2], before)
+                total = simd.emit_fma(builder, level, products, of_positions[index % vectors], before)
                 simd.emit_store(builder, at, total, 4)
             _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word, types.float32, word, word), codegen
 
-    return _zero(level, 2 * heads * rows), step, store_scaled if layout.has_scales else store
+    return _zero(level, vectors * heads * rows), step, store_scaled if layout.has_scales else store
 
 
 def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:

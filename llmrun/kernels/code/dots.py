@@ -50,14 +50,10 @@ def emit_dots(
     per_sub = len(weights) // len(starts)
     found = []
     for sub, start in enumerate(starts):
-        # Two independent sums halve the latency. The order does not matter, because integer addition is exact.
-        chains = [new_sum(builder, level, packed, start), new_sum(builder, level, packed, constant(I32X16, 0))]
-        if level != "avx512vnni":
-            chains = chains[:1] * 2
+        chains = new_chains(builder, level, packed, start, 1)
         for index in range(sub * per_sub, (sub + 1) * per_sub):
-            chains[index & 1].add(weights[index], broadcast(builder, level, activations[index]))
-        totals = [chain.total() for chain in dict.fromkeys(chains)]
-        found.append(_emit_sum(builder, totals))
+            chains[index % len(chains)].add(weights[index], broadcast(builder, level, activations[index]))
+        found.append(emit_total(builder, chains))
     return found
 
 
@@ -67,15 +63,51 @@ def broadcast(builder: Any, level: str, activation: Any) -> Any:
     return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
 
 
-def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
-    """Return an accumulator for 16 outputs with the initial value `start`, a <16 x i32>."""
-    return _SUMS[level](builder, packed, start)
+def new_chains(builder: Any, level: str, packed: PackedType, start: Any, n_outputs: int) -> list[Sum]:
+    """Return the accumulators for 16 outputs, to be added to in turn. `start`, a <16 x i32>, is the initial value.
+
+    In tiles of up to 4 x 16 outputs, two independent sums halve the latency of AVX-512's dot products. The order does
+    not matter, because integer addition is exact.
+    """
+    n_chains = 2 if level == "avx512vnni" and n_outputs <= 4 else 1
+    starts = [start, constant(I32X16, 0)]
+    return [_SUMS[level](builder, packed, first) for first in starts[:n_chains]]
+
+
+def emit_total(builder: Any, chains: list[Sum]) -> Any:
+    """Emit the total of the accumulators that `new_chains` returned, a <16 x i32>."""
+    total = chains[0].total()
+    for chain in chains[1:]:
+        total = builder.add(total, chain.total())
+    return total
+
+
+def emit_in_order(builder: Any, level: str, sums: list[Sum]) -> None:
+    """Make LLVM add everything that was added so far before it adds anything else.
+
+    This keeps tiles within the 16 registers of AVX2. Without it, LLVM multiplies one row after another and spills the
+    weights in between. The table shows instructions per block, and vectors stored to the stack or loaded from it:
+
+                              in LLVM's order      in this order
+      Q4_0, tile of 4 rows       353 (97)             293 (20)
+      Q4_0, tile of 2 rows       226 (42)             176 (1)
+      Q8_0, panels, 2 rows       248 (82)
+
+    With AVX2, one thread and panels in the CPU cache, 32 rows took 170 ns per block instead of 250 (Q4_0), 185 instead
+    of 240 (Q4_K) and 294 instead of 351 (Q8_0).
+    """
+    if not _SUMS[level].few_registers:
+        return
+    found = simd.emit_together(builder, [vector for one in sums for vector in one.latest()])
+    for index, one in enumerate(sums):
+        one.replace_latest(found[index * one.parts : (index + 1) * one.parts])
 
 
 class Sum(ABC):
     """An accumulator for integer dot products of 16 outputs, held in `parts` vectors of the level's size."""
 
     parts = 1
+    few_registers = False
 
     def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
         self._builder, self._packed = builder, packed
@@ -92,6 +124,13 @@ class Sum(ABC):
         while len(sums) > 1:
             sums = [simd.emit_join(self._builder, sums[index : index + 2]) for index in range(0, len(sums), 2)]
         return sums[0]
+
+    def latest(self) -> list[Any]:
+        """Return the vectors that the last addition computed."""
+        return self._sums
+
+    def replace_latest(self, vectors: list[Any]) -> None:
+        self._sums = vectors
 
     @abstractmethod
     def _add_part(self, index: int, weight: Any, activations: Any) -> None: ...
@@ -116,6 +155,7 @@ class _Avx512(_OneInstruction):
 
 class _AvxVnni(_OneInstruction):
     parts = 2
+    few_registers = True
     instruction = "llvm.x86.avx512.vpdpbusd.256"
 
 
@@ -133,6 +173,7 @@ class _Avx2(Sum):
     """
 
     parts = 2
+    few_registers = True
 
     def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
         super().__init__(builder, packed, start)
@@ -146,6 +187,15 @@ class _Avx2(Sum):
             if count:
                 self._widen(index)
         return super().total()
+
+    def latest(self) -> list[Any]:
+        return self._narrow if self._counts[0] else self._sums
+
+    def replace_latest(self, vectors: list[Any]) -> None:
+        if self._counts[0]:
+            self._narrow = vectors
+        else:
+            self._sums = vectors
 
     def _add_part(self, index: int, weight: Any, activations: Any) -> None:
         builder = self._builder
@@ -188,13 +238,6 @@ class _Portable(Sum):
 
 def _split(builder: Any, vector: Any, parts: int) -> list[Any]:
     return [simd.emit_part(builder, vector, index, parts) for index in range(parts)] if parts > 1 else [vector]
-
-
-def _emit_sum(builder: Any, values: list[Any]) -> Any:
-    total = values[0]
-    for value in values[1:]:
-        total = builder.add(total, value)
-    return total
 
 
 _SUMS: dict[str, type[Sum]] = {

@@ -73,6 +73,26 @@ def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def load_f64(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
+        value.align = 8
+        return value
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic
+def store_f64(typingctx: Any, address: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        written = builder.store(args[1], builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
+        written.align = 8
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float64), codegen
+
+
+@intrinsic
 def hidden(typingctx: Any, value: Any) -> Any:
     """Return `value`, but hide from LLVM whether it is a constant, so that loops with this bound are not unrolled."""
 

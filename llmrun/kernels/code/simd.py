@@ -162,6 +162,17 @@ def emit_part(builder: Any, vector: Any, index: int, parts: int) -> Any:
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, size), lanes))
 
 
+def emit_together(builder: Any, values: list[Any]) -> list[Any]:
+    """Return the same x86 vectors, for operations that must not begin before all of these vectors are computed.
+
+    This emits an assembly statement without instructions, whose operands are registers that hold the vectors.
+    """
+    function = ir.FunctionType(ir.LiteralStructType([value.type for value in values]), [value.type for value in values])
+    constraints = ["=x"] * len(values) + [str(index) for index in range(len(values))]
+    found = builder.asm(function, "", ",".join(constraints), values, side_effect=False)
+    return [builder.extract_value(found, index) for index in range(len(values))]
+
+
 def emit_join(builder: Any, halves: list[Any]) -> Any:
     """Concatenate two vectors."""
     low, high = halves

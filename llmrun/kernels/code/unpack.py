@@ -31,21 +31,58 @@ class Planes:
     more_values: Any
 
 
+class Weights:
+    """The weights of a block as 8 vectors <64 x i8> for dots.py. Vector j holds columns 4j to 4j + 3 of 16 rows.
+
+    Each vector is emitted where it is asked for, so that few registers hold weights at a time.
+    """
+
+    def __init__(self, builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> None:
+        self._builder, self._level, self._packed, self._planes = builder, level, packed, planes
+        self._block = block
+        self._loaded: dict[tuple[int, int], Any] = {}
+
+    def emit(self, index: int) -> Any:
+        builder, packed = self._builder, self._packed
+        if packed.bits == 8:
+            vector = self._load(0, 512, index)
+            return _emit_biased(builder, vector) if takes_unsigned(self._level, packed) else vector
+        vector = self._emit_bits(0, 0, index)
+        if len(packed.planes) > 1:
+            vector = builder.or_(vector, self._emit_bits(1, packed.planes[0], index))
+        if packed.table:
+            bias = 128 if takes_unsigned(self._level, packed) else 0
+            table = ir.Constant(_I8X16, [entry + bias for entry in packed.table])
+            vector = emit_lookup(builder, self._level, table, vector)
+        return vector
+
+    def _emit_bits(self, plane: int, shift: int, index: int) -> Any:
+        """Emit the values of a plane, which has 1, 2 or 4 bits per value, shifted left by `shift`.
+
+        Each of the plane's n vectors packs 8 / bits values into every byte: the lowest bits of vector j belong to
+        result j, the next ones to result j + n, and so on.
+        """
+        builder, bits = self._builder, self._packed.planes[plane]
+        n_vectors = bits
+        vector, place = self._load(plane, 64 * n_vectors, index % n_vectors), bits * (index // n_vectors)
+        if place > shift:
+            vector = builder.lshr(vector, constant(I8X64, place - shift))
+        elif place < shift:
+            vector = builder.shl(vector, constant(I8X64, shift - place))
+        return builder.and_(vector, constant(I8X64, ((1 << bits) - 1) << shift))
+
+    def _load(self, plane: int, n_bytes: int, index: int) -> Any:
+        if (plane, index) not in self._loaded:
+            address = (self._planes.values, self._planes.more_values)[plane]
+            at = emit_offset(self._builder, _emit_at(self._builder, address, self._block, n_bytes), 64 * index)
+            self._loaded[plane, index] = emit_load(self._builder, at, I8X64, 64)
+        return self._loaded[plane, index]
+
+
 def emit_weights(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
     """Emit the weights as 8 vectors <64 x i8> for dots.emit_dots. Vector j holds columns 4j to 4j + 3 of 16 rows."""
-    if packed.bits == 8:
-        at = _emit_at(builder, planes.values, block, 512)
-        vectors = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(8)]
-        return _emit_biased(builder, vectors) if takes_unsigned(level, packed) else vectors
-    vectors = _emit_plane(builder, packed.planes[0], planes.values, block, 0)
-    if len(packed.planes) > 1:
-        more = _emit_plane(builder, packed.planes[1], planes.more_values, block, packed.planes[0])
-        vectors = [builder.or_(low, high) for low, high in zip(vectors, more, strict=True)]
-    if packed.table:
-        bias = 128 if takes_unsigned(level, packed) else 0
-        table = ir.Constant(_I8X16, [entry + bias for entry in packed.table])
-        vectors = [emit_lookup(builder, level, table, vector) for vector in vectors]
-    return vectors
+    weights = Weights(builder, level, packed, planes, block)
+    return [weights.emit(index) for index in range(8)]
 
 
 def emit_scales(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
@@ -68,18 +105,6 @@ def emit_mins(builder: Any, level: str, packed: PackedType, planes: Planes, bloc
     if packed.scales is Scales.F16:
         return [_emit_halves(builder, level, planes.mins, block)]
     return _emit_two_levels(builder, level, packed, planes.mins, planes.upper_mins, block)
-
-
-def emit_prefetches(builder: Any, packed: PackedType, planes: Planes, block: Any) -> None:
-    """Prefetch the cache lines of a block."""
-    sizes = [(planes.scales, 16 * packed.scale_bytes)]
-    if packed.mins:
-        sizes.append((planes.mins, 16 * packed.scale_bytes))
-    sizes += zip((planes.values, planes.more_values), (64 * bits for bits in packed.planes), strict=False)
-    for plane, n_bytes in sizes:
-        at = _emit_at(builder, plane, block, n_bytes)
-        for line in range(0, n_bytes, 64):
-            simd.emit_prefetch(builder, emit_offset(builder, at, line))
 
 
 def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
@@ -113,29 +138,8 @@ def _emit_at(builder: Any, plane: Any, index: Any, n_bytes: int) -> Any:
     return builder.add(plane, builder.mul(index, I64(n_bytes)))
 
 
-def _emit_biased(builder: Any, vectors: list[Any]) -> list[Any]:
-    return [builder.xor(vector, constant(I8X64, -128)) for vector in vectors]
-
-
-def _emit_plane(builder: Any, bits: int, plane: Any, block: Any, shift: int) -> list[Any]:
-    """Emit the values of a plane, which has `bits` (1, 2 or 4) bits per value, shifted left by `shift`.
-
-    Each of the plane's n vectors packs 8 / `bits` values into every byte: bits 0 to `bits` - 1 of vector j belong to
-    result j, the next ones to result j + n, and so on.
-    """
-    n_vectors = bits
-    at = _emit_at(builder, plane, block, 64 * n_vectors)
-    loaded = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(n_vectors)]
-    mask = constant(I8X64, ((1 << bits) - 1) << shift)
-    found = []
-    for j in range(8):
-        vector, place = loaded[j % n_vectors], bits * (j // n_vectors)
-        if place > shift:
-            vector = builder.lshr(vector, constant(I8X64, place - shift))
-        elif place < shift:
-            vector = builder.shl(vector, constant(I8X64, shift - place))
-        found.append(builder.and_(vector, mask))
-    return found
+def _emit_biased(builder: Any, vector: Any) -> Any:
+    return builder.xor(vector, constant(I8X64, -128))
 
 
 def _emit_halves(builder: Any, level: str, plane: Any, block: Any) -> Any:

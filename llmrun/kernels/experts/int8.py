@@ -12,21 +12,10 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.experts.items import expert_items
-from llmrun.kernels.linear.parts import PRODUCT, linear_parts
+from llmrun.kernels.linear.parts import NUMBERED, PRODUCT, linear_parts
 from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts.packed_types import PACKED_TYPES
-from llmrun.layouts.tile_shapes import tile_shape
-
-# If an expert has at least this many rows, its weights are unpacked once for all of these rows. The table shows the
-# throughput in billions of products per second on 2 threads, with 128 experts of 768 x 2,048 in Q4_K and 8 experts per
-# row:
-#
-#   rows per step       64  128  256  512
-#   threshold  5       165  209  287  388
-#   threshold  8       197  253  321  394
-#   threshold 12       193  264  329  386
-#   threshold 16       214  277  334  372
-MANY_ROWS = 12
+from llmrun.layouts.tile_shapes import many_rows, tile_shape
 
 
 @kernel_family
@@ -35,9 +24,11 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
     head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
-    unpack_group, multiply_row, activations_of, prefetch_weights = linear_parts(level, packed)
+    parts = linear_parts(level, packed, NUMBERED)
+    unpack_group, multiply_row, multiply_rows, stream_bytes, activations_of, prefetch_weights = parts
     tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
+    threshold = many_rows(level)
 
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, slot: Any, group: Any, n_here: Any) -> Any:
@@ -94,14 +85,15 @@ def experts(level: str, weight: str) -> Callable[..., None]:
         following: Any,
     ) -> Any:
         y_stride = load_i64(op + PRODUCT.out_stride)
+        ahead = load_i64(op + PRODUCT.weights) + following * load_i64(op + PRODUCT.group_bytes)
         for group in range(start, stop):
-            next_group = before + group + 1
-            if group + 1 == stop:
-                next_group = following
-            for slot in range(first, end):
-                row = source_of(op, step, thread, slot)
-                to = load_i64(op + PRODUCT.out) + slot * y_stride + 64 * group
-                multiply_row(op, before + group, next_group, row, to)
+            to = load_i64(op + PRODUCT.out) + first * y_stride + 64 * group
+            stride = stream_bytes(op, stop - start)
+            if end - first == 1:
+                multiply_row(op, before + group, source_of(op, step, thread, first), to, ahead, stride)
+            else:
+                multiply_rows(op, before + group, numbers_at(op, first), end - first, to, ahead, stride)
+            ahead += stream_bytes(op, 1)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -117,7 +109,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
             if next_item < end_item:
                 next_expert, _, _, next_start, _ = expert_of(op, head, next_item)
                 following = next_expert * n_groups + next_start
-            if end - first < MANY_ROWS:
+            if end - first < threshold:
                 multiply_few(op, step, thread, expert * n_groups, first, end, start, stop, following)
             else:
                 multiply_many(op, thread, expert * n_groups, first, end, start, stop, following)

@@ -5,29 +5,38 @@ They compute the addresses of weights and rows, unpack a group, multiply a row b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.kernels.code import simd, unpack
+from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
-from llmrun.kernels.compiler import inline_function
+from llmrun.kernels.compiler import called_function, inline_function
+from llmrun.kernels.linear.few_rows import consecutive_rows, few_rows, numbered_rows
 from llmrun.kernels.linear.tiles import single_row, unpacking
 from llmrun.layouts import records
+from llmrun.layouts.tile_shapes import few_row_tiles
 from llmrun.plan.ops.linear import IntegerWords
 from llmrun.quants.packed import PackedType
 
 PRODUCT = records.offsets(IntegerWords)
 
-# The prefetch distance when a single row is multiplied. The planes of a group are several streams that end and restart
-# every 20 KB, so the hardware prefetcher detects them too late. The table shows the bandwidth in GB/s for a
-# 60,000 x 2,048 matrix on 2 threads. Reading memory without computing reaches 48 GB/s.
+# While a thread multiplies a chunk of weights by a single row, it prefetches its next chunk as this many sequential
+# streams. The hardware prefetcher recognizes only long sequential streams, and a core reads several of them faster than
+# one. The table shows the bandwidth in GB/s for a matrix of 2,048 columns that is larger than the caches, on an AMD
+# Zen 3 with AVX2, with chunks of 72 KB. These are medians of 20 alternating rounds with one thread, and of 8 with two:
 #
-#   distance   one block   6 KB   8 KB   12 KB
-#   Q4_0              26     46     48      51
-#   Q6_K              33     42     42      45
-LEAD_BYTES = 10 << 10
+#                                              Q4_0           Q8_0           Q4_K
+#   threads                                   1      2       1      2       1      2
+#   reading memory without computing       22.4   29.5    20.5   25.3    23.7   31.3
+#   four streams of the next chunk         19.3   26.3    20.3   24.5    19.3   31.1
+#   each plane of a group, 10 KB ahead     13.9   20.6    13.0   19.7    14.1   24.0
+#
+# Two streams and eight were slower than four in most runs. A distance of 2 to 16 KB within each plane made no
+# difference. Prefetching only every second line halved the bandwidth.
+STREAMS = 4
 
 
 class Parts(NamedTuple):
@@ -35,15 +44,30 @@ class Parts(NamedTuple):
 
     unpack_group: Any
     multiply_row: Any
+    multiply_rows: Any
+    stream_bytes: Any
     activations_of: Any
     prefetch_weights: Any
 
 
-def linear_parts(level: str, packed: PackedType) -> Parts:
+class RowIndices(NamedTuple):
+    """How kernels are told which rows to multiply: by a word, to which `step` is added for each further row.
+
+    indices  function of a tile's number of rows, which returns an intrinsic (word, number of rows)
+    """
+
+    indices: Callable[[int], Any]
+    step: int
+
+
+CONSECUTIVE = RowIndices(consecutive_rows, 1)  # the word is the index of the first row
+NUMBERED = RowIndices(numbered_rows, 4)  # the word is the address of the rows' indices, int32
+
+
+def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Parts:
     unpack_block = unpacking(level, packed)
     row_zero, row_block, row_store = single_row(level, packed)
     prefetch = _prefetch(packed)
-    lead_blocks = max(1, LEAD_BYTES // packed.block_bytes)
     panel_block = packed.panel_block_bytes
 
     @inline_function
@@ -70,26 +94,74 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
             unpack_block(block, scales, mins, upper_scales, upper_mins, values, more_values, to)
 
     @inline_function
-    def multiply_row(op: Any, group: Any, next_group: Any, row: Any, to: Any) -> Any:
-        """Multiply a row by a group and store the result at `to`. Near the end, prefetch weights of `next_group`."""
+    def stream_bytes(op: Any, n_groups: Any) -> Any:
+        """Return the size in bytes of each stream when the weights of `n_groups` groups are prefetched."""
+        return n_groups * load_i64(op + PRODUCT.group_bytes) // STREAMS
+
+    @inline_function
+    def multiply_row(op: Any, group: Any, row: Any, to: Any, ahead: Any, stride: Any) -> Any:
+        """Multiply a row by a group and store the result at `to`.
+
+        Meanwhile, prefetch `stream_bytes(op, 1)` bytes of each stream. The first stream is at `ahead`, and each further
+        stream is `stride` bytes after the previous one.
+        """
         n_blocks = load_i64(op + PRODUCT.blocks)
-        to_next = (next_group - group) * load_i64(op + PRODUCT.group_bytes)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
         x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
-        lead = min(lead_blocks, n_blocks)
+        step = stream_bytes(op, 1) // n_blocks
         total = row_zero()
         for block in range(n_blocks):
-            ahead = block + lead
-            shift = 0
-            if ahead >= n_blocks:
-                ahead -= n_blocks
-                shift = to_next
-            prefetch(ahead, scales + shift, mins + shift, values + shift, more_values + shift)
+            prefetch(ahead, stride)
+            ahead += step
             total = row_block(
                 *(total, block, scales, mins, upper_scales, upper_mins, values, more_values),
                 *(x, x_scales, x_offsets, x_sums, x_half_sums),
             )
         row_store(total, to, load_i64(op + PRODUCT.adds))
+
+    def multiplying(size: int) -> Any:
+        """Return a function that multiplies a tile of up to `size` rows by a group."""
+        rows_zero, rows_block, rows_store = few_rows(level, packed, size)
+        indices_of = row_indices.indices(size)
+
+        @inline_function
+        def multiply_tile(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, stride: Any) -> Any:
+            n_blocks = load_i64(op + PRODUCT.blocks)
+            scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
+            x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
+            x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
+            step = stream_bytes(op, 1) // n_blocks
+            indices = indices_of(rows, count)
+            totals = rows_zero()
+            for block in range(n_blocks):
+                prefetch(ahead, stride)
+                ahead += step
+                totals = rows_block(
+                    *(totals, block, scales, mins, upper_scales, upper_mins, values, more_values),
+                    *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride, indices),
+                )
+            rows_store(totals, to, load_i64(op + PRODUCT.out_stride), count, load_i64(op + PRODUCT.adds))
+
+        return multiply_tile
+
+    large, small = few_row_tiles(level)
+    row_step = row_indices.step
+    multiply_large, multiply_small = multiplying(large), multiplying(small)
+
+    @called_function
+    def multiply_rows(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, stride: Any) -> Any:
+        """Multiply `count` rows by a group, and store the results at `to` and every `out_stride` bytes after it.
+
+        `rows` is the word that tells which rows (RowIndices). Prefetches as `multiply_row` does.
+        """
+        y_stride = load_i64(op + PRODUCT.out_stride)
+        while count > small:
+            multiply_large(op, group, rows, min(large, count), to, ahead, stride)
+            rows += large * row_step
+            to += large * y_stride
+            count -= large
+        if count > 0:
+            multiply_small(op, group, rows, count, to, ahead, stride)
 
     @inline_function
     def prefetch_weights(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
@@ -99,19 +171,23 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
             simd.prefetch_line(first + 64 * line)
 
-    return Parts(unpack_group, multiply_row, activations_of, prefetch_weights)
+    return Parts(unpack_group, multiply_row, multiply_rows, stream_bytes, activations_of, prefetch_weights)
 
 
 def _prefetch(packed: PackedType) -> Any:
+    """Return an intrinsic that prefetches one block's share of each stream, rounded up to whole cache lines."""
+    n_lines = -(-packed.whole_block_bytes // (STREAMS * records.CACHE_LINE))
+
     @intrinsic
-    def prefetch(typingctx: Any, block: Any, scales: Any, mins: Any, values: Any, more_values: Any) -> Any:
+    def prefetch(typingctx: Any, ahead: Any, stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            block, scales, mins, values, more_values = args
-            nowhere = simd.I64(0)
-            planes = unpack.Planes(scales, mins, nowhere, nowhere, values, more_values)
-            unpack.emit_prefetches(builder, packed, planes, block)
+            address, stride = args
+            for _ in range(STREAMS):
+                for line in range(n_lines):
+                    simd.emit_prefetch(builder, simd.emit_offset(builder, address, records.CACHE_LINE * line))
+                address = builder.add(address, stride)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), codegen
+        return types.void(types.int64, types.int64), codegen
 
     return prefetch

@@ -56,7 +56,8 @@ class AttentionWords(NamedTuple):
     """The op record of `attention` and `capped_attention`. `scale` and `soft_cap` are float32.
 
     scratch   address of the threads' scratch memory, `scratch_bytes` per thread
-    partials  address of the partial results of chunks in a step of one row, `partial_stride` bytes per chunk
+    partials  address of `slots` slots for the partial results of a step of few rows, `partial_stride` bytes each. A
+              slot holds the states of all heads for one row and one chunk
     tables    index of the block tables, the same as the index of their window in the plan
     window    number of positions that a row attends to
     sinks     address of the sinks of all heads, or 0 if there are none
@@ -74,6 +75,7 @@ class AttentionWords(NamedTuple):
     scratch_bytes: int
     partials: int
     partial_stride: int
+    slots: int
     tables: int
     window: int
     sinks: int
@@ -85,6 +87,7 @@ class MergeWords(NamedTuple):
 
     partials: int
     partial_stride: int
+    slots: int
     out: int
     out_stride: int
     heads: int

@@ -14,7 +14,7 @@ from llmrun.backends.cpu.ops.rope import rotation_words
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.attention import CHUNK, SEES_ALL, scratch_bytes, state_floats
+from llmrun.layouts.attention import CHUNK, SEES_ALL, SPLIT_ROWS, scratch_bytes, state_floats
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.attention import AttentionWords, MergeWords, attention_reference
@@ -174,6 +174,7 @@ class Cache:
             scratch_bytes=scratch.strides[0],
             partials=address_of(partials),
             partial_stride=partials.strides[0],
+            slots=len(partials),
             tables=1,
             window=window or SEES_ALL,
             sinks=0 if sinks is None else address_of(sinks),
@@ -187,6 +188,7 @@ class Cache:
         merge = MergeWords(
             partials=words.partials,
             partial_stride=words.partial_stride,
+            slots=words.slots,
             out=words.out,
             out_stride=words.out_stride,
             heads=self.shape.heads,
@@ -200,7 +202,9 @@ class Cache:
 
     def partials(self) -> NDArray[np.float32]:
         n_chunks = -(-len(self.table) * BLOCK // CHUNK)
-        return np.full((n_chunks, self.shape.heads * state_floats(self.shape.value_size)), np.nan, np.float32)
+        return np.full(
+            (SPLIT_ROWS * n_chunks, self.shape.heads * state_floats(self.shape.value_size)), np.nan, np.float32
+        )
 
 
 NINE, SIX, MANY = AttentionShape(9, 3, 64), AttentionShape(6, 6, 48), AttentionShape(22, 2, 16)

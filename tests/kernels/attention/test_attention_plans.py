@@ -11,12 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.ops.attention import _n_slots
 from llmrun.backends.cpu.ops.rope import Rotation, rotation_words
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.attention import CHUNK
+from llmrun.layouts.attention import CHUNK, SPLIT_ROWS
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.plan import reference
 from llmrun.plan.kv_shapes import AttentionShape
@@ -125,6 +126,14 @@ def test_partial_results_of_a_window_are_of_as_many_chunks_as_it_touches() -> No
         memory = {address_of(part): part.nbytes for part in lowered.keep if isinstance(part, np.ndarray)}
         sizes[window] = memory[address] // stride
     assert sizes == {1: 1, 2: 2, CHUNK: 2, CHUNK + 1: 2, CHUNK + 2: 3, 2 * CHUNK + 1: 3, 0: 64 * BLOCK // CHUNK}
+
+
+def test_partial_results_of_many_rows_have_limited_memory() -> None:
+    """There are always enough for one row, whatever the context."""
+    few, many = 10, 10_000  # chunks
+    assert [_n_slots(few, rows, 1000) for rows in (1, 2, SPLIT_ROWS, 256)] == [few, 2 * few, 320, 320]
+    assert [_n_slots(many, rows, 1 << 16) for rows in (1, 2, 256)] == [many] * 3
+    assert _n_slots(100, 256, 1 << 16) == 512
 
 
 def test_an_op_is_told_where_its_ropes_rotations_are() -> None:

@@ -163,11 +163,11 @@ def test_a_row_may_be_sent_to_every_expert(kind: str, rows: int) -> None:
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind: str) -> None:
     """It does not matter how many rows share its experts, nor in what order they come."""
     layer = Layer(kind)
-    chosen = any_choice(layer, 48, 1)
-    chosen[10:40] = chosen[10]  # 30 or more rows share these experts, so their weights are unpacked
+    chosen = any_choice(layer, 68, 1)
+    chosen[10:60] = chosen[10]  # 50 or more rows share these experts, so their weights are unpacked
     x = layer.rows(chosen)
     together = run_plan(layer.build, x, level=level, threads=2)
-    for first, end in ((0, 1), (10, 11), (11, 13), (9, 20), (0, 25), (25, 48)):
+    for first, end in ((0, 1), (10, 11), (11, 13), (9, 20), (0, 25), (25, 68)):
         part = run_plan(layer.build, x[first:end], level=level, threads=1 + end % 4)
         np.testing.assert_array_equal(part, together[first:end])
     np.testing.assert_array_equal(run_plan(layer.build, x[::-1], level=level, threads=3), together[::-1])
@@ -178,10 +178,10 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind
 def test_integers_are_exact(level: str, kind: str) -> None:
     """Uses one expert with a weight of 1, both row by row and with unpacked weights."""
     size = width(kind, 64)
-    experts, rows = 5, 30
+    experts, rows = 5, 60
     matrix = whole_matrix(kind, experts * 48, size, 3)
     random = np.random.default_rng(3)
-    chosen = np.where(np.arange(rows) < 20, 2, random.integers(0, experts, rows))
+    chosen = np.where(np.arange(rows) < 50, 2, random.integers(0, experts, rows))
     integers = random.integers(-100, 101, (rows, size // 32, 32))
     integers[:, :, 5] = 127
     integers[:, 0, :experts] = 0

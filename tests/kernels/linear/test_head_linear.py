@@ -31,7 +31,7 @@ from tests.support.kernels.runs import (
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 EVERY_TYPE = pytest.mark.parametrize("kind", [*EXPERT_TYPES, *FLOAT_TYPES])
 HEADS, OUTPUTS = 3, 48
-ROWS = (1, 2, 5, 15, 16, 19)  # around tile sizes, and where weights are unpacked
+ROWS = (1, 2, 3, 5, 15, 16, 43)  # around tile sizes, and where weights are unpacked
 
 
 def head_matrix(kind: str, outputs: int = OUTPUTS) -> Matrix:

@@ -28,7 +28,7 @@ from tests.support.kernels.runs import (
     width,
 )
 
-STEP_ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 19)  # around tiles of 2, 4 and 8 rows, and around the start of panels
+STEP_ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 43)  # around the tile sizes, and around the start of panels
 
 
 def whole_activations(integers: NDArray[np.int8]) -> NDArray[np.float32]:
@@ -91,10 +91,10 @@ def twin(matrix: Matrix, x: NDArray[np.float32]) -> tuple[NDArray[np.float32], N
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind: str) -> None:
     random = np.random.default_rng(0)
-    matrix = random_matrix(kind, 1030, width(kind, 64))
-    x = random.standard_normal((19, matrix.columns)).astype(np.float32)
+    matrix = random_matrix(kind, 1030, width(kind, 96))
+    x = random.standard_normal((43, matrix.columns)).astype(np.float32)
     together = run_linear(matrix, x, level=level, threads=4)
-    for rows in STEP_ROWS:
+    for rows in range(1, 34):
         np.testing.assert_array_equal(run_linear(matrix, x[:rows], level=level, threads=1 + rows % 4), together[:rows])
 
 
@@ -109,7 +109,7 @@ def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
-@pytest.mark.parametrize("rows", [1, 5, 18])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 18, 43])
 def test_adding_onto_a_value(kind: str, rows: int) -> None:
     """Computes x + w.x, as for a residual connection. The sum is rounded once more."""
     random = np.random.default_rng(7)

@@ -32,6 +32,7 @@ from llmrun.backends.cpu.weights import filling
 from llmrun.backends.cpu.weights import packed as weights
 from llmrun.backends.cpu.weights.packed import PackedMatrix
 from llmrun.compiled.store import KernelName, load_kernels
+from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts import arena, records
 from llmrun.layouts.arena import address_of
@@ -44,6 +45,7 @@ from llmrun.plan.ops.experts import Gating
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Pairing, Rope, rotations_of
 from llmrun.plan.values import Value
+from llmrun.sampling_params import SamplingParams
 from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
 from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer
@@ -62,7 +64,7 @@ SHAPES = (
     (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
 )
 AGAIN = 64  # head size of the shape whose layers attend to their cache twice
-STEPS = (1, 3, 8, 17)  # rows, chosen around the tile sizes of every level
+STEPS = (1, 2, 3, 8, 17, 41)  # rows, chosen around the tile sizes of every level
 CAPPED = (48, 48, "f16")  # head size, value size and cache type of the layers with a soft cap on scores
 POSITIONS = 5 * BLOCK  # more than one chunk of attention
 WINDOW = 40
@@ -213,12 +215,16 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     """Run the records in order in this thread. Returns logits, float32[1 or 2 wanted rows, padded vocabulary]."""
     positions = np.arange(POSITIONS - rows, POSITIONS, dtype=np.int32)
     wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
-    tables = [memory.copy(_table(window, int(positions[0]))) for window in plan.windows]
+    # The rows of the second half are of another sequence, whose block table is the same.
+    of_rows = []
+    for window in plan.windows:
+        first, second = (memory.copy(_table(window, int(positions[0]))).ctypes.data for _ in range(2))
+        of_rows += [first] * (rows // 2) + [second] * (rows - rows // 2)
     logits = memory.take(4 * len(wanted) * lowered.logits_width).view(np.float32)
     lists: dict[int, NDArray[np.generic]] = {
         records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
         records.STEP_POSITIONS: positions,
-        records.STEP_TABLES: np.repeat([table.ctypes.data for table in tables], rows).astype(np.int64),
+        records.STEP_TABLES: np.array(of_rows, np.int64),
         records.STEP_WANTED_ROWS: wanted,
         records.STEP_ROTATIONS: rotations_of(plan.ropes, positions),
     }
@@ -344,6 +350,24 @@ def run_tokenizers(memory: GuardedMemory) -> bytes:
     return checksum.digest()
 
 
+def run_sampling() -> bytes:
+    """Draw from vocabularies around the sizes of vectors and stripes. Return a checksum of the tokens."""
+    _say("sampling.chain.sample")
+    checksum = hashlib.sha256()
+    off = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    penalized = SamplingParams(repeat_penalty=1.1, logit_bias={0: 1.0}, top_k=2000)
+    for vocabulary in (1, 15, 16, 17, 1023, 2048, 2049, 5001):
+        sampler = Sampler()
+        logits = np.random.default_rng(vocabulary).normal(0, 3, (2, vocabulary)).astype(np.float32)
+        history = [0, vocabulary - 1, vocabulary // 2]
+        for params in (off, replace(off, temperature=0), replace(off, top_p=0.9, min_p=0.01), penalized):
+            (drawn,) = sampler.sample_rows([SequenceRows(logits, history, params, 3, draft=[0])])
+            checksum.update(np.array(drawn.tokens).tobytes())
+        for n in (0, 1, vocabulary):
+            checksum.update(str(sampler.log_probabilities(logits[0], 0, n)).encode())
+    return checksum.digest()
+
+
 def run_machine() -> None:
     """Run the kernels that measure the machine. Their results are speeds, so there is no checksum."""
     _say("limits.read")
@@ -376,7 +400,8 @@ def main(level: str, end: str, missing: str = "0") -> None:
         run_machine()
         plans = run_plans(memory)
         tokenizers = run_tokenizers(memory)
-    _say(f"{plans.hex()} {tokenizers.hex()}")
+        drawn = run_sampling()
+    _say(f"{plans.hex()} {tokenizers.hex()} {drawn.hex()}")
 
 
 if __name__ == "__main__":

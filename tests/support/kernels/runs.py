@@ -78,6 +78,7 @@ ALL_KERNELS = (
     KernelName.of("tokens.token_table", "build"),
     *(KernelName.of("tokens.special_tokens", name) for name in ("build", "find")),
     KernelName.of("tokens.split", "split"),
+    KernelName.of("sampling.chain", "sample"),
     *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 

@@ -1,0 +1,68 @@
+"""The running state of a query's softmax, and how the states of chunks are merged.
+
+A state consists of the weighted sum of the values [value size], the maximum score, and the sum of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from llmrun.kernels.attention.chunk import LOWEST
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.load_store import load_f32, store_f32
+from llmrun.kernels.compiler import inline_function
+from llmrun.layouts.attention import state_floats
+
+
+def states(level: str, value_size: int) -> tuple[Any, Any, Any]:
+    """Return (begin, add, finish), functions that initialize a state, merge another into it, and write the result."""
+    operations = simd.Operations(level)
+    fma, exp = operations.fma, operations.exp
+    largest_at, sum_at = 4 * value_size, 4 * value_size + 4
+
+    @inline_function
+    def begin(state: Any, sinks: Any, head: Any) -> Any:
+        """Initialize a state. `sinks` is the address of all heads' attention sinks, or 0 if there are none."""
+        for at in range(0, 4 * value_size, 64):
+            simd.store_f32x16(state + at, simd.splat(types.float32(0)))
+        if sinks != 0:
+            store_f32(state + largest_at, load_f32(sinks + 4 * head))
+            store_f32(state + sum_at, types.float32(1))
+        else:
+            store_f32(state + largest_at, types.float32(LOWEST))
+            store_f32(state + sum_at, types.float32(0))
+
+    @inline_function
+    def add(state: Any, later: Any) -> Any:
+        """Merge the state of later positions into the state of earlier positions."""
+        largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
+        faded = exp(simd.splat(load_f32(state + largest_at) - largest))
+        weight = exp(simd.splat(load_f32(later + largest_at) - largest))
+        for at in range(0, 4 * value_size, 64):
+            before = simd.multiply(simd.load_f32x16(state + at), faded)
+            simd.store_f32x16(state + at, fma(simd.load_f32x16(later + at), weight, before))
+        total = load_f32(state + sum_at) * simd.first_lane(faded)
+        store_f32(state + sum_at, total + load_f32(later + sum_at) * simd.first_lane(weight))
+        store_f32(state + largest_at, largest)
+
+    @inline_function
+    def finish(state: Any, out: Any) -> Any:
+        inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
+        for at in range(0, 4 * value_size, 64):
+            simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
+
+    return begin, add, finish
+
+
+def copy_state(value_size: int) -> Any:
+    """Return a function that copies a state."""
+    n_bytes = 4 * state_floats(value_size)
+
+    @inline_function
+    def copy(state: Any, to: Any) -> Any:
+        for at in range(0, n_bytes, 64):
+            simd.store_f32x16(to + at, simd.load_f32x16(state + at))
+
+    return copy
