@@ -30,8 +30,11 @@ class OpenOptions:
     backend        a name in the registry, or "auto"
     context_size   maximum tokens per sequence, or None for a default that fits (sizing/context_size.py)
     max_sequences  maximum number of sequences in the KV cache
+    overcommit     let the sequences share a cache that may be too small for all of them to fill their contexts. The
+                   context is then as large as for a single sequence, and the engine runs as many sequences as fit
     threads        number of threads, or None for one per physical core
     kv_type        precision of the KV cache, one of KV_TYPES
+    reserved_memory  bytes of free memory to leave for others, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
     progress       called with the progress of loading or compiling
     explain        called with a short text that says which backend "auto" chose, and why
@@ -40,8 +43,10 @@ class OpenOptions:
     backend: str = AUTO
     context_size: int | None = None
     max_sequences: int = 1
+    overcommit: bool = False
     threads: int | None = None
     kv_type: str = "f16"
+    reserved_memory: int = 0
     gpu_layers: int | str = AUTO
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard

@@ -25,6 +25,7 @@ def describe(
     kv_type: str,
     kv_bytes: int,
     gpu_layers: str = "",
+    batch_invariant: bool = False,
 ) -> ModelInfo:
     """Return the ModelInfo of an open file. Array metadata is left out because it is freed when the file is closed."""
     return ModelInfo(
@@ -44,6 +45,7 @@ def describe(
         gpu_layers=gpu_layers,
         kv_type=kv_type,
         kv_bytes=kv_bytes,
+        batch_invariant=batch_invariant,
         suppressed_tokens=_suppressed(file, vocabulary_size),
         metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
     )

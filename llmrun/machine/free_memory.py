@@ -8,9 +8,12 @@ _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_memory() -> int | None:
-    """Return the bytes available without swapping, up to the container's memory limit. Returns None if unknown."""
-    bounds = [bound for bound in (_available(), _container_headroom()) if bound is not None]
+def free_memory(*, reserved: int = 0) -> int | None:
+    """Return the bytes available without swapping, up to the container's memory limit. Returns None if unknown.
+
+    reserved  bytes that are promised to others, but not in use yet; they do not count as free
+    """
+    bounds = [max(0, bound - reserved) for bound in (_available(), _container_headroom()) if bound is not None]
     return min(bounds, default=None)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +131,13 @@ class LlamaBackend:
             cache_tokens,
         )
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
+        if options.overcommit:
+            asked = replace(asked, max_sequences=1)
         context_size, gpu_layers = decide_placement(
             asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
         )
+        if options.overcommit:  # llama.cpp zeroes its whole cache, so all sequences share the memory of one context
+            asked = replace(asked, max_sequences=options.max_sequences, cache_tokens=context_size)
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
         self._layout = Layout(MAX_ROWS, vocabulary_size, asked.max_sequences)
         loading = f"loading {self._path}"

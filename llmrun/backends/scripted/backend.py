@@ -185,6 +185,7 @@ class ScriptedBackend:
             backend="scripted",
             device="no model",
             threads=1,
+            batch_invariant=True,
             metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
         )
         self.batches: list[Batch] = []  # every batch that was run, for inspection by tests

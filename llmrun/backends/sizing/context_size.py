@@ -96,6 +96,17 @@ def context_for(
     return context
 
 
+def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeeds) -> int:
+    """Return the size of a cache that several sequences share, in tokens (`OpenOptions.overcommit`).
+
+    The cache holds a full context for every sequence if that takes at most half of the memory that the model leaves
+    free. Otherwise it takes half of that memory, but always holds at least one context. `needs` are the needs of
+    `max_sequences` sequences.
+    """
+    each = context_size if needs.free is None else min(context_size, needs.comfortable)
+    return max(context_size, max_sequences * each)
+
+
 def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> DoesNotFit:
     assert needs.free is not None
     needed = needs.footprint

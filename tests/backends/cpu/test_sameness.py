@@ -124,6 +124,26 @@ def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads:
 
 
 @TINY
+@pytest.mark.parametrize("threads", [2, 3])
+def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
+    """Each sequence shares part of the prompt with the one before it and then runs 1 to 3 rows at a time."""
+    path = tiny_model(folder, name)
+    expected = tiny_expected(path, kv_type)
+    lengths = [200, 192, 192, 190, 161, 160, 130, 64]
+    with opened(path, kv_type, threads=threads, max_sequences=8) as backend:
+        prefill(backend, TINY_PROMPT[: lengths[0]], 256)
+        for seq in range(1, 8):
+            assert backend.kv.copy(seq - 1, seq, lengths[seq]) == lengths[seq]
+        at = list(lengths)
+        for count in (1, 3, 2, 1, 1):
+            triples = [row for seq in range(8) for row in rows(seq, at[seq], TINY_PROMPT[at[seq] : at[seq] + count])]
+            logits = backend.forward(batch_of(triples)).reshape(8, count, -1)
+            for seq in range(8):
+                np.testing.assert_array_equal(logits[seq], expected[at[seq] : at[seq] + count])
+                at[seq] += count
+
+
+@TINY
 def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     path = tiny_model(folder, name)
     expected = tiny_expected(path, kv_type)

@@ -23,6 +23,7 @@ from llmrun.layouts.kv_blocks import BLOCK
 from tests.backends.cpu.test_backend import after_some_steps
 from tests.support.backends.seam_contract import SeamContract, batch_of, rows
 from tests.support.backends.windowed_plans import nothing_given_back, windows_in_plans
+from tests.support.engine.drafts import PROPOSALS
 from tests.support.engine.machine import run_engine_machine
 from tests.support.gguf.gguf_files import tiny_llama
 
@@ -178,5 +179,5 @@ def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Pat
         backends = [opened(path, windows=(0, 4, 20), context_size=160, n=n) for n in (3, 1)]
         for one in backends:
             stack.callback(one.close)
-        run_engine_machine(backends[0], alone=backends[1], examples=40)
+        run_engine_machine(backends[0], alone=backends[1], examples=40, propose=PROPOSALS["mixed"])
     assert any(lost)

@@ -16,7 +16,13 @@ from llmrun.backends.llama import placement
 from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.select import open_backend
-from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
+from llmrun.backends.sizing.context_size import (
+    LARGEST_DEFAULT,
+    LARGEST_FILLED_DEFAULT,
+    MemoryNeeds,
+    context_for,
+    shared_cache_tokens,
+)
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.errors import DoesNotFit
@@ -37,6 +43,22 @@ def chosen(asked: int | None, train_context: int, needs: MemoryNeeds, kv_type: s
         kv_type=kv_type,
         path="model.gguf",
     )
+
+
+@pytest.mark.parametrize(
+    ("free", "max_sequences", "expected"),
+    [
+        (None, 4, 4096),  # full contexts
+        (100_000, 4, 4096),
+        (9_000, 4, 2048),  # half of what the model leaves free
+        (9_000, 1, 1024),
+        (2_000, 4, 1024),  # at least one context
+    ],
+)
+def test_sequences_that_share_a_cache_get_what_fits(free: int | None, max_sequences: int, expected: int) -> None:
+    """The model takes 800 bytes, and each token of a sequence 2 bytes."""
+    needs = MemoryNeeds(Footprint(800, KVBytes(2 * max_sequences)), free)
+    assert shared_cache_tokens(1024, max_sequences, needs) == expected
 
 
 def footprint_of(mapped: int, packed: int, cache: KVBytes, scratch: int, vocabulary: int) -> Footprint:
@@ -154,7 +176,7 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
 
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
     for module in (cpu, placement):
-        monkeypatch.setattr(module, "free_memory", lambda: 10 * MIB)
+        monkeypatch.setattr(module, "free_memory", lambda reserved=0: 10 * MIB - reserved)
     monkeypatch.setattr(cpu, "allocate", never)
     monkeypatch.setattr(LlamaProcess, "tell", never)
     with pytest.raises(DoesNotFit, match=r"of 1,000,000 tokens.*but only 10 MiB is free") as caught:
@@ -215,3 +237,28 @@ def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
 
     grown(256)  # loads kernels and modules
     assert grown(1 << 18) - grown(256) < 16 * MIB  # out of 64 MiB
+
+
+@pytest.mark.parametrize("backend", ["cpu", "llama"])
+def test_sequences_that_share_a_cache_have_the_context_of_one(tmp_path: Path, backend: str) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    options = OpenOptions(backend=backend, gpu_layers=0, threads=1)
+    one, many = (open_backend(path, each) for each in (options, replace(options, max_sequences=4, overcommit=True)))
+    for opened in (one, many):
+        opened.close()
+    assert many.info.context_size == one.info.context_size
+    assert many.kv.capacity == one.info.context_size * (4 if backend == "cpu" else 1)
+
+
+def test_a_shared_cache_takes_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    monkeypatch.setattr(cpu, "free_memory", lambda **_: 40 * MIB)
+    options = OpenOptions(backend="cpu", threads=1)
+    opened = open_backend(path, replace(options, max_sequences=64, overcommit=True))
+    opened.close()
+    single = open_backend(path, options)
+    single.close()
+    context = single.info.context_size
+    assert opened.info.context_size == context
+    assert context <= opened.kv.capacity < 64 * context
+    assert opened.info.kv_bytes <= 20 * MIB

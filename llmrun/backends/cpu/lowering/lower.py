@@ -100,8 +100,8 @@ def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -
     """Return how many bytes `lower` allocates for activations and scratch memory.
 
     Runs `lower` with placeholder weights and a placeholder KV cache of one block. The partial results of attention are
-    therefore counted for one block only. For a whole cache they would add 0.2 % of its size, or 0.5 to 2 % with latent
-    attention.
+    therefore counted for one block only. For a whole cache they add up to 32 MiB per shape of layers, of which a step
+    of one row uses 0.2 % of the cache's size, or 0.5 to 2 % with latent attention.
     """
     nowhere = np.empty(0, np.uint8)
     packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}

@@ -11,7 +11,6 @@ from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.tile_shapes import MANY_ROWS
 from llmrun.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
 from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
 
@@ -32,7 +31,7 @@ def _linear(work: Lowering, op: Linear) -> None:
     source = product_input(work, op.x, op.weight)
     out = work.buffer_of(op.out) if op.adds or is_logits else work.place(op.out, private=False)
     assert not (op.adds and out.private)
-    words = product_words(work, op.weight, source, out, layout.n_groups, layout.chunk_groups)
+    words = product_words(work, op.weight, source, out, layout.n_groups, layout.chunk_groups(work.n_threads))
     words = words._replace(adds=int(op.adds), logits=int(is_logits))
     record = _emit(work, op.weight, op.out if is_logits else op.x, source, words)
     record.independent_input = None if op.adds else op.x
@@ -53,7 +52,9 @@ def _head_linear(work: Lowering, op: HeadLinear) -> None:
     for head in range(op.heads):
         source = product_input(work, op.x, op.weight)
         of_head = Buffer(out.address + FLOAT * GROUP_ROWS * n_groups * head, out.stride, private=False)
-        words = product_words(work, op.weight, source, of_head, n_groups, layout.chunk_groups, part=head)
+        words = product_words(
+            work, op.weight, source, of_head, n_groups, layout.chunk_groups(work.n_threads), part=head
+        )
         _emit(work, op.weight, op.x, source, words).independent_input = op.x
 
 
@@ -204,7 +205,8 @@ def _seconds(op: Linear | HeadLinear, speeds: SpeedTable, kv_type: str, step: St
     speed = speeds.linear(op.weight.packed)
     reading = needs.weight_bytes / speed.read
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
-    return speed.op + (max(reading, multiplying) if step.of(op.x) >= MANY_ROWS else reading)
+    # The read speed was measured with a single row, so it includes the multiply-adds of one row.
+    return speed.op + (max(reading, multiplying) if step.of(op.x) > 1 else reading)
 
 
 OPS: dict[type[Op], CpuOp] = {

@@ -72,6 +72,8 @@ def test_a_prompt_is_multiplied_or_read_whichever_takes_longer(plan: Plan) -> No
         ("attention 4 2 16 16 f16", {"step": 1.0}, 1, 1),
         ("attention 4 2 16 16 f16", {"rope_one": 1.0}, 1, 3 * 128),
         ("attention 4 2 16 16 f16", {"rope_many": 1.0}, 50, 50 * 3 * 128),
+        ("attention 4 2 16 16 f16", {"read": 1.0}, 8, 8 * 3 * 2 * 2 * 16 * 2),
+        ("attention 4 2 16 16 f16", {"multiply": 1.0}, 8, 3 * 2 * 64 * 8 * 9 / 2),
         ("attention 4 2 16 16 f16", {"multiply": 1.0}, 50, 3 * 2 * 64 * 50 * 51 / 2),
         ("limits", {"read": 1.0}, 1, 3 * 2 * 2 * 16 * 2),
     ],

@@ -12,11 +12,14 @@ from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
-def test_reading_touches_every_line_once(level: str) -> None:
-    memory = allocate(12 * 1024, "lines of a test").view(np.int32).reshape(-1, 16)
+@pytest.mark.parametrize(("streams", "ahead"), [(1, 0), (4, 0), (4, 4096)])
+def test_reading_touches_every_line_once(level: str, streams: int, ahead: int) -> None:
+    memory = allocate(12 * 4096, "lines of a test").view(np.int32).reshape(-1, 16)
     memory[:] = np.random.default_rng(1).integers(-(2**31), 2**31, memory.shape)
     result = allocate(2 * 64, "results of a test").view(np.int32).reshape(2, 16)
-    words = ReadWords(address_of(memory), chunks=12, chunk_bytes=1024, results=address_of(result))
+    words = ReadWords(
+        address_of(memory), 12, chunk_bytes=4096, results=address_of(result), streams=streams, ahead=ahead
+    )
     run_kernel(limits.READ, words, {}, level=level, threads=2)
     assert (result[0] ^ result[1] == np.bitwise_xor.reduce(memory)).all()
 

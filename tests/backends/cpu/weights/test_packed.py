@@ -151,12 +151,20 @@ def test_packing_adds_little_to_the_files_bytes() -> None:
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
-@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (576, 576), (49152, 576), (128256, 2048)])
-def test_chunks_are_worth_claiming_and_not_too_few(kind: str, rows: int, columns: int) -> None:
+@pytest.mark.parametrize("n_threads", [1, 2, 32])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (576, 576), (2048, 2048), (49152, 576), (128256, 2048)])
+def test_chunks_are_worth_claiming_and_not_too_few(kind: str, n_threads: int, rows: int, columns: int) -> None:
     layout = PackedLayout.of(Matrix.of_bytes("w", kind, rows, columns, np.zeros(0, np.uint8)))
-    chunks = -(-layout.n_groups // layout.chunk_groups)
+    chunk = layout.chunk_groups(n_threads)
+    chunks = -(-layout.n_groups // chunk)
     assert 1 <= chunks <= 512
-    assert chunks == 1 or layout.chunk_groups * layout.group_bytes >= 16 << 10
+    assert chunks == 1 or chunk * layout.group_bytes >= 16 << 10
+
+
+def test_chunks_are_larger_where_every_thread_still_gets_many() -> None:
+    layout = PackedLayout.of(Matrix.of_bytes("w", "q4_0", 2048, 2048, np.zeros(0, np.uint8)))
+    assert layout.group_bytes == 18 << 10
+    assert [layout.chunk_groups(n_threads) for n_threads in (1, 2, 3, 32)] == [4, 4, 2, 2]
 
 
 @pytest.mark.parametrize(("kind", "rows", "columns"), [("q8_0", 5000, 256), ("q4_1", 40, 64), ("f32", 70, 8192)])
