@@ -51,6 +51,7 @@ class ModelInfo:
     kv_type: str = "f16"  # precision of the KV cache: "f16" or "q8_0"
     kv_bytes: int = 0  # size of the KV cache for all sequences; 0 if there is no cache
     suppressed_tokens: tuple[int, ...] = ()  # token IDs that the model file forbids
+    batch_invariant: bool = False  # whether a row's logits are bit-identical no matter which rows share its step
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -87,7 +88,10 @@ class Timings:
     ttft_s: float
     decode_s: float  # from the first token to the last
     total_s: float  # from the request to the last token
-    gaps_s: tuple[float, ...] = ()  # times between tokens, or between chunks if a remote server sent the answer
+    gaps_s: tuple[float, ...] = ()  # times between steps, or between chunks if a remote server sent the answer
+    steps: int = 0  # forward passes that generated one or more tokens; 0 if unknown (remote)
+    drafted_tokens: int = 0  # tokens that were predicted and then verified in a step
+    accepted_tokens: int = 0  # drafted tokens that were right
 
     @property
     def prompt_per_second(self) -> float:
@@ -96,6 +100,10 @@ class Timings:
     @property
     def decode_per_second(self) -> float:
         return (self.generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.generated_tokens / self.steps if self.steps else 0.0
 
     @property
     def tpot_s(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
-from llmrun.engine.sampling import log_probabilities, sample
+from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking.splitter import Split
 from llmrun.errors import LlmrunError
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llmrun.engine.drafting.base import Drafter
+    from llmrun.engine.drafting.pace import AnswerPace
+    from llmrun.engine.sharing import PrefixWait
     from llmrun.engine.thinking.decoder import ThinkingDecoder
     from llmrun.tokenizers.base import Tokenizer
 
@@ -34,8 +37,16 @@ class Answer:
     cached_tokens    prompt tokens reused from the KV cache; None until the request first gets a slot
     prefill_started  start of the request's first forward pass
     last_cancel      the engine's cancel counter when the request was submitted
+    sampler          draws tokens
+    drafters         predict the answer's next tokens (drafting/)
+    pace             decides how long the drafts are
+    wait             the prefix that a queued request waits for, as of its last check, or None (sharing.py)
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
+    step_times       when each step that generated tokens ended; a step can generate several tokens
+    forced           tokens to emit next without sampling
+    drafted_tokens   tokens that drafters predicted and a step verified
+    accepted_tokens  how many of them were right
     over             True once the last event has been returned
     """
 
@@ -49,14 +60,20 @@ class Answer:
     load_s: float
     submitted: float
     last_cancel: int
+    sampler: Sampler
+    drafters: Sequence[Drafter]
+    pace: AnswerPace
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
-    token_times: list[float] = field(default_factory=list)
+    wait: PrefixWait | None = None
+    step_times: list[float] = field(default_factory=list)
     thinking_tokens: int = 0
     first_answer: float | None = None
+    forced: deque[int] = field(default_factory=deque)
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     over: bool = False
-    _forced: deque[int] = field(default_factory=deque)  # tokens to emit next without sampling
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -64,17 +81,46 @@ class Answer:
     @property
     def in_prefill(self) -> bool:
         """True until the first token has been generated."""
-        return not self.token_times
+        return not self.generated_tokens
 
-    def accept(self, logits: NDArray[np.float32]) -> list[Event]:
-        """Draw the next token from the logits (float32[vocabulary]) and return the resulting events."""
-        forced = bool(self._forced)
+    @property
+    def generated_tokens(self) -> int:
+        """The number of generated tokens, including an end-of-generation token."""
+        return len(self.tokens) - self.prompt_tokens
+
+    def rows_to_draw(self, logits: NDArray[np.float32], draft: Sequence[int]) -> SequenceRows:
+        """Return the rows of logits, float32[1 + len(draft), vocabulary], from which to draw tokens.
+
+        There are none if the next token is forced, or if `logits` has no rows, as inside a prompt.
+        """
+        rows = logits[:0] if self.forced else logits
+        return SequenceRows(rows, self.tokens, self.request.sampling, len(self.tokens), draft)
+
+    def accept(self, logits: NDArray[np.float32], draft: Sequence[int], drawn: Drawn) -> list[Event]:
+        """Add the step's new tokens to the answer, and return the resulting events.
+
+        Row 0 of `logits`, a float32[1 + len(draft), vocabulary], yields the next token. The row of a draft token is
+        valid only if all tokens up to it equal the draft, so no tokens are taken after the first difference. `drawn`
+        has the tokens drawn from the result of `rows_to_draw`.
+        """
+        self.step_times.append(time.perf_counter())
+        self.drafted_tokens += len(draft)
+        events: list[Event] = []
+        for index, (row, drafted) in enumerate(zip(logits, [*draft, None], strict=True)):
+            events += self._accept_row(row, drafted, index, drawn)
+            if self.over or self.tokens[-1] != drafted:
+                break
+        return events
+
+    def _accept_row(self, logits: NDArray[np.float32], drafted: int | None, index: int, drawn: Drawn) -> list[Event]:
+        """Add the token of the row with this index, compare it with the draft, and return the events."""
+        forced = bool(self.forced)
         try:
-            token = self._forced.popleft() if forced else self._drawn(logits)
+            token = self.forced.popleft() if forced else self._drawn(logits, index, drawn)
         except LlmrunError as error:
             return [self.fail(error)]
         self.tokens.append(token)
-        self.token_times.append(time.perf_counter())
+        self.accepted_tokens += token == drafted
         if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):
             return self.finish(FinishReason.STOP)
         self.thinking_tokens += self.decoder.thinking
@@ -88,15 +134,24 @@ class Answer:
             return [delta, *self.finish(FinishReason.LENGTH)]
         return [delta]
 
-    def _drawn(self, logits: NDArray[np.float32]) -> int:
-        return sample(logits, self.tokens, self.request.sampling, position=len(self.tokens))
+    def _drawn(self, logits: NDArray[np.float32], index: int, drawn: Drawn) -> int:
+        """Return the token of the row with this index, or raise its error.
+
+        Rows after forced tokens are drawn here, because the step drew tokens only up to the first difference from the
+        draft.
+        """
+        if index < len(drawn.tokens):
+            return drawn.tokens[index]
+        if index == len(drawn.tokens) and drawn.error is not None:
+            raise drawn.error
+        return self.sampler.sample(logits, self.tokens, self.request.sampling, position=len(self.tokens))
 
     def _note_first_answer(self, split: Split) -> None:
         if split.unopened:
             self.first_answer = None
-            self.thinking_tokens = len(self.token_times)
+            self.thinking_tokens = self.generated_tokens
         if self.first_answer is None and self.decoder.answering:
-            self.first_answer = self.token_times[-1]
+            self.first_answer = self.step_times[-1]
 
     def _enforce_think_budget(self) -> None:
         """Force the end of thinking once the thinking budget is used up.
@@ -106,10 +161,10 @@ class Answer:
         would fill the context with closing tags.
         """
         budget = self.request.think_budget
-        if budget is None or self.thinking_tokens < budget or self._forced:
+        if budget is None or self.thinking_tokens < budget or self.forced:
             return
         if self.decoder.thinking and not self.decoder.may_be_closing:
-            self._forced.extend(self.ending)
+            self.forced.extend(self.ending)
             self.decoder.disallow_thinking()
 
     def finish(self, reason: FinishReason) -> list[Event]:
@@ -123,10 +178,14 @@ class Answer:
             load_s=self.load_s,
             submitted=self.submitted,
             prefill_started=now if self.prefill_started is None else self.prefill_started,
-            token_times=self.token_times,
+            step_times=self.step_times,
             ended=now,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens or 0,
+            generated_tokens=self.generated_tokens,
+            steps=len(self.step_times),
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
         finished = Finished(
             self.request_id,
@@ -155,12 +214,12 @@ class Answer:
         message, but kept if the answer continues an existing text.
         """
         prompt = self.request.prompt
-        begins = len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
+        begins = self.generated_tokens == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
         return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)
 
     def _logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[TokenLogprobs, ...]:
         if self.request.logprobs is None:
             return ()
-        chosen, top = log_probabilities(logits, token, self.request.logprobs)
+        chosen, top = self.sampler.log_probabilities(logits, token, self.request.logprobs)
         described = [TokenLogprob(i, self.tokenizer.token_bytes(i), value) for i, value in [(token, chosen), *top]]
         return (TokenLogprobs(described[0], tuple(described[1:])),)

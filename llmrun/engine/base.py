@@ -22,7 +22,9 @@ class Answering(Protocol):
     """
 
     load_s: float
-    template: ChatTemplate | None
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
 
     @property
     def info(self) -> ModelInfo: ...

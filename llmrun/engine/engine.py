@@ -6,32 +6,28 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from llmrun.engine.answer import Answer
-from llmrun.engine.requests import (
-    Event,
-    Failed,
-    PrefillProgress,
-    Request,
-    TextPrompt,
-    TokenPrompt,
-    ban_tokens,
-    check_request,
-)
+from llmrun.engine.drafting.base import NO_DRAFT, Draft, DraftSource
+from llmrun.engine.prompts import PromptReader
+from llmrun.engine.requests import Event, Failed, PrefillProgress, Request, ban_tokens, check_request
+from llmrun.engine.sampler import Drawn, Sampler
+from llmrun.engine.sharing import rows_until_copy, wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
-from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
+from llmrun.engine.speculation import Speculation, size_of
+from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
-from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.engine.thinking.prompting import ModelThinking
-from llmrun.errors import Cancelled, ContextExceeded, KVFull, ModelFileError, TemplateRefused, UsageError
-from llmrun.types import Batch, FinishReason
+from llmrun.engine.work import Work, batch_of, draw
+from llmrun.errors import Cancelled, ContextExceeded, KVFull, UsageError
+from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from llmrun.backends.base import Backend, OpenOptions
@@ -41,8 +37,6 @@ if TYPE_CHECKING:
 # The maximum number of prompt tokens in one step. It is large enough to keep the kernels busy, and small enough that
 # other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
 ROWS_PER_STEP = 256
-
-Work = list[tuple[Answer, Slot, list[int]]]  # each answer with its slot and the tokens to run in this step
 
 
 class Engine:
@@ -61,8 +55,9 @@ class Engine:
         templates: TemplateProcess | None = None,
         load_s: float = 0.0,
         rows_per_step: int = ROWS_PER_STEP,
+        drafts: Sequence[DraftSource] = (),
     ) -> None:
-        """Create an engine that owns an open backend and `templates`; `close` closes both.
+        """Create an engine that owns an open backend, `templates` and `drafts`; `close` closes them all.
 
         chat_template  Jinja source that replaces the model's own template
         thinking_tags  the opening and closing thinking tags, used if the template does not reveal them; () if the
@@ -70,8 +65,10 @@ class Engine:
         templates      the process that runs the chat template; by default, a process starts on first use
         load_s         time to open the backend, in seconds; included in the timings
         rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
+        drafts         draft sources, with which a step can generate several tokens; they do not affect the answers
         """
         self._backend = backend
+        self._sampler = Sampler(backend.info.threads)
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._rows_per_step = rows_per_step
         self._waiting: deque[Answer] = deque()
@@ -85,9 +82,10 @@ class Engine:
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
-        self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self._templates = templates or TemplateProcess()
-        self.thinking = ModelThinking(self.template, backend.tokenizer, self._templates, thinking_tags)
+        self._prompts = PromptReader(backend, self._templates, chat_template, thinking_tags)
+        self._speculation = Speculation(drafts)
+        self.speculates = bool(drafts)
 
     @classmethod
     def open(
@@ -98,24 +96,48 @@ class Engine:
         chat_template: str | None = None,
         thinking_tags: Sequence[str] | None = None,
         templates: TemplateProcess | None = None,
+        speculate: bool | None = None,
+        draft: Path | None = None,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
 
-        `chat_template` is Jinja source, not a path. `__init__` describes the other parameters. Raises ModelFileError,
+        `chat_template` is Jinja source, not a path. `speculate` turns speculation by lookup on or off; None turns it on
+        if the backend guarantees the same answers with it. `draft` is a small model with the same vocabulary, which
+        predicts tokens; it turns speculation on. `__init__` describes the other parameters. Raises ModelFileError,
         UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
+        from llmrun.engine.drafting.sources import open_sources
 
         started = time.perf_counter()
         opened = open_backend(path, options)
+        drafts: list[DraftSource] = []
         try:
+            drafts += open_sources(speculate, draft, options, opened)
             loaded = time.perf_counter() - started
             return cls(
-                opened, chat_template=chat_template, thinking_tags=thinking_tags, templates=templates, load_s=loaded
+                opened,
+                chat_template=chat_template,
+                thinking_tags=thinking_tags,
+                templates=templates,
+                load_s=loaded,
+                drafts=drafts,
             )
         except BaseException:
+            for source in drafts:
+                source.close()
             opened.close()  # otherwise, its threads or its process would keep running
             raise
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, or None if the model has none."""
+        return self._prompts.template
+
+    @property
+    def thinking(self) -> ModelThinking:
+        """The model's thinking tags and switch."""
+        return self._prompts.thinking
 
     @property
     def info(self) -> ModelInfo:
@@ -126,6 +148,16 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._backend.tokenizer
+
+    @property
+    def draft_error(self) -> str:
+        """Why the draft model no longer drafts anything, or an empty string. Its errors never affect the answers."""
+        return self._speculation.error
+
+    @property
+    def cache_tokens(self) -> int:
+        """The number of tokens that the KV cache can hold for all running requests together."""
+        return self._backend.kv.capacity
 
     @property
     def takes_chats(self) -> bool:
@@ -139,7 +171,7 @@ class Engine:
 
     def prompt_tokens(self, request: Request) -> int:
         """Count the tokens of a request's prompt without running it. Raises the same errors as `submit`."""
-        return len(self._begin(request)[0])
+        return len(self._prompts.read(request)[0])
 
     def submit(self, request: Request) -> int:
         """Queue a request and return the id that its events will have. `Timings` are measured from this call.
@@ -151,12 +183,14 @@ class Engine:
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
         request = ban_tokens(request, self.info.suppressed_tokens)
-        tokens, decoder = self._begin(request)
-        ending = self._closing_tokens() if request.think_budget is not None else ()
-        limit = self._token_limit(len(tokens), request.max_tokens)
+        tokens, decoder = self._prompts.read(request)
+        ending = self._prompts.closing_tokens() if request.think_budget is not None else ()
+        limit = self._prompts.token_limit(len(tokens), request.max_tokens)
         request_id = next(self._ids)
+        drafters, pace = self._speculation.begin(request)
         answer = Answer(
-            request_id, request, self.tokenizer, tokens, decoder, ending, limit, self.load_s, submitted, last_cancel
+            *(request_id, request, self.tokenizer, tokens, decoder, ending, limit, self.load_s, submitted, last_cancel),
+            *(self._sampler, drafters, pace),
         )
         self._waiting.append(answer)
         return request_id
@@ -164,16 +198,19 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
 
-        Every answer in progress gets its next token. The remaining rows are used for prompts in order of admission. If
-        the backend raises an error other than KVFull or Cancelled, the requests in that pass are dropped.
+        Every answer in progress gets its next token, or several if its draft is right. The remaining rows are
+        used for prompts in order of admission. If the backend raises an error other than KVFull or Cancelled, the
+        requests in that pass are dropped.
         """
         events = self._end_cancelled()
         self._admit()
         work = self._pick_rows()
         if not work:
             return events
+        started = time.perf_counter()
         try:
-            logits = iter(self._forward(work))
+            work, logits = self._forward(work)
+            size = size_of(work)
         except Cancelled:
             return events + self._end_cancelled()
         except KVFull:
@@ -181,12 +218,10 @@ class Engine:
         except BaseException:
             self._forget(work)
             raise
-        for answer, slot, tokens in work:
-            slot.tokens += tokens
-            if answer.in_prefill:
-                events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
-            if len(slot.tokens) == len(answer.tokens):
-                events += answer.accept(next(logits))
+        for part, rows, drawn in draw(self._sampler, work, logits):
+            events += self._take_results(part, rows, drawn)
+        if all(part.decodes for part in work):
+            self._speculation.observe_step(work, size, time.perf_counter() - started)
         self._retire()
         return events
 
@@ -219,16 +254,19 @@ class Engine:
         """
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
+        self._speculation.cancel()
 
     def forget(self) -> None:
-        """Empty the KV cache of all idle sequences, so that the next requests cannot reuse a prefix."""
+        """Empty the KV cache of all idle sequences and forget finished answers, so that nothing is reused later."""
         while self._slots.forget_oldest_idle():
             pass
+        self._speculation.forget()
 
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""
         self._drop_all()
         self._templates.close()
+        self._speculation.close()
         self._backend.close()
 
     def __enter__(self) -> Engine:
@@ -239,95 +277,77 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _begin(self, request: Request) -> tuple[list[int], ThinkingDecoder]:
-        """Return the tokens of a request's prompt and the decoder for its answer."""
-        prompt = request.prompt
-        if isinstance(prompt, TokenPrompt):
-            return list(prompt.tokens), ThinkingDecoder(request.stop)
-        if isinstance(prompt, TextPrompt):
-            return self._tokens_of_text(prompt.text), ThinkingDecoder(request.stop)
-        if self.template is None:
-            raise TemplateRefused(
-                f"no chat template: {self.info.path}: the file has none, and its vocabulary matches no known model "
-                "family",
-                hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
-            )
-        think = False if request.think_budget == 0 else request.think
-        rendered = self.template.render(self.thinking.asked(prompt, think), self.tokenizer, self._templates)
-        if not prompt.add_generation_prompt:
-            return self.tokenizer.encode_rendered(rendered).tolist(), ThinkingDecoder(request.stop)
-        beginning = self.thinking.begun(rendered, think)
-        decoder = ThinkingDecoder(
-            request.stop, self.thinking.spelling, opened=beginning.opened, may_close=beginning.may_close
-        )
-        return self.tokenizer.encode_rendered(beginning.text).tolist(), decoder
-
-    def _tokens_of_text(self, text: str) -> list[int]:
-        tokens: list[int] = self.tokenizer.encode(text, add_special=True, parse_special=True).tolist()
-        if text and not tokens:
-            raise ModelFileError(
-                f"prompt cannot be tokenized: {self.info.path}: the vocabulary contains none of its "
-                f"{len(text):,} characters"
-            )
-        return tokens
-
-    def _closing_tokens(self) -> list[int]:
-        if self.thinking.style is None:
-            return []
-        ids: list[int] = self.tokenizer.encode(
-            self.thinking.style.ending, add_special=False, parse_special=True
-        ).tolist()
-        return ids
-
-    def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""
-        context = min(self.info.context_size, self._backend.kv.capacity)
-        if prompt_tokens == 0:
-            raise UsageError("empty prompt: at least one token is needed")
-        if prompt_tokens >= context:
-            trained = self.info.train_context
-            raise ContextExceeded(
-                f"prompt does not fit in the context: {prompt_tokens:,} tokens plus one for the "
-                f"answer exceed the limit of {context:,}",
-                hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
-                if context < trained
-                else "shorten the prompt: the model was not trained for a longer context",
-            )
-        return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
-
     def _admit(self) -> None:
-        """Give slots to waiting requests, first come, first served."""
-        while self._waiting and not self._admission_paused:
-            slot = self._slots.acquire(self._waiting[0].tokens)
-            if slot is None:
-                return
-            answer = self._waiting.popleft()
+        """Give slots to waiting requests in order, except those that wait for a prefix that is being computed."""
+        if self._admission_paused:
+            return
+        for answer in list(itertools.islice(self._waiting, self._slots.n_idle)):
+            if answer.wait is None or answer.wait.is_over(self._running):
+                answer.wait = wait_for_prefix(answer.tokens, self._running, self._slots.cached(answer.tokens))
+            if answer.wait is not None:
+                continue
+            slot = self._slots.acquire(answer.tokens)
+            self._waiting.remove(answer)
             if answer.cached_tokens is None:
                 answer.cached_tokens = len(slot.tokens)
             self._running[answer] = slot
 
-    def _pick_rows(self) -> Work:
-        """Choose the next tokens of each running request: one token of an answer, or a chunk of a prompt."""
-        work: Work = []
-        prompts: Work = []
+    def _pick_rows(self) -> list[Work]:
+        """Choose the next tokens of each running request: one token of an answer and a draft, or a chunk of a prompt.
+
+        Steps with prompts have no drafts, because additional rows are not cheap in large steps.
+        """
+        work: list[Work] = []
+        prompts: list[tuple[Answer, Slot]] = []
         for answer, slot in self._running.items():
-            missing = answer.tokens[len(slot.tokens) :]
-            (work if len(missing) == 1 else prompts).append((answer, slot, missing))
+            if len(answer.tokens) - len(slot.tokens) == 1:
+                work.append(Work.next_of(answer, slot, 1))
+            else:
+                prompts.append((answer, slot))
         room = max(self._rows_per_step - len(work), 1)
-        for answer, slot, missing in prompts:
+        if not prompts:
+            work = self._speculation.with_drafts(work, room)
+        for answer, slot in prompts:
             if room > 0:
-                work.append((answer, slot, missing[:room]))
-                room -= len(missing[:room])
-        for answer, _, _ in work:
-            answer.prefill_started = answer.prefill_started or time.perf_counter()
+                work.append(Work.next_of(answer, slot, min(room, rows_until_copy(answer, slot, self._waiting))))
+                room -= work[-1].rows
+        for part in work:
+            part.answer.prefill_started = part.answer.prefill_started or time.perf_counter()
         return work
 
-    def _forward(self, work: Work) -> NDArray[np.float32]:
+    def _forward(self, work: list[Work]) -> tuple[list[Work], NDArray[np.float32]]:
+        """Run a step and return its work and logits. If the KV cache is too full for drafts, run it without them."""
         try:
-            return self._backend.forward(_batch(work))
+            return work, self._backend.forward(batch_of(work))
         except Cancelled:
-            self._slots.recount([slot for _, slot, _ in work])
+            self._slots.recount([part.slot for part in work])
             raise
+        except KVFull:
+            if not any(part.draft.tokens for part in work):
+                raise
+        return self._forward([replace(part, draft=NO_DRAFT) for part in work])
+
+    def _take_results(self, part: Work, logits: NDArray[np.float32], drawn: Drawn) -> list[Event]:
+        """Update a request with the logits and draws of its rows and return its events."""
+        answer, slot = part.answer, part.slot
+        slot.tokens += part.tokens
+        events: list[Event] = []
+        if answer.in_prefill:
+            events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
+        if part.is_last:
+            known = len(answer.tokens)
+            events += answer.accept(logits, part.draft.tokens, drawn)
+            self._speculation.observe_draft(part, answer.tokens[known:])
+            if part.draft.tokens:
+                self._cut_back(slot, part.draft, len(answer.tokens) - 1)
+        return events
+
+    def _cut_back(self, slot: Slot, draft: Draft, n: int) -> None:
+        """Remove the wrong tokens of a draft from the cache, so that n tokens are left."""
+        slot.tokens += draft.tokens
+        if n < len(slot.tokens) and self._slots.truncate(slot, n) < n:
+            # A cache with a recurrent state would have to repeat earlier rows after each wrong draft.
+            self._speculation.stop()
 
     def _make_room(self) -> list[Event]:
         """Free space in a full KV cache.
@@ -342,6 +362,7 @@ class Engine:
         answer, slot = next(reversed(self._running.items()))
         if len(self._running) > 1:
             del self._running[answer]
+            self._speculation.release(answer)
             self._slots.forget(slot)
             self._waiting.appendleft(answer)
             self._admission_paused = True
@@ -370,6 +391,7 @@ class Engine:
     def _retire(self) -> None:
         """Remove finished requests. The tokens in their slots stay cached for later requests."""
         for answer in [answer for answer in self._running if answer.over]:
+            self._speculation.finish(answer)
             self._slots.release(self._running.pop(answer))
             self._admission_paused = False
         if any(answer.over for answer in self._waiting):
@@ -378,28 +400,16 @@ class Engine:
     def _drop_all(self) -> None:
         self._waiting.clear()
         while self._running:
-            self._slots.release(self._running.popitem()[1])
+            answer, slot = self._running.popitem()
+            self._speculation.release(answer)
+            self._slots.release(slot)
         self._admission_paused = False
 
-    def _forget(self, work: Work) -> None:
+    def _forget(self, work: list[Work]) -> None:
         """Drop the requests of a failed pass and empty their slots, whose state in the cache is unknown."""
-        for answer, _, _ in work:
-            del self._running[answer]
+        for part in work:
+            del self._running[part.answer]
+            self._speculation.release(part.answer)
         self._admission_paused = False
-        for _, slot, _ in work:
-            self._slots.forget(slot)
-
-
-def _batch(work: Work) -> Batch:
-    """Build the batch of one pass. It requests logits only for each request's last token."""
-    tokens: list[int] = []
-    seq: list[int] = []
-    pos: list[int] = []
-    want: list[bool] = []
-    for answer, slot, missing in work:
-        held = len(slot.tokens)
-        tokens += missing
-        seq += [slot.index] * len(missing)
-        pos += range(held, held + len(missing))
-        want += [False] * (len(missing) - 1) + [held + len(missing) == len(answer.tokens)]
-    return Batch(np.array(tokens, np.int32), np.array(seq, np.int32), np.array(pos, np.int32), np.array(want))
+        for part in work:
+            self._slots.forget(part.slot)

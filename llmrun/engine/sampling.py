@@ -1,6 +1,7 @@
-"""Sampling: pure functions that turn logits into the next token.
+"""Sampling in readable NumPy: pure functions that turn logits into the next token.
 
-`sample` applies them in the order of llama.cpp's default chain:
+These functions define sampling. The engine runs a kernel with bit-identical results (sampler.py, kernels/sampling).
+`sample` applies the functions in the order of llama.cpp's default chain:
 
     logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
@@ -14,12 +15,22 @@ rounding IEEE 754 defines, because the last bit of NumPy's exp depends on the in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.errors import LlmrunError, ModelFileError
+from llmrun.layouts.sampling import (
+    EXP_TERMS,
+    INVERSE_LN2,
+    LN2_HIGH,
+    LN2_LOW,
+    LOWEST_EXPONENT,
+    SMALLEST_TEMPERATURE,
+    STRIPES,
+)
 from llmrun.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,10 +41,8 @@ if TYPE_CHECKING:
     # top-p.
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-_TOP_K_STRIPES = 1024  # 256 to 4,096 are equally fast for vocabularies of 49k and 152k tokens
 _EXP_CHUNK = 4096  # elements per chunk; temporary arrays fit into the L1 cache: 2.2 times as fast for 49k tokens
 _LARGEST = np.finfo(np.float32).max
-_SMALLEST = 1e-9  # lower bound of the temperature, so that dividing a float32 by it cannot overflow
 
 
 def sample(logits: Logits, history: Sequence[int], params: SamplingParams, position: int) -> int:
@@ -64,9 +73,16 @@ def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
     if not bias:
         return logits
     biased = logits.copy()
-    ids = list(bias)
-    biased[ids] = np.minimum(logits[ids] + np.array(list(bias.values()), np.float32), _LARGEST)
+    ids, values = bias_arrays(bias)
+    biased[ids] = np.minimum(logits[ids] + values, _LARGEST)
     return biased
+
+
+def bias_arrays(bias: Mapping[int, float]) -> tuple[NDArray[np.int32], Logits]:
+    """Return the ids and the biases as int32[n] and float32[n]. Biases above the largest float32 are reduced to it."""
+    with np.errstate(over="ignore"):
+        values = np.array(list(bias.values()), np.float32)
+    return np.array(list(bias), np.int32), np.minimum(values, _LARGEST)
 
 
 def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:
@@ -75,8 +91,7 @@ def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingPara
     repeat_penalty divides positive logits and multiplies negative ones. frequency_penalty is subtracted once per
     occurrence, and presence_penalty once per token.
     """
-    neutral = params.repeat_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    if neutral or params.repeat_last_n == 0 or not history:
+    if not penalizes(params) or params.repeat_last_n == 0 or not history:
         return logits
     recent = history if params.repeat_last_n < 0 else history[-params.repeat_last_n :]
     ids, counts = np.unique(np.asarray(recent, np.intp), return_counts=True)
@@ -88,6 +103,11 @@ def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingPara
     penalized = logits.copy()
     penalized[ids] = np.nan_to_num(seen)
     return penalized
+
+
+def penalizes(params: SamplingParams) -> bool:
+    """Return whether any penalty is enabled."""
+    return params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
 def greedy(logits: Logits) -> int:
@@ -104,10 +124,10 @@ def top_k(logits: Logits, k: int) -> Candidates:
     k-th largest stripe maximum, so only those logits, a few dozen more than k, have to be sorted.
     """
     _check_any_left(float(logits.max()))
-    depth = len(logits) // _TOP_K_STRIPES
-    if 0 < k <= _TOP_K_STRIPES and depth > 1:
-        maxima = logits[: depth * _TOP_K_STRIPES].reshape(depth, _TOP_K_STRIPES).max(axis=0)
-        bound = np.partition(maxima, _TOP_K_STRIPES - k)[_TOP_K_STRIPES - k]
+    depth = len(logits) // STRIPES
+    if 0 < k <= STRIPES and depth > 1:
+        maxima = logits[: depth * STRIPES].reshape(depth, STRIPES).max(axis=0)
+        bound = np.partition(maxima, STRIPES - k)[STRIPES - k]
         ids = np.flatnonzero(logits >= bound)
     else:
         ids = np.arange(len(logits))
@@ -148,7 +168,7 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
 def draw(candidates: Candidates, temperature: float, u: float) -> int:
     """Draw an id with the probabilities softmax(logits / temperature), using the random number u in [0, 1)."""
     ids, logits = candidates
-    cumulative = np.cumsum(_exp((logits - logits.max()) / max(temperature, _SMALLEST)))
+    cumulative = np.cumsum(_exp((logits - logits.max()) / max(temperature, SMALLEST_TEMPERATURE)))
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(ids[min(index, len(ids) - 1)])  # u * total may round up to the total
 
@@ -158,30 +178,58 @@ def uniform(seed: int, position: int) -> float:
     return (_mix(_mix(seed) + position) >> 11) * 2.0**-53
 
 
+# The result of `log_probabilities` if the largest logit is not finite.
+NO_LOG_PROBABILITIES: tuple[float, list[tuple[int, float]]] = (math.nan, [])
+
+
 def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
     """Return the natural log-probability of `token` and those of the n likeliest ids, sorted.
 
-    `logits` are the model's output, before bias, penalties and temperature.
+    `logits` are the model's output, before bias, penalties and temperature. If the largest logit is not finite,
+    the log-probability is NaN and the list is empty.
     """
-    ids, _ = top_k(logits, n) if n > 0 else (np.arange(0), None)
     largest = float(logits.max())
-    log_total = largest + float(np.log(_sum(_exp(logits.astype(np.float64) - largest))))
-    return float(logits[token]) - log_total, [(int(i), float(logits[i]) - log_total) for i in ids]
+    if not np.isfinite(largest):
+        return NO_LOG_PROBABILITIES
+    ids = top_k(logits, n)[0].tolist() if n > 0 else []
+    return described_log_probabilities(logits, token, ids, largest, _sum(_exp(logits.astype(np.float64) - largest)))
+
+
+def described_log_probabilities(
+    logits: Logits, token: int, ids: Sequence[int], largest: float, total: float
+) -> tuple[float, list[tuple[int, float]]]:
+    """Return the result of `log_probabilities` for the likeliest `ids`.
+
+    largest  the largest logit
+    total    the sum of exp(logit - largest)
+    """
+    log_total = largest + float(np.log(total))
+    return float(logits[token]) - log_total, [(i, float(logits[i]) - log_total) for i in ids]
+
+
+def bad_output(best: float) -> ModelFileError:
+    """Return the error for a largest logit that is not finite."""
+    return ModelFileError(
+        f"invalid model output: the largest logit is {best} instead of a finite number",
+        hint="check the model file with llmrun verify, or try another backend",
+    )
+
+
+def nothing_left() -> LlmrunError:
+    """Return the error for a logit bias that bans every token."""
+    return LlmrunError("cannot choose a token: logit_bias bans every token that the model allows")
 
 
 def _check_output(best: float) -> None:
     """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. If any logit is NaN, `best` is NaN."""
     if not np.isfinite(best):
-        raise ModelFileError(
-            f"invalid model output: the largest logit is {best} instead of a finite number",
-            hint="check the model file with llmrun verify, or try another backend",
-        )
+        raise bad_output(best)
 
 
 def _check_any_left(best: float) -> None:
     """Raise LlmrunError if `best`, the largest logit after bias and penalties, is -inf."""
     if best == -np.inf:
-        raise LlmrunError("cannot choose a token: logit_bias bans every token that the model allows")
+        raise nothing_left()
 
 
 def _mix(value: int) -> int:
@@ -198,13 +246,6 @@ def _sum(values: NDArray[np.float64]) -> float:
     return float(np.cumsum(values)[-1])
 
 
-_LOWEST_EXPONENT = -700.0  # below this, e^x is rounded to 0; above it, 2^n is a normal number
-_LN2_HIGH = 0.693147180369123816490  # the upper 33 bits of ln 2, so that n * _LN2_HIGH is exact
-_LN2_LOW = 1.90821492927058770002e-10
-_EXP_TERMS = [1 / 6227020800, 1 / 479001600, 1 / 39916800, 1 / 3628800, 1 / 362880, 1 / 40320, 1 / 5040]
-_EXP_TERMS += [1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0]  # 1/13! ... 1/0!; the remainder is below 1e-17
-
-
 def _exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute e^x for x <= 0 with an error of at most 2 units in the last place."""
     if len(x) <= _EXP_CHUNK:
@@ -217,14 +258,14 @@ def _exp_chunk(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
     e^r is a Taylor polynomial. 2^n is written directly into the exponent bits.
     """
-    bounded = np.maximum(x, _LOWEST_EXPONENT)
-    n = np.rint(bounded * (1 / 0.6931471805599453))
-    r = bounded - n * _LN2_HIGH
-    r -= n * _LN2_LOW
-    result = np.full_like(r, _EXP_TERMS[0])
-    for term in _EXP_TERMS[1:]:
+    bounded = np.maximum(x, LOWEST_EXPONENT)
+    n = np.rint(bounded * INVERSE_LN2)
+    r = bounded - n * LN2_HIGH
+    r -= n * LN2_LOW
+    result = np.full_like(r, EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
         result *= r
         result += term
     result *= ((n.astype(np.int64) + 1023) << 52).view(np.float64)
-    result[x < _LOWEST_EXPONENT] = 0.0
+    result[x < LOWEST_EXPONENT] = 0.0
     return result

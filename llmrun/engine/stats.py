@@ -13,30 +13,36 @@ def request_timings(
     load_s: float,
     submitted: float,
     prefill_started: float,
-    token_times: Sequence[float],
+    step_times: Sequence[float],
     ended: float,
     prompt_tokens: int,
     cached_tokens: int,
-    generated_tokens: int | None = None,
+    generated_tokens: int,
+    steps: int = 0,
+    drafted_tokens: int = 0,
+    accepted_tokens: int = 0,
 ) -> Timings:
     """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
 
     submitted        when the request was submitted, before tokenization
     prefill_started  start of its first forward pass; time in the queue counts toward the TTFT, but not the prefill
-    token_times      when each token was generated, or when each piece of text arrived
+    step_times       when each step that generated tokens ended, or when each piece of text arrived
     ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
-    generated_tokens the token count, if a piece may hold several tokens; None means one token per entry of token_times
+    steps            number of steps that generated tokens; 0 if unknown (remote)
     """
-    first = token_times[0] if token_times else ended
-    last = token_times[-1] if token_times else ended
+    first = step_times[0] if step_times else ended
+    last = step_times[-1] if step_times else ended
     return Timings(
         load_s=load_s,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
-        generated_tokens=len(token_times) if generated_tokens is None else generated_tokens,
+        generated_tokens=generated_tokens,
         prefill_s=first - prefill_started,
-        ttft_s=first - submitted if token_times else 0.0,
+        ttft_s=first - submitted if step_times else 0.0,
         decode_s=last - first,
         total_s=last - submitted,
-        gaps_s=tuple(later - earlier for earlier, later in pairwise(token_times)),
+        gaps_s=tuple(later - earlier for earlier, later in pairwise(step_times)),
+        steps=steps,
+        drafted_tokens=drafted_tokens,
+        accepted_tokens=accepted_tokens,
     )

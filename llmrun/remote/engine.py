@@ -105,7 +105,7 @@ class _RemoteAnswer:
             load_s=load_s,
             submitted=self.submitted,
             prefill_started=self.submitted,
-            token_times=self.moments,
+            step_times=self.moments,
             ended=ended,
             prompt_tokens=prompt,
             cached_tokens=cached,

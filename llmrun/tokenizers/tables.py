@@ -75,6 +75,10 @@ class TokenTables:
         """Return a token's text as spelled in the vocabulary."""
         return ctypes.string_at(int(self.starts[token]), int(self.lengths[token]))
 
+    def texts(self, n: int) -> list[bytes]:
+        """Return the texts of the first n tokens."""
+        return list(map(ctypes.string_at, self.starts[:n].tolist(), self.lengths[:n].tolist()))
+
     def _build(self, merges: StringArray | None) -> NDArray[np.int32]:
         """Fill the tables. Returns the indices of merges that contain a text without an id."""
         merge_texts = _Texts.copied(()) if merges is None else _Texts.in_file(merges)

@@ -25,7 +25,9 @@ from tests.support.engine.contract import (
     StopStringContract,
     plain_tokens,
 )
+from tests.support.engine.drafts import PROPOSALS, Propose
 from tests.support.engine.machine import run_engine_machine
+from tests.support.engine.speculation_contract import SpeculationContract
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import tiny_model
@@ -33,7 +35,7 @@ from tests.support.models.tiny_models import tiny_model
 pytestmark = pytest.mark.slow
 
 
-class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract):
+class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
     @classmethod
     def open_backend(cls, *, context_size: int, max_sequences: int) -> ScriptedBackend:
         return ScriptedBackend(None, context_size=context_size, max_sequences=max_sequences)
@@ -43,7 +45,7 @@ class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedCo
         return ScriptedBackend(None, context_size=context_size, max_sequences=max_sequences, capacity=capacity)
 
 
-class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContract):
+class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
     """The scripted backend as a recurrent model, which keeps less of a prefix than was asked for."""
 
     @classmethod
@@ -74,7 +76,7 @@ def open_crowded_cpu(path: Path, *, capacity: int, context_size: int, max_sequen
     return backend
 
 
-class TestTinyModelOnTheCpu(StopStringContract, PrefixContract, CancelContract, CrowdedContract):
+class TestTinyModelOnTheCpu(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
     path: Path
 
     @pytest.fixture(autouse=True, scope="class")
@@ -111,7 +113,7 @@ def open_llama(path: Path, *, capacity: int | None = None, context_size: int, ma
         )
 
 
-class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract, CrowdedContract):
+class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
     """Greedy tokens may differ slightly from those generated alone, because llama.cpp's summation order depends on the
     batch.
     """
@@ -147,7 +149,7 @@ class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
         return open_llama(smollm2(), context_size=context_size, max_sequences=max_sequences)
 
 
-class TestWindowsOnTheCpu(PrefixContract, CancelContract):
+class TestWindowsOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
     """Two of three layers keep only the tokens of a window and a step, and 256 more for truncation."""
 
     context = 1536
@@ -168,7 +170,7 @@ class TestWindowsOnTheCpu(PrefixContract, CancelContract):
         assert_taken_back(self, backend, back_to, kept)
 
 
-class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract):
+class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract, SpeculationContract):
     """Tokens that no layer sees any more are dropped, so the cache cannot be truncated to an arbitrary position."""
 
     exact = False
@@ -204,28 +206,36 @@ def assert_taken_back(contract: PrefixContract, backend: Backend, back_to: int, 
     contract.assert_answers(backend, second, gathered)
 
 
+DRAFTED = pytest.mark.parametrize("propose", [None, PROPOSALS["mixed"]], ids=["plain", "drafted"])
+
+
+@DRAFTED
 @pytest.mark.parametrize("capacity", [None, 120])
 @pytest.mark.parametrize("checkpoint", [None, 16])
-def test_anything_in_any_order_on_the_scripted_backend(capacity: int | None, checkpoint: int | None) -> None:
+def test_anything_in_any_order_on_the_scripted_backend(
+    capacity: int | None, checkpoint: int | None, propose: Propose | None
+) -> None:
     backend = ScriptedBackend(None, context_size=100, max_sequences=3, capacity=capacity, checkpoint=checkpoint)
-    run_engine_machine(backend, alone=ScriptedBackend(None, context_size=100), examples=40)
+    run_engine_machine(backend, alone=ScriptedBackend(None, context_size=100), examples=20, propose=propose)
 
 
-def test_anything_in_any_order_on_the_cpu(tmp_path: Path) -> None:
+@DRAFTED
+def test_anything_in_any_order_on_the_cpu(tmp_path: Path, propose: Propose | None) -> None:
     path = tiny_model(tmp_path, "Q4_0 small heads")
     backend = open_crowded_cpu(path, capacity=128, context_size=96, max_sequences=3)
     alone = open_cpu(path, context_size=96, max_sequences=1)
     try:
-        run_engine_machine(backend, alone=alone, examples=40)
+        run_engine_machine(backend, alone=alone, examples=20, propose=propose)
     finally:
         backend.close()
         alone.close()
 
 
-def test_anything_in_any_order_on_llama_cpp(tmp_path: Path) -> None:
+@DRAFTED
+def test_anything_in_any_order_on_llama_cpp(tmp_path: Path, propose: Propose | None) -> None:
     path = tiny_model(tmp_path, "F32")
     backend = open_llama(path, capacity=256, context_size=128, max_sequences=3)
     try:
-        run_engine_machine(backend, alone=None, examples=30)
+        run_engine_machine(backend, alone=None, examples=15, propose=propose)
     finally:
         backend.close()

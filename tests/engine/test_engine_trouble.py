@@ -68,7 +68,7 @@ def test_generate_runs_one_request_alone() -> None:
 
 def test_a_chat_without_a_template_is_refused_with_the_way_out() -> None:
     engine = Engine(noisy())
-    engine.template = None
+    engine._prompts.template = None
     with pytest.raises(TemplateRefused, match="no chat template") as refused:
         engine.submit(Request(ChatPrompt([{"role": "user", "content": "hi"}])))
     assert "--raw" in refused.value.hint

@@ -12,10 +12,11 @@ def test_the_parts_of_a_request_add_up() -> None:
         load_s=2.0,
         submitted=10.0,
         prefill_started=10.5,
-        token_times=[11.0, 11.25, 12.0],
+        step_times=[11.0, 11.25, 12.0],
         ended=13.0,
         prompt_tokens=30,
         cached_tokens=10,
+        generated_tokens=3,
     )
     assert timings.ttft_s == 1.0
     assert timings.prefill_s == 0.5
@@ -28,18 +29,19 @@ def test_the_parts_of_a_request_add_up() -> None:
     assert timings.load_s == 2.0
 
 
-@pytest.mark.parametrize("token_times", [[], [5.0]])
-def test_no_token_and_one_token_divide_nothing_by_zero(token_times: list[float]) -> None:
+@pytest.mark.parametrize("step_times", [[], [5.0]])
+def test_no_token_and_one_token_divide_nothing_by_zero(step_times: list[float]) -> None:
     timings = request_timings(
         load_s=0,
         submitted=1.0,
         prefill_started=2.0,
-        token_times=token_times,
+        step_times=step_times,
         ended=5.0,
         prompt_tokens=3,
         cached_tokens=0,
+        generated_tokens=len(step_times),
     )
-    assert timings.generated_tokens == len(token_times)
+    assert timings.generated_tokens == len(step_times)
     assert timings.total_s == 4.0
-    assert timings.ttft_s == (4.0 if token_times else 0.0)
+    assert timings.ttft_s == (4.0 if step_times else 0.0)
     assert (timings.decode_s, timings.tpot_s, timings.decode_per_second, timings.gaps_s) == (0, 0, 0, ())

@@ -394,7 +394,7 @@ def real_port() -> Iterator[int]:
 
 def test_a_real_server_says_what_the_model_says_here(real_port: int) -> None:
     prompt = ChatPrompt([{"role": "user", "content": "Say hello in French."}])
-    request = Request(prompt, max_tokens=5, sampling=GREEDY)  # beyond five tokens, two candidates are nearly tied
+    request = Request(prompt, max_tokens=4, sampling=GREEDY)  # beyond four tokens, two candidates are nearly tied
     with RemoteEngine.open(f"http://127.0.0.1:{real_port}") as engine:
         there = "".join(event.text for event in engine.generate(request) if isinstance(event, TextDelta))
     with Engine.open(smollm2(), OpenOptions(backend="llama", threads=1)) as local:

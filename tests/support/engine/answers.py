@@ -17,6 +17,7 @@ class Gathered:
     reasoning: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    deltas: list[TextDelta] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
     last: Finished | Failed | None = None
     ended_in: int = 0  # the number of the step that returned the last event
@@ -45,6 +46,7 @@ def run_to_the_end(
             answer = answers[event.request_id]
             assert answer.last is None, f"{event} after {answer.last}"
             if isinstance(event, TextDelta):
+                answer.deltas.append(event)
                 if event.unopened:
                     answer.reasoning, answer.text = answer.text, ""
                 answer.reasoning += event.reasoning

@@ -206,6 +206,16 @@ class CompanyContract(OverOneBackend):
         for gathered in together[1:]:
             self.assert_kept(gathered.finished.timings.cached_tokens, 40, of=45)
 
+    @pytest.mark.parametrize("rows_per_step", [7, 256])
+    def test_samples_of_one_prompt_answer_as_each_alone(self, backend: Backend, rows_per_step: int) -> None:
+        prompt = plain_tokens(backend, 70, seed=1)
+        requests = [self.request(backend, prompt, 12, seed) for seed in range(SEQUENCES + 2)]
+        together = answer_all(Engine(backend, rows_per_step=rows_per_step), requests)
+        for request, gathered in zip(requests, together, strict=True):
+            self.assert_answers(backend, request, gathered)
+        for gathered in together[1:SEQUENCES]:
+            assert gathered.finished.timings.cached_tokens == 69
+
     def assert_kept(self, cached: int, n: int, *, of: int) -> None:
         """Check the number of reused tokens, given that `n` of the `of` tokens in the cache match the prompt."""
         assert cached == n

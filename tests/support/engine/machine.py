@@ -20,6 +20,7 @@ from llmrun.types import FinishReason
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.engine.answers import answer_all
 from tests.support.engine.contract import assert_books_agree, forget_all, plain_tokens
+from tests.support.engine.drafts import Adversary, Propose, drafting_engine
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
@@ -37,9 +38,11 @@ class Expected:
 
 class Machine(RuleBasedStateMachine):
     """The state machine. `backend` is under test and has a small cache; `solitary` returns the answer of a request run
-    alone."""
+    alone, and `propose` its drafts."""
 
-    def __init__(self, backend: Backend, solitary: Callable[[Request], list[int]] | None) -> None:
+    def __init__(
+        self, backend: Backend, solitary: Callable[[Request], list[int]] | None, propose: Propose | None
+    ) -> None:
         super().__init__()
         with contextlib.suppress(Cancelled):  # consumes a cancellation left over from the previous machine
             forget_all(backend)
@@ -48,12 +51,18 @@ class Machine(RuleBasedStateMachine):
         self.backend = backend
         self.solitary = solitary
         self.engine = Engine(backend, rows_per_step=24)
+        if propose is not None:
+            self.engine = drafting_engine(backend, Adversary(backend, propose, self.sequence), rows_per_step=24)
         self.requests: dict[int, Expected] = {}
 
     def request(self, prompt: list[int], max_tokens: int, seed: int) -> Request:
         never = dict.fromkeys(self.backend.tokenizer.end_of_generation, -math.inf)
         sampling = SamplingParams(temperature=0.8 if self.solitary else 0, seed=seed, logit_bias=never)
         return Request(TokenPrompt(tuple(prompt)), max_tokens, sampling=sampling)
+
+    def sequence(self, request: Request) -> list[int]:
+        """Return the tokens of a prompt and its answer, which is unknown if there is no `solitary`."""
+        return [*_prompt(request), *(self.solitary(request) if self.solitary else [])]
 
     def submitted(self, request: Request) -> None:
         self.requests[self.engine.submit(request)] = Expected(request)
@@ -158,10 +167,13 @@ def _prompt(request: Request) -> list[int]:
     return list(request.prompt.tokens)
 
 
-def run_engine_machine(backend: Backend, *, alone: Backend | None, examples: int, steps: int = 30) -> None:
+def run_engine_machine(
+    backend: Backend, *, alone: Backend | None, examples: int, propose: Propose | None, steps: int = 30
+) -> None:
     """Run many random operations on the engine over `backend`.
 
     `alone` is the same model with room for one sequence, or None if answers may depend on other requests.
+    `propose` makes drafts; None runs without drafts.
     """
     known: dict[tuple[Any, ...], list[int]] = {}
 
@@ -174,7 +186,7 @@ def run_engine_machine(backend: Backend, *, alone: Backend | None, examples: int
         return known[key]
 
     run_state_machine_as_test(
-        lambda: Machine(backend, None if alone is None else solitary),  # type: ignore[arg-type]
+        lambda: Machine(backend, None if alone is None else solitary, propose),  # type: ignore[arg-type]
         settings=hypothesis.settings(
             max_examples=examples,
             stateful_step_count=steps,

@@ -1,0 +1,92 @@
+"""The interface of drafters, which predict the next tokens of an answer.
+
+A step runs a draft together with the last token of the answer, and returns logits for all of these rows. The engine
+then draws one token after another, as it does without a draft. A draft token is right if it equals the token drawn at
+its position, so the answer is the same with any draft, at any temperature. Only the speed depends on drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Request
+
+# Draft tokens of the same kind are accepted about equally often: (drafter, evidence).
+Kind = tuple[str, int]
+ANY: Final = -1  # in place of the evidence: all tokens of a drafter
+
+# Tells a drafter whether drafting one more token, after tokens of the given kinds, is worth its time.
+Worth = Callable[[Sequence[Kind]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Predicted tokens, each with the kind under which its acceptance is counted.
+
+    seconds  how long the prediction took, without the prefill of the prompt
+    """
+
+    tokens: tuple[int, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    seconds: float = 0.0
+
+    def first(self, n: int) -> Draft:
+        """Return the draft's first n tokens."""
+        return Draft(self.tokens[:n], self.kinds[:n], self.seconds)
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Predicts the tokens of one answer.
+
+    name  the first part of its tokens' kinds
+    """
+
+    name: str
+
+    @property
+    def token_seconds(self) -> float:
+        """The time to draft a token, or 0 if it is negligible."""
+
+    def draft(self, tokens: Sequence[int], most: int, worth: Worth) -> Draft:
+        """Predict at most `most` tokens that follow `tokens`, which are the prompt and the answer so far.
+
+        The tokens of each call begin with those of the previous call. Drafters whose tokens take time call `worth`
+        before each token. Never raises an error.
+        """
+
+    def release(self) -> None:
+        """Free the drafter's resources. May be called at any time, even if `draft` will be called again."""
+
+
+class DraftSource(Protocol):
+    """Creates drafters, and remembers finished answers for later ones.
+
+    error  why the source no longer drafts anything, or an empty string
+    """
+
+    error: str
+
+    @property
+    def expected(self) -> Mapping[Kind, float]:
+        """For each kind, the acceptance rate to assume until it has been measured."""
+
+    def drafter(self, request: Request) -> Drafter:
+        """Return a drafter for a request's answer."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Remember the tokens of a finished answer."""
+
+    def forget(self) -> None:
+        """Forget all finished answers."""
+
+    def cancel(self) -> None:
+        """Stop a running draft, or the next one, as `Backend.cancel` does. Signal handlers may call this."""
+
+    def close(self) -> None:
+        """Free all resources."""

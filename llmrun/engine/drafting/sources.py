@@ -1,0 +1,29 @@
+"""Opens the draft sources of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.engine.drafting.base import DraftSource
+from llmrun.engine.drafting.lookup import LookupSource
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend, OpenOptions
+
+
+def open_sources(
+    speculate: bool | None, draft: Path | None, options: OpenOptions, target: Backend
+) -> list[DraftSource]:
+    """Return the draft sources for `target`, which was opened with `options`. `Engine.open` describes the others.
+
+    Sources whose drafts take no time come first. Raises the errors of `Engine.open`.
+    """
+    sources: list[DraftSource] = []
+    if draft is not None:
+        from llmrun.engine.drafting.model import open_draft_model
+
+        sources.append(open_draft_model(draft, options, target))
+    if draft is not None or (target.info.batch_invariant if speculate is None else speculate):
+        sources.insert(0, LookupSource())
+    return sources

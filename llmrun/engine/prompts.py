@@ -1,0 +1,98 @@
+"""Turns a request's prompt into tokens, and creates the decoder for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
+from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
+from llmrun.engine.templates.process import TemplateProcess
+from llmrun.engine.thinking.decoder import ThinkingDecoder
+from llmrun.engine.thinking.prompting import ModelThinking
+from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend
+
+
+class PromptReader:
+    """Renders chat templates and tokenizes prompts for one open model.
+
+    chat_template  Jinja source that replaces the model's own template
+    thinking_tags  see Engine
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        templates: TemplateProcess,
+        chat_template: str | None,
+        thinking_tags: Sequence[str] | None,
+    ) -> None:
+        self._backend = backend
+        self._path = backend.info.path
+        self._tokenizer = backend.tokenizer
+        self._templates = templates
+        self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
+        self.thinking = ModelThinking(self.template, backend.tokenizer, templates, thinking_tags)
+
+    def read(self, request: Request) -> tuple[list[int], ThinkingDecoder]:
+        """Return the tokens of a request's prompt and the decoder for its answer.
+
+        Raises TemplateRefused if the chat template fails or is missing, and ModelFileError if the vocabulary has no
+        token for the prompt's text.
+        """
+        prompt = request.prompt
+        if isinstance(prompt, TokenPrompt):
+            return list(prompt.tokens), ThinkingDecoder(request.stop)
+        if isinstance(prompt, TextPrompt):
+            return self._tokens_of_text(prompt.text), ThinkingDecoder(request.stop)
+        if self.template is None:
+            raise TemplateRefused(
+                f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
+                hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
+            )
+        think = False if request.think_budget == 0 else request.think
+        rendered = self.template.render(self.thinking.asked(prompt, think), self._tokenizer, self._templates)
+        if not prompt.add_generation_prompt:
+            return self._tokenizer.encode_rendered(rendered).tolist(), ThinkingDecoder(request.stop)
+        beginning = self.thinking.begun(rendered, think)
+        decoder = ThinkingDecoder(
+            request.stop, self.thinking.spelling, opened=beginning.opened, may_close=beginning.may_close
+        )
+        return self._tokenizer.encode_rendered(beginning.text).tolist(), decoder
+
+    def token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""
+        context = min(self._backend.info.context_size, self._backend.kv.capacity)
+        if prompt_tokens == 0:
+            raise UsageError("empty prompt: at least one token is needed")
+        if prompt_tokens >= context:
+            trained = self._backend.info.train_context
+            raise ContextExceeded(
+                f"prompt does not fit in the context: {prompt_tokens:,} tokens plus one for the "
+                f"answer exceed the limit of {context:,}",
+                hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
+                if context < trained
+                else "shorten the prompt: the model was not trained for a longer context",
+            )
+        return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
+
+    def closing_tokens(self) -> list[int]:
+        """Return the tokens that end the model's thinking, or [] if the model never thinks."""
+        if self.thinking.style is None:
+            return []
+        ids: list[int] = self._tokenizer.encode(
+            self.thinking.style.ending, add_special=False, parse_special=True
+        ).tolist()
+        return ids
+
+    def _tokens_of_text(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special=True, parse_special=True).tolist()
+        if text and not tokens:
+            raise ModelFileError(
+                f"prompt cannot be tokenized: {self._path}: the vocabulary contains none of its {len(text):,} "
+                "characters"
+            )
+        return tokens

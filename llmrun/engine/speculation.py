@@ -1,0 +1,162 @@
+"""Adds drafts to the steps of the engine, and records how many of their tokens were right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+from llmrun.engine.drafting.acceptance import Acceptance, AssumedRates
+from llmrun.engine.drafting.base import NO_DRAFT, Draft, Drafter, DraftSource, Kind
+from llmrun.engine.drafting.costs import StepCosts, StepSize
+from llmrun.engine.drafting.pace import AnswerPace, StepPlan
+
+if TYPE_CHECKING:
+    from llmrun.engine.answer import Answer
+    from llmrun.engine.requests import Request
+    from llmrun.engine.work import Work
+
+LONGEST_DRAFT: Final = 15  # tokens; with the token before it, 16 rows
+_FORCED: Final[Kind] = ("forced", 0)  # tokens that the engine will emit whatever the logits are
+
+
+class Speculation:
+    """Drafts tokens for the steps of an engine, and keeps the statistics that decide how many.
+
+    sources  the sources of drafts; those whose drafts take no time come first
+    """
+
+    def __init__(self, sources: Sequence[DraftSource]) -> None:
+        self._sources = sources
+        expected = {_FORCED: 1.0}
+        for source in sources:
+            expected |= source.expected
+        self._costs = StepCosts()
+        self._acceptance = Acceptance(AssumedRates(expected))
+        self._plan: StepPlan | None = None  # the plan of the step that is running
+        self._stopped = not sources
+
+    @property
+    def error(self) -> str:
+        """Why a source no longer drafts anything, or an empty string."""
+        return next((source.error for source in self._sources if source.error), "")
+
+    def begin(self, request: Request) -> tuple[Sequence[Drafter], AnswerPace]:
+        """Return the drafters of a new answer, and the pace that decides how long its drafts are."""
+        return [source.drafter(request) for source in self._sources], AnswerPace(self._acceptance)
+
+    def with_drafts(self, work: Sequence[Work], room: int) -> list[Work]:
+        """Add drafts with at most `room` rows in total to a step that has one row for each of its answers."""
+        if self._stopped or not work or not self._costs.known:
+            return list(work)
+        self._plan = plan = self._new_plan(size_of(work))
+        drafted = []
+        for part in work:
+            most = min(LONGEST_DRAFT, room, part.answer.limit - len(part.answer.tokens) - 1)
+            drafted.append(replace(part, draft=_draft(part.answer, plan, most)) if most > 0 else part)
+            room -= len(drafted[-1].draft.tokens)
+        return drafted
+
+    def _new_plan(self, size: StepSize) -> StepPlan:
+        return StepPlan(self._costs, size)
+
+    def observe_step(self, work: Sequence[Work], size: StepSize, seconds: float) -> None:
+        """Record the duration of a step in which every row belonged to an answer in progress.
+
+        size  the step's size before its tokens were added to the slots
+        """
+        n_drafted = max(1, sum(len(part.draft.tokens) for part in work))
+        if self._plan is not None:
+            for part in work:
+                loss = self._plan.loss(part.draft, len(part.draft.tokens) / n_drafted, seconds)
+                part.answer.pace.observe_loss(loss)
+        self._costs.observe(size, seconds)
+
+    def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
+        """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer."""
+        draft, pace = part.draft, part.answer.pace
+        pairs = zip(draft.tokens, accepted, strict=False)
+        n_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        pace.observe_tokens(len(draft.tokens), n_right, len(accepted))
+        found_wrong = n_right < min(len(draft.tokens), len(accepted))
+        for acceptance in (self._acceptance, pace.acceptance):
+            acceptance.observe(draft, n_right, found_wrong=found_wrong)
+
+    def stop(self) -> None:
+        """Stop drafting for good."""
+        self._stopped = True
+
+    def cancel(self) -> None:
+        """Stop a running draft. Signal handlers may call this."""
+        for source in self._sources:
+            source.cancel()
+
+    def release(self, answer: Answer) -> None:
+        """Free the resources of an answer's drafters, because it was dropped or has to wait."""
+        for drafter in answer.drafters:
+            drafter.release()
+
+    def finish(self, answer: Answer) -> None:
+        """Remember a finished answer, and free the resources of its drafters."""
+        for source in self._sources:
+            source.learn(answer.tokens[answer.prompt_tokens :])
+        self.release(answer)
+
+    def forget(self) -> None:
+        """Forget all finished answers."""
+        for source in self._sources:
+            source.forget()
+
+    def close(self) -> None:
+        """Close the sources."""
+        for source in self._sources:
+            source.close()
+
+
+def size_of(work: Sequence[Work]) -> StepSize:
+    """Return the size of a step, before its tokens are in the slots."""
+    depths = [len(part.slot.tokens) for part in work]
+    attended = sum(part.rows * depth for part, depth in zip(work, depths, strict=True))
+    return StepSize(len(work), sum(part.rows for part in work), sum(depths), attended)
+
+
+def _draft(answer: Answer, plan: StepPlan, most: int) -> Draft:
+    """Return the best draft of at most `most` tokens for an answer, and count it as part of the step.
+
+    Forced tokens take precedence. A draft model is asked only if its draft will probably be better than the best so
+    far, or to measure it again.
+    """
+    pace, depth = answer.pace, len(answer.tokens) - 1
+    if answer.forced:
+        forced = tuple(answer.forced)[:most]
+        best = Draft(forced, (_FORCED,) * len(forced))
+    else:
+        best = NO_DRAFT
+        for drafter in answer.drafters:
+            if drafter.token_seconds and not _is_promising(drafter, best, plan, pace, depth):
+                continue
+            found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
+            plan.spend(found.seconds)
+            best = _better(best, found, plan, pace, depth)
+    length, _ = plan.best_length(best.kinds, pace, depth)
+    if length == 0 and plan.may_probe(pace, depth, 0.0):
+        length = 1
+    taken = best.first(length)
+    plan.add(taken, pace, depth)
+    return taken
+
+
+def _is_promising(drafter: Drafter, best: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> bool:
+    """Return whether to ask a drafter whose tokens take time, given the best draft so far."""
+    _, speed = plan.best_length(best.kinds, pace, depth)
+    return plan.may_probe(pace, depth, drafter.token_seconds) or plan.promises(drafter, speed, pace, depth)
+
+
+def _better(one: Draft, other: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> Draft:
+    """Return the draft that is expected to give more tokens per second. Its time is that of both drafts."""
+    if not one.tokens:
+        return other
+    (_, one_speed), (_, other_speed) = (plan.best_length(draft.kinds, pace, depth) for draft in (one, other))
+    return replace(other if other_speed > one_speed else one, seconds=one.seconds + other.seconds)
