@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
+FORMAT = 2  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
+
+
+def _since(version: int, default: Any) -> Any:
+    """Declare a field that earlier formats do not have. It gets its default value when such documents are read."""
+    return field(default=default, metadata={"since": version})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Subject:
     name       a short name that is unique within the run, such as "cpu" or "llama, 4 threads"
     model      the model's name as the user gave it
     threads    the number of threads; 0 if unknown, as for endpoints
+    speculate  auto, off or the name of the draft model; empty if unknown, as for endpoints
     facts      other metadata: file name, sha256, parameters, bytes, type, device, versions
     """
 
@@ -89,6 +95,7 @@ class Subject:
     gpu_layers: str = ""
     endpoint: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    speculate: str = _since(2, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +109,31 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals over all measured requests. `seconds` is the time during which at least one request was running."""
+    """Totals over all measured requests.
+
+    seconds          the time during which at least one request was running
+    steps            forward passes that generated tokens, counted for each request; 0 if unknown, as for endpoints
+    drafted_tokens   tokens that were predicted and then verified in a step
+    accepted_tokens  drafted tokens that were right
+    """
 
     requests: int
     prompt_tokens: int
     output_tokens: int
     seconds: float
+    steps: int = _since(2, 0)
+    drafted_tokens: int = _since(2, 0)
+    accepted_tokens: int = _since(2, 0)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Generated tokens per step, or None if the number of steps is unknown."""
+        return self.output_tokens / self.steps if self.steps else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafted tokens that were right, or None if nothing was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +184,22 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerCheck:
+    """A comparison of the answers of two configurations that differ only in speculation.
+
+    answers    the number of pairs of answers to the same prompt
+    different  the number of pairs whose tokens or texts differ
+    is_exact   True if the backend guarantees that none of them differ
+    """
+
+    of: int  # `of` and `against` are the indices of the two configurations in Document.results.
+    against: int
+    answers: int
+    different: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """The results of one run. `system` is the machine's state (system.py), and `created` is an ISO 8601 UTC time."""
 
@@ -168,3 +210,4 @@ class Document:
     results: tuple[Result, ...]
     verdicts: tuple[Verdict, ...] = ()
     interrupted: bool = False
+    answer_checks: tuple[AnswerCheck, ...] = _since(2, ())

@@ -1,6 +1,6 @@
 """Converts a Document to JSON and back.
 
-The JSON mirrors document.py. Each object has exactly the keys of its dataclass, and the Document also has `format`.
+The JSON mirrors document.py. Each object has exactly the keys that its dataclass has in the document's `format`.
 Decoding validates everything, because a file may be damaged or written by another program.
 """
 
@@ -44,17 +44,18 @@ def from_json(value: object, where: str) -> Document:
             hint="update llmrun: git pull in its clone, or install a newer wheel",
         )
     fields = {key: item for key, item in value.items() if key != "format"}
-    document: Document = _Decoder(where).dataclass(Document, fields, "")
-    _check_verdicts(document, where)
+    document: Document = _Decoder(where, found).dataclass(Document, fields, "")
+    _check_indices(document, where)
     return document
 
 
-def _check_verdicts(document: Document, where: str) -> None:
-    for number, verdict in enumerate(document.verdicts):
-        for key in ("of", "against"):
-            index = getattr(verdict, key)
-            if index >= len(document.results):
-                _refuse(where, f"verdicts[{number}].{key}", index, f"an index of {len(document.results)} results")
+def _check_indices(document: Document, where: str) -> None:
+    for name in ("verdicts", "answer_checks"):
+        for number, pair in enumerate(getattr(document, name)):
+            for key in ("of", "against"):
+                index = getattr(pair, key)
+                if index >= len(document.results):
+                    _refuse(where, f"{name}[{number}].{key}", index, f"an index of {len(document.results)} results")
 
 
 def _encoded(value: Any, key: str, depth: int) -> Any:
@@ -87,15 +88,19 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 class _Decoder:
-    """Decodes JSON into the dataclasses of document.py. A method's `key` is the path of the value in the document."""
+    """Decodes JSON of one format into the dataclasses of document.py.
 
-    def __init__(self, where: str) -> None:
+    A method's `key` is the path of the value in the document.
+    """
+
+    def __init__(self, where: str, version: int) -> None:
         self._where = where
+        self._version = version
 
     def dataclass(self, kind: type, value: object, key: str) -> Any:
         if not isinstance(value, dict):
             self.refuse(key, value, "an object")
-        fields = _fields(kind)
+        fields = {name: hint for name, hint in _fields(kind).items() if self._knows(kind, name)}
         before = f"{key}." if key else ""
         for name in fields:
             if name not in value:
@@ -104,6 +109,11 @@ class _Decoder:
             if name not in fields:
                 raise UsageError(f"{self._where}: {before}{_shown(name)}: unknown key")
         return kind(**{name: self.value(hint, value[name], before + name) for name, hint in fields.items()})
+
+    def _knows(self, kind: type, name: str) -> bool:
+        """Return whether the document's format has this field of a dataclass."""
+        field = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]  # `kind` is a dataclass
+        return bool(field.metadata.get("since", 1) <= self._version)
 
     def value(self, kind: Any, value: object, key: str) -> Any:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -38,11 +38,12 @@ class Series:
     threads: int
     kv_type: str
     samples: tuple[float, ...]
+    speculate: str = "off"  # auto, off or the name of the draft model
 
     @property
-    def setting(self) -> tuple[str, str, int, str]:
+    def setting(self) -> tuple[str, str, int, str, str]:
         """The settings that must be equal for a like-for-like comparison."""
-        return self.model, self.backend, self.threads, self.kv_type
+        return self.model, self.backend, self.threads, self.kv_type, self.speculate
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ def _series(row: Mapping[Any, Any], where: str) -> Series:
         threads=_integer(row, "n_threads", where),
         kv_type=keys if keys == values else f"{keys}/{values}",
         samples=_samples(row, where),
+        speculate=_text(row, "speculate", where) or "off",
     )
 
 
@@ -245,7 +247,7 @@ def _same_settings(left: Sequence[Series], right: Sequence[Series]) -> list[tupl
 
 
 def _compared(a: Series, b: Series, unpaired_ratio: UnpairedRatio, level: float) -> Comparison:
-    names = ("model", "backend", "threads", "KV type")
+    names = ("model", "backend", "threads", "KV type", "speculation")
     differing = [
         f"{name} {one or 'unknown'} / {other or 'unknown'}"
         for name, one, other in zip(names, a.setting, b.setting, strict=True)

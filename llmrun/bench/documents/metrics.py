@@ -22,7 +22,7 @@ METRICS = {
         Metric("ttft", "TTFT", False, "time to first token: from submitting a request to its first token"),
         Metric("prefill", "prefill", True, "prompt tokens per second, not counting those already in the cache"),
         Metric("tpot", "TPOT", False, "time per output token after the first, averaged over a request"),
-        Metric("itl", "ITL", False, "inter-token latency: the time between two tokens"),
+        Metric("itl", "ITL", False, "inter-token latency: the time between two steps that delivered text"),
         Metric("decode", "decode", True, "output tokens per second of one request, after the first token"),
         Metric("e2e", "E2E", False, "end to end: from submitting a request to its last token"),
         Metric("throughput", "throughput", True, "output tokens per second of all requests together"),

@@ -217,7 +217,9 @@ def _figure(result: Result, name: str) -> float | None:
 
 def _ours(document: Document, index: int, result: Result, phase: str) -> dict[str, Any]:
     workload, energy, roofline = result.workload, result.energy, result.roofline
-    verdict = next((one for one in document.verdicts if (one.of, one.against, one.metric) == (index, 0, phase)), None)
+    verdict = next((one for one in document.verdicts if (one.of, one.metric) == (index, phase)), None)
+    check = next((one for one in document.answer_checks if one.of == index), None)
+    totals = result.totals
     return {
         "phase": phase or None,
         "configuration": result.subject.name,
@@ -229,6 +231,10 @@ def _ours(document: Document, index: int, result: Result, phase: str) -> dict[st
         "workload": workload.label,
         "workload_kind": workload.kind,
         "concurrency": workload.concurrency,
+        "speculate": result.subject.speculate or None,
+        "tokens_per_step": totals.tokens_per_step if totals else None,
+        "drafted_tokens": totals.drafted_tokens if totals else None,
+        "accepted_tokens": totals.accepted_tokens if totals else None,
         "load_s": _figure(result, "load"),
         "peak_memory": result.peak_memory or None,
         **{f"roofline_{name}": getattr(roofline, name, None) for name in _ROOFLINE},
@@ -236,8 +242,10 @@ def _ours(document: Document, index: int, result: Result, phase: str) -> dict[st
         "watts": energy.watts if energy else None,
         "joules_per_token": energy.joules_per_token if energy else None,
         "cost_per_million": energy.cost_per_million if energy else None,
-        "verdict_against": document.results[0].subject.name if verdict else None,
+        "verdict_against": document.results[verdict.against].subject.name if verdict else None,
         **{f"verdict_{name}": getattr(verdict, name, None) for name in _VERDICT},
+        "answers_compared": check.answers if check else None,
+        "answers_different": check.different if check else None,
         "failure": result.failure.message if result.failure else None,
         "run": document.identity,
         "interrupted": document.interrupted,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmrun.amounts import format_number, format_seconds
+from llmrun.amounts import counted, format_number, format_seconds
 from llmrun.bench.documents.document import Document, Verdict
 from llmrun.bench.documents.metrics import METRICS, Metric
 
@@ -56,6 +56,20 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
     if verdict.is_different:
         return f"{one} is {verdict.ratio:,.{digits}f}x as fast as {other} in {metric} {said}"
     return f"no significant difference between {one} and {other} in {metric} {said}"
+
+
+def answer_sentences(document: Document) -> list[str]:
+    """Format the comparisons of answers with and without speculation, for all workloads together."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for check in document.answer_checks:
+        names = document.results[check.of].subject.name, document.results[check.against].subject.name
+        answers, different = totals.get(names, (0, 0))
+        totals[names] = answers + check.answers, different + check.different
+    return [
+        f"{one}: {f'{different:,} of ' if different else 'all '}{counted(answers, 'answer')} "
+        f"{'differ from' if different else 'equal'} those of {other}"
+        for (one, other), (answers, different) in totals.items()
+    ]
 
 
 def _faster_first(verdict: Verdict) -> Verdict:

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from llmrun.bench.documents.document import Document
-from llmrun.bench.documents.words import verdict_sentence
+from llmrun.bench.documents.words import answer_sentences, verdict_sentence
 from llmrun.bench.html.bars import MOST_COLORS, roofline_charts, speed_charts
 from llmrun.bench.html.curves import first_token_chart, gap_chart, token_chart
 from llmrun.bench.html.tables import (
@@ -46,7 +46,10 @@ def page(document: Document) -> str:
         title=_title(document),
         date=_date(document.created),
         machine=machine_line(document.system),
-        sentences=[(verdict_sentence(document, verdict), verdict.is_different) for verdict in document.verdicts],
+        sentences=[
+            *((verdict_sentence(document, verdict), verdict.is_different) for verdict in document.verdicts),
+            *((sentence, False) for sentence in answer_sentences(document)),
+        ],
         has_figures=any(result.figures for result in document.results),
         has_colors=1 < len(document.results) <= MOST_COLORS,
         speeds=speed_charts(document),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.amounts import counted, format_mebibytes, format_number, format_seconds
+from llmrun.amounts import counted, format_mebibytes, format_number, format_percent, format_seconds
 from llmrun.bench.documents.document import Distribution, Document, Energy, Failure, Result
 from llmrun.bench.documents.metrics import METRICS
 from llmrun.bench.documents.words import metric_of, metric_unit, metric_words, result_names
@@ -57,6 +57,7 @@ def _facts(result: Result) -> tuple[str, ...]:
         facts.append(f"GPU layers {subject.gpu_layers}")
     if subject.kv_type:
         facts.append(f"KV cache {subject.kv_type}")
+    facts += _draft_facts(result)
     if workload.depth:
         facts.append(f"{workload.depth:,} tokens already in the cache")
     if workload.concurrency > 1:
@@ -68,6 +69,17 @@ def _facts(result: Result) -> tuple[str, ...]:
     if result.energy:
         facts += _energy_facts(result.energy)
     return tuple(fact for fact in facts if fact)
+
+
+def _draft_facts(result: Result) -> list[str]:
+    totals = result.totals
+    if totals is None or not totals.drafted_tokens or totals.tokens_per_step is None:
+        return []
+    accepted = format_percent(totals.accepted_tokens / totals.drafted_tokens)
+    return [
+        f"speculation {result.subject.speculate}",
+        f"{totals.tokens_per_step:.2f} tokens per step, {accepted} of the drafts accepted",
+    ]
 
 
 def _energy_facts(energy: Energy) -> list[str]:

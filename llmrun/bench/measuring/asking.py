@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.bench.measuring.sample import Sample
 from llmrun.bench.measuring.workload import Turn, Workload
-from llmrun.engine.requests import ChatPrompt, Failed, Finished, Request, TextPrompt, TokenPrompt
+from llmrun.engine.requests import ChatPrompt, Failed, Finished, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import Timings
@@ -38,20 +41,16 @@ class LocalAsker:
     def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
         """Run a workload once.
 
-        Empties the KV cache first, so that only intended prefixes are reused. Raises Cancelled if the run takes longer
-        than `seconds`.
+        Empties the KV cache first, so that only intended prefixes are reused. Each given conversation also starts with
+        an empty cache and no earlier answers, because speculation could copy from them. Raises Cancelled if the run
+        takes longer than `seconds`.
         """
         self._engine.forget()
         until = time.perf_counter() + seconds
-        sessions = self._given(workload) if workload.sessions else self._synthetic(workload, seed, until)
-        return measured(self._engine, sessions, workload.facts.concurrency, until)
-
-    def _given(self, workload: Workload) -> list[Session]:
-        greedy = SamplingParams(temperature=0)
-        return [
-            [Request(ChatPrompt(turn.messages), turn.max_tokens, sampling=greedy) for turn in session]
-            for session in workload.sessions
-        ]
+        if workload.sessions:
+            sessions = [[_chat_request(turn) for turn in session] for session in workload.sessions]
+            return measured(self._engine, sessions, workload.facts.concurrency, until, forget=self._engine.forget)
+        return measured(self._engine, self._synthetic(workload, seed, until), workload.facts.concurrency, until)
 
     def _synthetic(self, workload: Workload, seed: int, until: float) -> list[Session]:
         """Return sessions of random tokens. Tokens that belong in the cache are prefilled here, without timing."""
@@ -104,30 +103,51 @@ class RemoteAsker:
         return [[_words_request(text, max(1, facts.generate))] for text in prompts]
 
 
-def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, until: float = math.inf) -> Sample:
+@dataclass(slots=True)
+class _Running:
+    """A session in progress: its remaining requests, and the tokens and the text of its answers so far."""
+
+    requests: Iterator[Request]
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+
+
+def measured(
+    engine: Answering,
+    sessions: Sequence[Session],
+    concurrency: int,
+    until: float = math.inf,
+    forget: Callable[[], None] = lambda: None,
+) -> Sample:
     """Run up to `concurrency` sessions at a time. Within a session, each request waits for the previous answer.
 
-    until  the deadline, as a value of `time.perf_counter`; requests still running at the deadline are cancelled after
-           the engine's current step, which processes at most one prompt chunk
+    until   the deadline, as a value of `time.perf_counter`; requests still running at the deadline are cancelled after
+            the engine's current step, which processes at most one prompt chunk
+    forget  called before each session; must not affect the sessions in progress
 
     Raises the error of a failed request, because the remaining timings would describe a different workload. Raises
     Cancelled at the deadline.
     """
-    waiting = deque(iter(session) for session in sessions)
-    running: dict[int, Iterator[Request]] = {}
+    begun = [_Running(iter(session)) for session in sessions]
+    waiting = deque(begun)
+    running: dict[int, _Running] = {}
     ended: list[Timings] = []
     started = time.perf_counter()
     while waiting or running:
         while waiting and len(running) < concurrency:
+            forget()
             session = waiting.popleft()
-            running[engine.submit(next(session))] = session
+            running[engine.submit(next(session.requests))] = session
         for event in engine.step():
             if isinstance(event, Failed):
                 raise event.error
+            if isinstance(event, TextDelta):
+                running[event.request_id].tokens += event.tokens
+                running[event.request_id].text += [event.reasoning, event.text]
             if isinstance(event, Finished):
                 session = running.pop(event.request_id)
                 ended.append(event.timings)
-                following = next(session, None)
+                following = next(session.requests, None)
                 if following is not None:
                     running[engine.submit(following)] = session
         if (waiting or running) and time.perf_counter() > until:
@@ -136,7 +156,12 @@ def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, u
     seconds = time.perf_counter() - started
     if not all(timings.generated_tokens for timings in ended):
         raise LlmrunError("nothing to measure: an answer had no tokens")
-    return Sample(tuple(ended), seconds)
+    return Sample(tuple(ended), seconds, answers=tuple(map(_digest, begun)))
+
+
+def _digest(session: _Running) -> str:
+    """Return the sha256 of a session's answers, which does not depend on how events split them."""
+    return hashlib.sha256(json.dumps([session.tokens, "".join(session.text)]).encode()).hexdigest()
 
 
 def _cancel_all(engine: Answering) -> None:
@@ -154,7 +179,12 @@ def _ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
 def _salted(turn: Turn, salt: str) -> Request:
     first, *others = turn.messages
     messages = ({**first, "content": f"[{salt}] {first['content']}"}, *others)
-    return Request(ChatPrompt(messages), turn.max_tokens, sampling=SamplingParams(temperature=0))
+    return _chat_request(replace(turn, messages=messages))
+
+
+def _chat_request(turn: Turn) -> Request:
+    """Return the request of a turn. All repetitions have the same seed, so that they generate the same text."""
+    return Request(ChatPrompt(turn.messages), turn.max_tokens, sampling=SamplingParams(temperature=turn.temperature))
 
 
 def _words_request(text: str, max_tokens: int) -> Request:

@@ -116,7 +116,7 @@ class Pool:
             return False
         known = self.opened.get(target, OpenedFacts()).peak_memory
         try:
-            file_bytes = Path(target.path).stat().st_size
+            file_bytes = sum(Path(path).stat().st_size for path in (target.path, target.draft) if path)
         except OSError:
             return False  # Opening the file will report the error.
         return free < (known or file_bytes * _FILE_FACTOR + _OVERHEAD_BYTES)

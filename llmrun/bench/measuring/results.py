@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +17,7 @@ from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.bench.analysis.stability import are_narrow
 from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, distribution, paired_ratio, verdict_level
 from llmrun.bench.documents.document import (
+    AnswerCheck,
     Distribution,
     Document,
     Energy,
@@ -31,6 +33,7 @@ from llmrun.bench.energy import energy_of
 from llmrun.bench.measuring.pool import OpenedFacts
 from llmrun.bench.measuring.runner import Outcome, Trial
 from llmrun.bench.measuring.sample import Sample, timeline
+from llmrun.bench.measuring.sweep import BenchTarget
 
 _OWN_FACTS = (
     "backend",
@@ -39,6 +42,7 @@ _OWN_FACTS = (
     "kv_type",
     "load_s",
     "compiled",
+    "batch_invariant",
 )  # Subject.facts omits these entries. Most of them have separate fields in Subject.
 JUDGED = ("prefill", "decode")  # The metrics that most verdicts compare. See `judged_metrics`.
 
@@ -60,15 +64,24 @@ def document(
         results=tuple(_result(trial, outcome, digests, price_kwh) for trial in outcome.trials),
         verdicts=tuple(verdicts(outcome.trials)),
         interrupted=outcome.interrupted,
+        answer_checks=tuple(answer_checks(outcome)),
     )
 
 
-def judged_metrics(trial: Trial) -> tuple[str, ...]:
-    """Return the metrics that verdicts about this workload compare."""
-    facts = trial.configuration.workload.facts
+def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:
+    """Return the metrics that verdicts about the trials of a workload compare."""
+    facts = group[0].configuration.workload.facts
     if facts.kind == "cold":
         return ("cold",)
-    return ("throughput",) if facts.concurrency > 1 else JUDGED
+    if facts.concurrency > 1:
+        return ("throughput",)
+    first, *others = (trial.configuration.target for trial in group)
+    # Speculation does not affect prefill, and a verdict about it would only widen the intervals of the other verdicts.
+    return ("decode",) if others and all(_differ_only_in_speculation(first, one) for one in others) else JUDGED
+
+
+def _differ_only_in_speculation(one: BenchTarget, other: BenchTarget) -> bool:
+    return replace(one, speculate=other.speculate, draft=other.draft) == other
 
 
 def samples_of(trial: Trial, metric: str) -> list[float]:
@@ -81,11 +94,11 @@ def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
     """Compare each configuration with the first measured configuration of the same workload."""
     number_of = {id(trial): number for number, trial in enumerate(trials)}
     pairs = [
-        (metric, number_of[id(trial)], number_of[id(first)])
-        for first, *others in groups(trials)
-        for trial in others
-        for metric in judged_metrics(trial)
-        if _rounds(trial, first, metric) >= MINIMUM_ROUNDS
+        (metric, number_of[id(trial)], number_of[id(group[0])])
+        for group in groups(trials)
+        for trial in group[1:]
+        for metric in judged_metrics(group)
+        if _rounds(trial, group[0], metric) >= MINIMUM_ROUNDS
     ]
     level = verdict_level(max(1, len(pairs)))
     return [Verdict(*pair, *_ratio(trials, *pair, level)) for pair in pairs]
@@ -97,13 +110,37 @@ def groups(trials: Sequence[Trial]) -> list[list[Trial]]:
     return [list(group) for _, group in groupby(measured, key=lambda trial: trial.configuration.workload.facts)]
 
 
+def answer_checks(outcome: Outcome) -> list[AnswerCheck]:
+    """Compare the answers of configurations that differ only in speculation, round by round."""
+    number_of = {id(trial): number for number, trial in enumerate(outcome.trials)}
+    found = []
+    for group in groups(outcome.trials):
+        for index, trial in enumerate(group):
+            target = trial.configuration.target
+            alike = (one for one in group[:index] if _differ_only_in_speculation(one.configuration.target, target))
+            first = next(alike, None)
+            if first is None:
+                continue
+            pairs = [
+                pair
+                for ours, theirs in zip(trial.samples, first.samples, strict=False)
+                for pair in zip(ours.answers, theirs.answers, strict=True)
+            ]
+            if not pairs:
+                continue
+            different = sum(one != other for one, other in pairs)
+            is_exact = bool(outcome.opened[target].facts.get("batch_invariant"))
+            found.append(AnswerCheck(number_of[id(trial)], number_of[id(first)], len(pairs), different, is_exact))
+    return found
+
+
 def is_precise(trials: Sequence[Trial]) -> bool:
     """Return whether the confidence intervals of all verdicts are narrow.
 
     For a configuration that is not compared with another, the intervals of its own metrics count.
     """
     for group in groups(trials):
-        metrics = [metric for metric in judged_metrics(group[0]) if all(samples_of(one, metric) for one in group)]
+        metrics = [metric for metric in judged_metrics(group) if all(samples_of(one, metric) for one in group)]
         samples = [{metric: samples_of(one, metric) for metric in metrics} for one in group]
         pairs = [(number, 0) for number in range(1, len(group))]
         if not metrics or not are_narrow(samples, pairs, metrics):
@@ -150,6 +187,8 @@ def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str])
         own["file"] = Path(target.path).name
     if target.path in digests:
         own["sha256"] = digests[target.path]
+    if target.draft in digests:
+        own["draft_sha256"] = digests[target.draft]
     backend = facts.get("backend", target.backend)
     return Subject(
         name=trial.configuration.name or backend,
@@ -160,6 +199,7 @@ def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str])
         gpu_layers=facts.get("gpu_layers", ""),
         endpoint=target.endpoint,
         facts=own,
+        speculate="" if target.endpoint else target.speculate,
     )
 
 
@@ -172,6 +212,9 @@ def _totals(samples: Sequence[Sample]) -> Totals | None:
         prompt_tokens=sum(request.prompt_tokens for request in requests),
         output_tokens=sum(request.generated_tokens for request in requests),
         seconds=sum(sample.seconds for sample in samples),
+        steps=sum(request.steps for request in requests),
+        drafted_tokens=sum(request.drafted_tokens for request in requests),
+        accepted_tokens=sum(request.accepted_tokens for request in requests),
     )
 
 
@@ -209,7 +252,10 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
     held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
     windows = facts.get("kv_bytes_per_token_of_window", {})
     kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))
-    token_bytes = facts["weight_bytes"] + kv_read.of(held)
+    # A step reads the weights once, and with speculation, it may generate several tokens.
+    steps = sum(request.steps for request in requests)
+    tokens_per_step = sum(request.generated_tokens for request in requests) / steps if steps else 1.0
+    token_bytes = (facts["weight_bytes"] + kv_read.of(held)) / tokens_per_step
     is_alone = workload.concurrency == 1
     return Roofline(
         read_bandwidth=bandwidth,

@@ -19,6 +19,7 @@ class Sample:
     runs      the number of times that the workload ran
     cold      seconds from launching the process to its first token; None if the model was already open
     joules    the energy that the machine used; None if it cannot be measured
+    answers   for each session of the first run, the sha256 of its answers in hexadecimal; empty for cold starts
     """
 
     requests: tuple[Timings, ...]
@@ -26,16 +27,18 @@ class Sample:
     runs: int = 1
     cold: float | None = None
     joules: float | None = None
+    answers: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the timings as a JSON object that can be sent to another process."""
-        return {"requests": [asdict(request) for request in self.requests], "seconds": self.seconds}
+        requests = [asdict(request) for request in self.requests]
+        return {"requests": requests, "seconds": self.seconds, "answers": self.answers}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Sample:
         """Return the Sample that `to_json` encoded."""
         requests = (Timings(**{**request, "gaps_s": tuple(request["gaps_s"])}) for request in body["requests"])
-        return cls(tuple(requests), body["seconds"])
+        return cls(tuple(requests), body["seconds"], answers=tuple(body["answers"]))
 
     @property
     def generated(self) -> int:
@@ -54,7 +57,7 @@ class Sample:
                 return sum(values) / len(values) if values else None
 
     def values(self, metric: str) -> list[float]:
-        """Return all values of a metric in this turn, one per request or one per gap between tokens."""
+        """Return all values of a metric in this turn, one per request or one per gap between steps."""
         answered = [request for request in self.requests if request.generated_tokens]
         match metric:
             case "ttft":

@@ -10,6 +10,7 @@ from itertools import product
 from llmrun.bench.measuring.workload import Workload
 from llmrun.errors import UsageError
 from llmrun.remote.url import parse_endpoint
+from llmrun.settings import SPECULATE_OFF
 
 MOST_CONFIGURATIONS = 1000
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")
@@ -22,6 +23,8 @@ class BenchTarget:
     model      the model's name as the user gave it
     path       the model file; empty for an endpoint
     threads    the number of threads; None to let the backend choose
+    speculate  auto, off, or the name of the draft model
+    draft      the file of the draft model; empty if there is none
     """
 
     model: str
@@ -31,6 +34,8 @@ class BenchTarget:
     threads: int | None = None
     kv_type: str = "f16"
     gpu_layers: int | str = "auto"
+    speculate: str = SPECULATE_OFF
+    draft: str = ""
     offline: bool = False  # True to refuse endpoints on other machines
 
 
@@ -74,12 +79,17 @@ def local_targets(
     threads: Sequence[int | None],
     kv_types: Sequence[str],
     gpu_layers: Sequence[int | str],
+    speculations: Sequence[tuple[str, str]] = ((SPECULATE_OFF, ""),),
 ) -> list[BenchTarget]:
-    """Return a target for every combination, in command-line order. `models` contains (name, path) pairs."""
+    """Return a target for every combination, in command-line order.
+
+    models        (name, path) pairs
+    speculations  (auto, off or the draft model's name; path of the draft model or "") pairs
+    """
     return [
-        BenchTarget(model, path, "", backend, n_threads, kv_type, layers)
-        for (model, path), backend, n_threads, kv_type, layers in product(
-            models, backends, threads, kv_types, gpu_layers
+        BenchTarget(model, path, "", backend, n_threads, kv_type, layers, speculate, draft)
+        for (model, path), backend, n_threads, kv_type, layers, (speculate, draft) in product(
+            models, backends, threads, kv_types, gpu_layers, speculations
         )
     ]
 
@@ -98,6 +108,7 @@ def _names(targets: Sequence[BenchTarget]) -> list[str]:
         lambda target: "" if target.threads is None else f"{target.threads} thread{'s'[: target.threads != 1]}",
         lambda target: "" if target.endpoint else target.kv_type,
         lambda target: "" if target.endpoint else f"ngl {target.gpu_layers}",
+        lambda target: "" if target.endpoint else f"speculate {target.speculate}",
     ]
     telling = [axis for axis in axes if len({axis(target) for target in targets} - {""}) > 1]
     return [", ".join(dict.fromkeys(filter(None, (axis(target) for axis in telling)))) for target in targets]

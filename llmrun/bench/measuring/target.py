@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import is_stand_in
 from llmrun.bench.measuring.asking import LocalAsker, RemoteAsker
+from llmrun.settings import SPECULATE_OFF
 from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
         )
         return OpenTarget(RemoteAsker(remote), _facts(remote.info, 0.0), remote.close)
     from llmrun.backends.select import open_backend
+    from llmrun.engine.drafting.sources import open_sources
     from llmrun.engine.engine import Engine
 
     compiled = False
@@ -51,8 +53,11 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
         progress(what, fraction)
 
     started = time.perf_counter()
-    opened = open_backend(Path(target.path), _options(target, room, told))
-    engine = Engine(opened, load_s=time.perf_counter() - started)
+    options = _options(target, room, told)
+    opened = open_backend(Path(target.path), options)
+    draft = Path(target.draft) if target.draft else None
+    drafts = open_sources(target.speculate != SPECULATE_OFF, draft, options, opened)
+    engine = Engine(opened, load_s=time.perf_counter() - started, drafts=drafts)
     facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(target.path))
     return OpenTarget(LocalAsker(engine), facts, engine.close)
 
@@ -106,5 +111,6 @@ def _facts(info: ModelInfo, load_s: float) -> dict[str, Any]:
         "context_size": info.context_size,
         "train_context": info.train_context,
         "max_sequences": info.max_sequences,
+        "batch_invariant": info.batch_invariant,
         "load_s": load_s,
     }

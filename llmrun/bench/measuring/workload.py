@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from llmrun.amounts import counted
 from llmrun.bench.documents.document import WorkloadFacts
 from llmrun.errors import UsageError
+from llmrun.settings import RULES
 
 Message = Mapping[str, str]
 
 CHAT_CONTEXT = 4096  # The longest built-in conversation uses about 2,500 tokens.
 _ANSWER_TOKENS = 128  # The default length of an answer to a prompt from a file.
 _MOST_FILE_BYTES = 64 << 20
+_LONGEST_NAME = 40
 _ROLES = ("system", "user", "assistant")
 
 
@@ -26,6 +29,7 @@ class Turn:
 
     messages: tuple[Message, ...]
     max_tokens: int = _ANSWER_TOKENS
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Workload:
     def from_json(cls, body: Mapping[str, Any]) -> Workload:
         """Return the workload that `to_json` encoded."""
         sessions = tuple(
-            tuple(Turn(tuple(turn["messages"]), turn["max_tokens"]) for turn in session) for session in body["sessions"]
+            tuple(Turn(**{**turn, "messages": tuple(turn["messages"])}) for turn in session)
+            for session in body["sessions"]
         )
         return cls(WorkloadFacts(**body["facts"]), sessions)
 
@@ -97,10 +102,11 @@ def cold_starts() -> Workload:
     return Workload(WorkloadFacts("cold", "cold starts"))
 
 
-def from_file(path: Path, concurrency: int) -> Workload:
-    """Read a workload from a JSON Lines file. Each line has "prompt" or "messages", and optionally "max_tokens".
+def from_file(path: Path, concurrency: int) -> list[Workload]:
+    """Read workloads from a JSON Lines file: one for each name in the file, in the order of their first lines.
 
-    Raises UsageError, which names the invalid line.
+    Each line has "prompt" or "messages", and optionally "name", "max_tokens" and "temperature". Lines without a name
+    form a workload that is named after the file. Raises UsageError, which names the invalid line.
     """
     try:
         size = path.stat().st_size
@@ -109,33 +115,61 @@ def from_file(path: Path, concurrency: int) -> Workload:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"prompts: {path}: cannot be read: {error.strerror}") from error
-    turns = [_turn(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    turns: dict[str, list[Turn]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            name, turn = _turn(line, f"{path}: line {number}")
+            turns.setdefault(name or path.name, []).append(turn)
     if not turns:
         raise UsageError(
             f"prompts: {path}: the file has no prompts", hint='write one JSON object per line: {"prompt": "..."}'
         )
-    facts = WorkloadFacts("prompts", _with_others(f"{path.name}: {len(turns)} prompts", concurrency))
-    return Workload(replace(facts, concurrency=concurrency), tuple((turn,) for turn in turns))
+    return [_prompts(name, some, concurrency) for name, some in turns.items()]
 
 
-def _turn(line: bytes, where: str) -> Turn:
+def _prompts(name: str, turns: Sequence[Turn], concurrency: int) -> Workload:
+    label = _with_others(f"{name}: {counted(len(turns), 'prompt')}", concurrency)
+    return Workload(WorkloadFacts("prompts", label, concurrency=concurrency), tuple((turn,) for turn in turns))
+
+
+def _turn(line: bytes, where: str) -> tuple[str, Turn]:
+    """Parse one line of a prompts file. Returns the name, or "" if there is none, and the request."""
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"prompts: {where}: not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise UsageError(f"prompts: {where}: not a JSON object")
-    max_tokens = body.get("max_tokens", _ANSWER_TOKENS)
-    if type(max_tokens) is not int or not 1 <= max_tokens <= 1 << 20:
-        raise UsageError(f"prompts: {where}: max_tokens: {max_tokens!r} is not an integer from 1 to {1 << 20:,}")
+    name = body.get("name", "")
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise UsageError(f"prompts: {where}: name: must be a string of at most {_LONGEST_NAME} characters")
+    return name, Turn(_messages(body, where), _max_tokens(body, where), _temperature(body, where))
+
+
+def _max_tokens(body: Mapping[str, Any], where: str) -> int:
+    value = body.get("max_tokens", _ANSWER_TOKENS)
+    if type(value) is not int or not 1 <= value <= 1 << 20:
+        raise UsageError(f"prompts: {where}: max_tokens: {value!r} is not an integer from 1 to {1 << 20:,}")
+    return value
+
+
+def _messages(body: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     messages, text = body.get("messages"), body.get("prompt")
     if (messages is None) == (text is None):
         raise UsageError(f'prompts: {where}: must have either "prompt" or "messages"')
     if messages is not None:
-        return Turn(_checked_messages(messages, where), max_tokens=max_tokens)
+        return _checked_messages(messages, where)
     if not isinstance(text, str) or not text:
         raise UsageError(f"prompts: {where}: prompt: must be a non-empty string")
-    return Turn(({"role": "user", "content": text},), max_tokens=max_tokens)
+    return ({"role": "user", "content": text},)
+
+
+def _temperature(body: Mapping[str, Any], where: str) -> float:
+    rule = RULES["temperature"]
+    try:
+        return cast("float", rule.check(body.get("temperature", 0.0)))
+    except ValueError:
+        raise UsageError(f"prompts: {where}: temperature: {body['temperature']!r:.60} is not {rule.words}") from None
 
 
 def _checked_messages(messages: object, where: str) -> tuple[Message, ...]:

@@ -50,6 +50,28 @@ def test_the_json_has_the_shape_of_the_document() -> None:
     assert made["results"][1]["timeline"] == [[0.9, 1], [0.916, 2]]
 
 
+def as_format_1(made: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a document as the first version wrote it."""
+    older = copy.deepcopy(made)
+    older["format"] = 1
+    del older["answer_checks"]
+    for one in older["results"]:
+        del one["subject"]["speculate"]
+        for name in ("steps", "drafted_tokens", "accepted_tokens"):
+            del one["totals"][name]
+    return older
+
+
+def test_a_document_of_the_first_format_is_read_with_defaults() -> None:
+    assert from_json(as_format_1(to_json(document())), "old.json") == document()
+
+
+def test_a_document_of_the_first_format_has_no_later_keys() -> None:
+    older = as_format_1(to_json(document()))
+    older["results"][0]["totals"]["steps"] = 3
+    assert refusal(older) == "results[0].totals.steps: unknown key"
+
+
 @given(JSON_VALUES)
 def test_any_json_value_is_refused_in_one_line(value: object) -> None:
     refusal(value)
@@ -135,6 +157,11 @@ def _put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("results.0.energy.new", 1, "results[0].energy.new: unknown key"),
         ("results.0.energy", [], "results[0].energy: a list is not an object"),
         ("verdicts.0.of", 2, "verdicts[0].of: 2 is not an index of 2 results"),
+        (
+            "answer_checks",
+            [{"of": 0, "against": 2, "answers": 1, "different": 0, "is_exact": True}],
+            "answer_checks[0].against: 2 is not an index of 2 results",
+        ),
         ("system.cpu", math.inf, "system.cpu: inf is not a number of at most 1e+30"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def write(path: Path, text: str) -> Path:
 def test_the_real_llama_bench_is_read() -> None:
     found = read_series(REAL)
     assert [one.test for one in found] == ["pp64", "tg16", "pp64 @ d128", "tg16 @ d128"]
-    assert found[0].setting == ("llama 256M Q4_1", "CPU", 2, "f16")
+    assert found[0].setting == ("llama 256M Q4_1", "CPU", 2, "f16", "off")
     assert found[0].samples == (331.332, 375.87, 361.7)
 
 
@@ -155,6 +156,14 @@ def test_the_only_ones_of_a_test_are_compared_though_they_differ() -> None:
     (one,) = compare([series("tg128", 60.0, 60.0)], [theirs], ratio).comparisons
     assert one.ratio == pytest.approx(0.5)
     assert one.note == "differs in model llama 135M Q4_1 / llama 256M Q4_1, backend cpu / CPU, threads 2 / 4"
+
+
+def test_runs_with_and_without_speculation_are_not_alike() -> None:
+    plain, drafting = series(), replace(series(), speculate="auto")
+    (found,) = compare([plain], [drafting], ratio).comparisons
+    assert found.note == "differs in speculation off / auto"
+    pairs = compare([plain, drafting], [drafting, plain], ratio).comparisons
+    assert [(one.a.speculate, one.b.speculate) for one in pairs] == [("off", "off"), ("auto", "auto")]
 
 
 def test_two_of_a_test_are_not_guessed_at() -> None:

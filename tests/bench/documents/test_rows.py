@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from llmrun.bench.documents.document import Document, Failure, Result, WorkloadFacts
+from llmrun.bench.documents.document import AnswerCheck, Document, Failure, Result, Verdict, WorkloadFacts
 from llmrun.bench.documents.rows import csv_text, llama_bench_rows
 from tests.support.bench.stored_documents import distribution, document, documents, result, subject
 
@@ -156,3 +156,23 @@ def test_csv_quotes_every_field_as_llama_bench_does() -> None:
     assert (prefill["repack"], prefill["embeddings"], prefill["verdict_ratio"]) == ("1", "0", "")
     assert json.loads(prefill["samples_ts"]) == [600.0, 620.0, 610.0]
     assert csv_text([]) == ""
+
+
+def test_a_row_tells_steps_drafts_and_the_check_of_the_answers() -> None:
+    off, auto = result(), result()
+    assert auto.totals is not None
+    totals = dataclasses.replace(auto.totals, steps=96, drafted_tokens=400, accepted_tokens=288)
+    subject_of = dataclasses.replace(auto.subject, speculate="auto")
+    made = document(off, dataclasses.replace(auto, totals=totals, subject=subject_of))
+    made = dataclasses.replace(made, answer_checks=(AnswerCheck(1, 0, answers=12, different=0, is_exact=True),))
+    before, *_, row = llama_bench_rows(made)
+    names = ("speculate", "tokens_per_step", "drafted_tokens", "accepted_tokens")
+    assert [row[name] for name in names] == ["auto", 4.0, 400, 288]
+    assert (row["answers_compared"], row["answers_different"]) == (12, 0)
+    assert [before[name] for name in names] == [None, None, 0, 0]
+
+
+def test_a_verdict_of_a_later_workload_names_its_own_baseline() -> None:
+    made = document(result(), result(), result("llama"), result("cpu"))
+    made = dataclasses.replace(made, verdicts=(Verdict("decode", of=3, against=2, ratio=2.0, low=1.9, high=2.1),))
+    assert llama_bench_rows(made)[-1]["verdict_against"] == "llama"

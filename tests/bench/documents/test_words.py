@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from llmrun.bench.documents.document import Document, Verdict
-from llmrun.bench.documents.words import metric_words, result_names, verdict_sentence
+from dataclasses import replace
+
+from llmrun.bench.documents.document import AnswerCheck, Document, Verdict
+from llmrun.bench.documents.words import answer_sentences, metric_words, result_names, verdict_sentence
 from tests.support.bench.documents import sweep, two_backends
 
 
@@ -50,3 +52,13 @@ def test_a_verdict_within_a_sweep_says_which_workload_it_is_about() -> None:
 def test_results_are_named_by_what_tells_them_apart() -> None:
     assert result_names(two_backends()) == ("cpu", "llama")
     assert result_names(sweep())[4] == "cpu, 1 thread · 512 in, 128 out"
+
+
+def test_equal_and_different_answers_are_counted_over_all_workloads() -> None:
+    made = two_backends()
+    checks = (AnswerCheck(1, 0, 8, 0, is_exact=True), AnswerCheck(1, 0, 4, 0, is_exact=True))
+    assert answer_sentences(replace(made, answer_checks=checks)) == ["llama: all 12 answers equal those of cpu"]
+    differing = (*checks, AnswerCheck(1, 0, 4, 3, is_exact=True))
+    assert answer_sentences(replace(made, answer_checks=differing)) == [
+        "llama: 3 of 16 answers differ from those of cpu"
+    ]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from llmrun.amounts import format_seconds
-from llmrun.bench.documents.document import Document, Verdict
+from llmrun.bench.documents.document import AnswerCheck, Document, Totals, Verdict
 from llmrun.bench.html import page as page_module
 from llmrun.bench.html.page import page
 from tests.support.bench.documents import (
@@ -267,3 +267,15 @@ def test_the_templates_lie_in_the_package() -> None:
         "page.html",
         "style.css",
     }
+
+
+def test_a_page_tells_what_drafts_gained() -> None:
+    made = two_backends()
+    off, auto = made.results
+    totals = Totals(4, 400, 500, 9.0, steps=200, drafted_tokens=400, accepted_tokens=300)
+    drafting = replace(auto, totals=totals, subject=replace(auto.subject, speculate="auto"))
+    checks = (AnswerCheck(1, 0, answers=12, different=0, is_exact=True),)
+    text = page(replace(made, results=(off, drafting), answer_checks=checks))
+    assert "speculation auto" in text
+    assert "2.50 tokens per step, 75% of the drafts accepted" in text
+    assert "all 12 answers equal those of" in text

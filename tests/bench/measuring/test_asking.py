@@ -7,8 +7,10 @@ import time
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.bench.documents.document import WorkloadFacts
 from llmrun.bench.measuring.asking import LocalAsker, RemoteAsker, measured
-from llmrun.bench.measuring.workload import Workload, chats, synthetic
+from llmrun.bench.measuring.workload import Turn, Workload, chats, synthetic
+from llmrun.engine.drafting.lookup import LookupDrafter, LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.errors import Cancelled, ContextExceeded, LlmrunError
@@ -62,6 +64,52 @@ def test_the_turns_of_a_conversation_follow_one_another_and_find_what_was_said()
     assert cached[0] == 0
     assert cached == sorted(cached)
     assert cached[1] > 0
+
+
+def prompts(*texts: str, temperature: float = 0.0) -> Workload:
+    """Return a workload of prompts as from a file."""
+    turns = [Turn(({"role": "user", "content": text},), 24, temperature) for text in texts]
+    return Workload(WorkloadFacts("prompts", "some"), tuple((turn,) for turn in turns))
+
+
+def test_every_prompt_begins_from_a_forgotten_state() -> None:
+    """Otherwise, speculation would copy repeated answers from memory, and the cache would hold repeated prompts."""
+    backend = ScriptedBackend()
+    source = Remembering()
+    asker = LocalAsker(Engine(backend, drafts=[source]))
+    for _ in range(2):
+        sample = asker.run(prompts("one", "one", "two"), seed=1)
+        assert [request.cached_tokens for request in sample.requests] == [0, 0, 0]
+    assert source.remembered_at_start == [0] * 6
+
+
+class Remembering(LookupSource):
+    """Records how many tokens of earlier answers each new answer could be copied from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.remembered_at_start: list[int] = []
+
+    def drafter(self, request: Request) -> LookupDrafter:
+        self.remembered_at_start.append(len(self.remembered.tokens))
+        return super().drafter(request)
+
+
+def test_equal_answers_have_equal_digests_however_they_arrive() -> None:
+    plain = LocalAsker(Engine(ScriptedBackend(step_seconds=0.002)))
+    drafting = LocalAsker(Engine(ScriptedBackend(step_seconds=0.002), drafts=[LookupSource()]))
+    workload = prompts("a b a b a b a b", "c", temperature=0.8)
+    without, with_drafts = (asker.run(workload, seed) for seed, asker in enumerate((plain, drafting)))
+    assert with_drafts.requests[0].accepted_tokens > 0
+    assert len(set(without.answers)) == 2
+    assert without.answers == with_drafts.answers
+
+
+def test_a_prompt_is_answered_at_its_own_temperature() -> None:
+    engine = Listening()
+    with pytest.raises(LlmrunError, match="heard"):
+        RemoteAsker(engine).run(prompts("x", temperature=0.8), 1)  # type: ignore[arg-type]
+    assert engine.asked[0].sampling.temperature == 0.8
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 64])

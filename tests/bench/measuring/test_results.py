@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from llmrun.bench.documents.document import AnswerCheck
 from llmrun.bench.documents.document_json import from_json, to_json
 from llmrun.bench.measuring.pool import OpenedFacts
 from llmrun.bench.measuring.results import document, is_precise, verdicts
@@ -33,6 +36,22 @@ FACTS = {
 def request(decode_s: float, prefill_s: float = 0.1, prompt: int = 100) -> Timings:
     gaps = (decode_s / 10,) * 10
     return Timings(0.5, prompt, 0, 11, prefill_s, prefill_s, decode_s, prefill_s + decode_s, gaps)
+
+
+def speculating(speculate: str, seconds: list[float], answers: Sequence[tuple[str, ...]]) -> Trial:
+    """Return a trial with 11 tokens in 5 steps if it speculates, and with these answers, one tuple per round."""
+    target = BenchTarget("a", "/models/a.gguf", backend="cpu", speculate=speculate)
+    steps = 11 if speculate == "off" else 5
+    timings = [replace(request(s), steps=steps, drafted_tokens=8, accepted_tokens=6) for s in seconds]
+    samples = [Sample((one,), 1.0, answers=said) for one, said in zip(timings, answers, strict=True)]
+    return Trial(Configuration(f"speculate {speculate}", target, PLAIN), samples)
+
+
+def exact_outcome(*trials: Trial, exact: bool = True) -> Outcome:
+    outcome = outcome_of(*trials)
+    for opened in outcome.opened.values():
+        opened.facts = {**FACTS, "batch_invariant": exact}
+    return outcome
 
 
 def trial(model: str, decode_s: list[float], workload: Workload = PLAIN) -> Trial:
@@ -153,3 +172,41 @@ def test_energy_is_told_where_it_was_counted() -> None:
     assert energy is not None
     assert energy.joules_per_token == pytest.approx(2.0)
     assert energy.cost_per_million == pytest.approx(2e6 / 3.6e6 * 0.36)
+
+
+def test_answers_with_and_without_speculation_are_compared_round_by_round() -> None:
+    off = speculating("off", STEADY, [("x", "y")] * 10)
+    auto = speculating("auto", STEADY[:9], [("x", "y")] * 8 + [("x", "z")])
+    for exact in (True, False):
+        found = document(exact_outcome(off, auto, exact=exact), command="", system={}, digests={}, price_kwh=None)
+        assert found.answer_checks == (AnswerCheck(1, 0, answers=18, different=1, is_exact=exact),)
+        assert from_json(to_json(found), "here") == found
+
+
+def test_answers_of_different_backends_are_not_compared() -> None:
+    trials = trial("a", STEADY), trial("b", STEADY)
+    assert document(outcome_of(*trials), command="", system={}, digests={}, price_kwh=None).answer_checks == ()
+
+
+def test_speculation_is_judged_by_decode_alone() -> None:
+    off = speculating("off", STEADY, [()] * 10)
+    auto = speculating("auto", [seconds / 2 for seconds in STEADY], [()] * 10)
+    (found,) = verdicts([off, auto])
+    assert (found.metric, round(found.ratio, 1)) == ("decode", 2.0)
+    assert len(verdicts([off, auto, trial("b", STEADY)])) == 4
+
+
+def test_a_step_of_several_tokens_reads_the_weights_once() -> None:
+    outcome = exact_outcome(speculating("off", STEADY, [()] * 10), speculating("auto", STEADY, [()] * 10))
+    off, auto = (one.roofline for one in document(outcome, command="", system={}, digests={}, price_kwh=None).results)
+    assert off is not None
+    assert auto is not None
+    assert auto.bytes_per_token == pytest.approx(off.bytes_per_token * 5 / 11)
+
+
+def test_totals_count_steps_and_drafts() -> None:
+    outcome = exact_outcome(speculating("auto", STEADY, [()] * 10))
+    result = document(outcome, command="", system={}, digests={}, price_kwh=None).results[0]
+    assert result.subject.speculate == "auto"
+    assert result.totals is not None
+    assert (result.totals.tokens_per_step, result.totals.acceptance) == (2.2, 0.75)

@@ -104,6 +104,19 @@ def test_a_name_says_only_what_differs() -> None:
     ]
 
 
+def test_speculations_take_turns_under_their_own_names() -> None:
+    speculations = [("off", ""), ("auto", ""), ("small", "/small.gguf")]
+    targets = local_targets([("a", "a")], ["cpu"], [None], ["f16"], ["auto"], speculations)
+    names = [one.name for one in configurations(targets, [synthetic(1, 1, 0, 1)])]
+    assert names == ["speculate off", "speculate auto", "speculate small"]
+    assert [target.draft for target in targets] == ["", "", "/small.gguf"]
+
+
+def test_decoding_is_plain_unless_asked_otherwise() -> None:
+    (target,) = local_targets([("a", "a")], ["cpu"], [None], ["f16"], ["auto"])
+    assert (target.speculate, target.draft) == ("off", "")
+
+
 def test_an_endpoint_stands_beside_a_file_by_its_address() -> None:
     targets = [BenchTarget("m", "m.gguf", backend="cpu"), remote_target("http://localhost:1234/v1#big")]
     assert targets[1].model == "big"

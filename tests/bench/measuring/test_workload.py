@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from llmrun.bench.measuring.workload import CHAT_CONTEXT, Workload, chats, cold_starts, from_file, synthetic
 from llmrun.errors import UsageError
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 def test_a_synthetic_workload_says_what_it_is() -> None:
     assert synthetic(512, 128, 0, 1).facts.label == "512 in, 128 out"
@@ -50,11 +52,33 @@ def test_a_file_of_prompts_is_read_a_line_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "why?"}]
     path.write_text(f'{{"prompt": "hi"}}\n\n{json.dumps({"messages": messages, "max_tokens": 7})}\n')
-    found = from_file(path, 3)
+    (found,) = from_file(path, 3)
     assert found.facts.label == "mine.jsonl: 2 prompts, 3 at once"
     assert found.sessions[0][0].messages == ({"role": "user", "content": "hi"},)
     assert (found.sessions[1][0].messages, found.sessions[1][0].max_tokens) == (tuple(messages), 7)
     assert found.context_size is None
+
+
+def test_every_name_in_a_file_is_a_workload(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    lines = [
+        {"name": "copy", "prompt": "a"},
+        {"prompt": "b"},
+        {"name": "chat", "prompt": "c", "temperature": 1},
+        {"name": "copy", "prompt": "d", "max_tokens": 9},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = from_file(path, 1)
+    assert [one.facts.label for one in found] == ["copy: 2 prompts", "mine.jsonl: 1 prompt", "chat: 1 prompt"]
+    assert [session[0].max_tokens for session in found[0].sessions] == [128, 9]
+    assert [one.sessions[0][0].temperature for one in found] == [0.0, 0.0, 1.0]
+
+
+def test_the_prompts_for_speculation_are_of_six_kinds() -> None:
+    found = from_file(ROOT / "scripts" / "speculation_prompts.jsonl", 1)
+    names = [one.facts.label.partition(":")[0] for one in found]
+    assert names == ["copy", "edit", "json", "summary", "chat", "chat at 0.8"]
+    assert [{turn.temperature for (turn,) in one.sessions} for one in found] == [{0.0}] * 5 + [{0.8}]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +91,9 @@ def test_a_file_of_prompts_is_read_a_line_at_a_time(tmp_path: Path) -> None:
         ('{"prompt": "a", "messages": []}', 'must have either "prompt" or "messages"'),
         ('{"prompt": 5}', "prompt: must be a non-empty string"),
         ('{"prompt": "a", "max_tokens": 0}', "max_tokens: 0"),
+        ('{"prompt": "a", "name": 5}', "name: must be a string of at most 40 characters"),
+        ('{"prompt": "a", "temperature": "hot"}', "temperature: 'hot' is not a number from 0"),
+        ('{"prompt": "a", "temperature": -1}', "temperature: -1 is not a number from 0"),
         ('{"messages": []}', "messages: must be a non-empty list"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "each needs one of these roles"),
         ('{"messages": [{"role": "user"}]}', "each needs a string as content"),
@@ -93,4 +120,4 @@ def test_any_bytes_are_prompts_or_a_usage_error(tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.mktemp("prompts") / "any.jsonl"
     path.write_bytes(content)
     with suppress(UsageError):
-        assert from_file(path, 1).sessions
+        assert all(one.sessions for one in from_file(path, 1))

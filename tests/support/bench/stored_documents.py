@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from llmrun.bench.documents.document import (
+    AnswerCheck,
     Distribution,
     Document,
     Energy,
@@ -91,14 +92,14 @@ _distributions = st.builds(
 )
 _results = st.builds(
     Result,
-    subject=st.builds(Subject, _words, _words, _words, _counts, _words, _words, _words, _facts),
+    subject=st.builds(Subject, _words, _words, _words, _counts, _words, _words, _words, _facts, _words),
     workload=st.builds(WorkloadFacts, _words, _words, _counts, _counts, _counts, _counts),
     figures=st.dictionaries(_words, _distributions, max_size=2),
     samples=st.dictionaries(_words, _some_numbers, max_size=2),
     timeline=st.lists(st.tuples(_numbers, _counts), max_size=3).map(tuple),
     gaps=_some_numbers,
     peak_memory=_counts,
-    totals=st.none() | st.builds(Totals, _counts, _counts, _counts, _numbers),
+    totals=st.none() | st.builds(Totals, _counts, _counts, _counts, _numbers, _counts, _counts, _counts),
     roofline=st.none() | st.builds(Roofline, _numbers, _numbers, _numbers, _numbers, st.none() | _numbers),
     energy=st.none() | st.builds(Energy, _words, _numbers, _numbers, st.none() | _numbers),
     failure=st.none() | st.builds(Failure, _words, _words, _counts),
@@ -110,6 +111,7 @@ def documents(draw: st.DrawFn) -> Document:
     results = draw(st.lists(_results, min_size=1, max_size=3))
     indices = st.integers(0, len(results) - 1)
     verdict = st.builds(Verdict, _words, indices, indices, _numbers, _numbers, _numbers, _numbers)
+    check = st.builds(AnswerCheck, indices, indices, _counts, _counts, st.booleans())
     return draw(
         st.builds(
             Document,
@@ -120,5 +122,6 @@ def documents(draw: st.DrawFn) -> Document:
             st.just(tuple(results)),
             st.lists(verdict, max_size=2).map(tuple),
             st.booleans(),
+            st.lists(check, max_size=2).map(tuple),
         )
     )
