@@ -22,6 +22,9 @@ from llmrun.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
 
+# The values of `speculate` that are not names of draft models.
+SPECULATE_AUTO, SPECULATE_OFF = "auto", "off"
+
 Refuse = Callable[[UsageError], None]  # called with the error for an invalid setting; may raise that error
 
 # Environment variables that are not settings: folders, an API key and switches for a single run.
@@ -50,6 +53,7 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("thinking", "enable_thinking", "reasoning"), "think"),
     **dict.fromkeys(("reasoning_budget", "thinking_budget"), "think_budget"),
     **dict.fromkeys(("model_name", "default_model"), "model"),
+    **dict.fromkeys(("speculation", "draft", "draft_model", "model_draft", "assistant_model"), "speculate"),
     **dict.fromkeys(("hide_think", "hidethinking"), "hide_thinking"),
     **dict.fromkeys(("colour", "colors"), "color"),
 }
@@ -130,6 +134,7 @@ class Rule:
 
 
 _UNLIMITED = -1  # llama.cpp and Ollama use the same value
+_SPECULATE = "use auto, off or the name of a draft model"
 _NO_LIMIT = f"{_UNLIMITED} lets the model write until it stops, which is the default"
 
 
@@ -147,6 +152,7 @@ class Settings:
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
     kv_type: str = _setting("f16", str, choices=KV_TYPES)  # precision of the KV cache
+    speculate: str | None = _setting(None, str, hint=_SPECULATE)  # auto, off or the name of a draft model
     max_tokens: int | None = _setting(None, int, minimum=1, unlimited=_UNLIMITED, hint=_NO_LIMIT)
     system: str | None = _setting(None, str)  # the system prompt
     sampling: Mapping[str, Any] = field(default_factory=dict)  # keyed by the names in SAMPLING
@@ -165,6 +171,16 @@ class Settings:
     def token_limit(self) -> int | None:
         """The maximum length of an answer in tokens. None means until the model stops."""
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
+
+    @property
+    def wants_speculation(self) -> bool | None:
+        """Whether to speculate. None leaves the choice to the backend."""
+        return None if self.speculate is None else self.speculate != SPECULATE_OFF
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of the draft model, if there is one."""
+        return None if self.speculate in (None, SPECULATE_AUTO, SPECULATE_OFF) else self.speculate
 
 
 def _rules() -> Iterator[tuple[str, Rule]]:

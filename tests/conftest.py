@@ -1,6 +1,6 @@
 """Settings for every test: no user settings, and caches kept between runs.
 
-Also defines the options --quick, which compiles nothing, and --no-skips.
+Also defines the options --quick, which compiles only the engine's kernels, and --no-skips.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give quick runs an empty kernel cache and no compiler, so that a test that needs a kernel fails."""
+    """Give quick runs no compiler and no kernels except the engine's, so that a test that needs another one fails."""
     if config.getoption("quick"):
         empty = TemporaryDirectory(prefix="llmrun-quick-")
         config.add_cleanup(empty.cleanup)
         os.environ["LLMRUN_CACHE_DIR"] = empty.name
+        from llmrun.backends.engine_kernels import ENGINE_KERNELS
+        from llmrun.compiled.store import load_kernels
+
+        load_kernels(ENGINE_KERNELS)  # takes a few seconds
         blocker = str(HERE / "support" / "no_compiling")
         sys.path.insert(0, blocker)  # child processes that compile inherit this path
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))

@@ -77,6 +77,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpu_layers = true", "gpu_layers: True is not auto, all or an integer"),
         ("gpu_layers = '70000'", "gpu_layers: '70000' is not auto"),
         ("color = 'mauve'", "color: 'mauve' is not one of auto, always, never"),
+        ("speculate = false", "speculate: False is not text"),
         ("offline = 1", "offline: 1 is not true or false"),
         ("thread = 4", "thread: no such setting"),
         ("[sampling]\ntop_k = 4", "sampling: no such setting"),
@@ -285,3 +286,14 @@ def test_importing_settings_loads_nothing_heavy() -> None:
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "platformdirs", "tomllib", "difflib", "numba", "huggingface_hub"} & set(modules)
     assert settings.__name__ in modules
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "draft"),
+    [(None, None, None), ("off", False, None), ("auto", True, None), ("smollm2:135m", True, "smollm2:135m")],
+)
+def test_speculate_names_a_draft_model_unless_it_is_a_word(
+    value: str | None, wanted: bool | None, draft: str | None
+) -> None:
+    settings = Settings(speculate=value)
+    assert (settings.wants_speculation, settings.draft_model) == (wanted, draft)

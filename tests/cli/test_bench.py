@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import signal
 import subprocess
 import time
@@ -137,6 +139,53 @@ def test_prompts_of_ones_own_are_measured(model: str, tmp_path: Path) -> None:
     assert "requests/s" in own.stdout.decode()
 
 
+@pytest.fixture
+def kinds(tmp_path: Path) -> str:
+    path = tmp_path / "kinds.jsonl"
+    lines = [
+        {"name": "copy", "prompt": "once more, once more, once more, once more", "max_tokens": 48},
+        {"name": "chat", "prompt": "hello", "max_tokens": 12, "temperature": 0.8},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_speculation_takes_turns_with_plain_decoding_for_each_kind(model: str, kinds: str) -> None:
+    arguments = ("-m", model, "--backend", "scripted", "--speculate", "off,auto", "--prompts", kinds, "-r", "6")
+    done = bench(*arguments, "--seconds", "1", "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    rows = [row for row in json.loads(done.stdout) if row["phase"] == "decode"]
+    assert [(row["speculate"], row["workload"]) for row in rows] == [
+        ("off", "copy: 1 prompt"),
+        ("auto", "copy: 1 prompt"),
+        ("off", "chat: 1 prompt"),
+        ("auto", "chat: 1 prompt"),
+    ]
+    off, auto, *_ = rows
+    assert (off["tokens_per_step"], off["drafted_tokens"]) == (1.0, 0)
+    assert auto["tokens_per_step"] > 1.5
+    assert 0 < auto["accepted_tokens"] <= auto["drafted_tokens"]
+    assert auto["verdict_against"] == "speculate off"
+    assert [(row["answers_compared"], row["answers_different"]) for row in rows[1::2]] == [(6, 0), (6, 0)]
+
+
+def test_the_table_of_speculation_fits_narrow_terminals(model: str, kinds: str) -> None:
+    arguments = ("bench", "-m", model, "--backend", "scripted", "--speculate", "off,auto", "--prompts", kinds)
+    for columns in (80, 50):
+        seen, status = screen_of(*arguments, "-q", "-r", "4", "--seconds", "1", columns=columns)
+        assert status == 0
+        assert "speculation" in seen
+        assert "ratio" in seen
+        assert "equal those" in seen
+        assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines())) <= columns
+
+
+def test_plain_bench_ignores_the_setting(model: str) -> None:
+    """Drafts depend on the text, so they would hide the speed of the machine."""
+    done = bench("-m", model, *QUICK, "--json", env={**os.environ, "LLMRUN_SPECULATE": "auto"})
+    assert {row["speculate"] for row in json.loads(done.stdout)} == {"off"}
+
+
 def test_a_cold_start_is_a_new_process_each_time(model: str) -> None:
     done = bench("-m", model, "--backend", "scripted", "--cold", "-r", "2", "--seconds", "1", "--json")
     assert done.returncode == 0, done.stderr.decode()
@@ -210,6 +259,11 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("-p", "x"), 2, "--n-prompt: 'x'"),
         (("-p", "0", "-n", "0"), 2, "nothing to measure"),
         (("-t", "0"), 2, "--threads: '0'"),
+        (("--speculate", "off,,auto"), 2, "--speculate: the list contains an empty name"),
+        (("--speculate", "http://host/v1"), 2, "--speculate: http://host/v1: a draft model must run on this machine"),
+        (("-m", str(ROOT / "README.md"), "--speculate", "no-such-model"), 4, "--speculate: 'no-such-model': "),
+        (("--profile", "--speculate", "auto"), 2, "--profile: cannot be combined with --speculate"),
+        (("--endpoint", "http://host/v1", "--speculate", "off"), 2, "--speculate: cannot be set for an endpoint"),
         (("-t", "1-5000"), 2, "--threads"),
         (("--concurrency", "0"), 2, "--concurrency: '0'"),
         (("--backend", "cuda"), 2, "--backend: 'cuda'"),

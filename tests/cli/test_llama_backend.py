@@ -49,6 +49,15 @@ def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> 
     theirs.close()
 
 
+def test_samples_share_one_context(tmp_path: Path) -> None:
+    path = str(tiny_llama(tmp_path / "tiny.gguf"))
+    flags = ("--samples", "3", "--raw", "-n", "20", "--seed", "1", "--json", "-q", "Once upon a time")
+    done = llmrun("generate", "--backend", "llama", "--gpu-layers", "0", "-m", path, "-t", "1", *flags)
+    samples = json.loads(done.stdout)["samples"]
+    assert [sample["seed"] for sample in samples] == [1, 2, 3]
+    assert len({sample["text"] for sample in samples}) == 3
+
+
 def as_abacus(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
     """Turn the model into a well-formed one of an architecture that no backend runs."""
     metadata["general.architecture"] = "abacus"

@@ -32,6 +32,19 @@ def test_the_same_seed_gives_the_same_text_over_threads(model: str) -> None:
     assert llmrun(*flags, "-t", "1").stdout == llmrun(*flags, "-t", "2").stdout != b""
 
 
+def test_samples_are_what_their_seeds_give_alone(model: str) -> None:
+    flags = ["generate", "-q", "-m", model, "--json", "--logprobs", "2", "-n", "24"]
+    samples = json.loads(llmrun(*flags, "--seed", "11", "--samples", "4", "Tell me a story.").stdout)["samples"]
+    for sample in samples:
+        alone = json.loads(llmrun(*flags, "--seed", str(sample["seed"]), "Tell me a story.").stdout)["choices"][0]
+        assert sample["text"] == alone["message"]["content"]
+        assert sample["logprobs"] == alone["logprobs"]
+        assert sample["finish_reason"] == alone["finish_reason"]
+    assert len({sample["text"] for sample in samples}) == 4
+    cached = [sample["usage"]["prompt_tokens_details"]["cached_tokens"] for sample in samples]
+    assert cached == [0] + 3 * [samples[0]["usage"]["prompt_tokens"] - 1]
+
+
 def test_json_counts_what_it_says(model: str) -> None:
     done = llmrun("generate", "-q", "-m", model, "--json", "--logprobs", "3", "-n", "8", "--seed", "1", "Hello")
     body = json.loads(done.stdout)

@@ -106,7 +106,15 @@ def test_raw_completes_a_text_and_verbose_describes_the_endpoint() -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["--ctx-size=100", "--threads=2", "--kv-type=q8_0", "--gpu-layers=1", "--chat-template=LICENSE", "--backend=cpu"],
+    [
+        "--ctx-size=100",
+        "--threads=2",
+        "--kv-type=q8_0",
+        "--gpu-layers=1",
+        "--chat-template=LICENSE",
+        "--backend=cpu",
+        "--speculate=off",
+    ],
 )
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_flag_that_cannot_be_meant_is_a_usage_error_and_nothing_is_sent(command: str, flag: str) -> None:
@@ -119,6 +127,7 @@ def test_a_flag_that_cannot_be_meant_is_a_usage_error_and_nothing_is_sent(comman
 
 def test_the_same_settings_in_the_environment_are_for_other_models() -> None:
     variables = {"LLMRUN_THREADS": "2", "LLMRUN_CTX_SIZE": "100", "LLMRUN_KV_TYPE": "q8_0", "LLMRUN_BACKEND": "cpu"}
+    variables["LLMRUN_SPECULATE"] = "auto"
     with serving(response(HELLO)) as server:
         done = llmrun("generate", "-q", "hi", env=with_variables(**variables, LLMRUN_MODEL=server.url))
     assert (done.stdout, done.stderr, done.returncode) == (b"Hello\n", b"", 0)
@@ -222,6 +231,19 @@ def test_a_key_that_cannot_be_sent_and_a_password_in_the_url_are_not_shown_eithe
     done = llmrun("generate", "--debug", "-m", f"http://me:{KEY}@127.0.0.1:9#m", "hi")
     assert KEY.encode() not in done.stdout + done.stderr
     assert done.returncode == 2
+
+
+def test_samples_are_requests_with_seeds_in_order() -> None:
+    with serving(response(HELLO)) as server:
+        done = llmrun("generate", "-m", server.url, "--samples", "3", "--seed", "4", "-0", "hi")
+        best = llmrun("generate", "-m", server.url, "--samples", "2", "--best-of", "mean-logprob", "hi")
+        unseeded = llmrun("generate", "-m", server.url, "--samples", "2", "--json", "hi")
+    assert done.stdout == b"Hello\0" * 3
+    assert sorted(asked.body["seed"] for asked in server.asked[:3]) == [4, 5, 6]
+    assert best.returncode != 0
+    assert b"error: --best-of mean-logprob: 127.0.0.1" in best.stderr
+    assert [sample["seed"] for sample in json.loads(unseeded.stdout)["samples"]] == [None, None]
+    assert all("logprobs" not in asked.body and "seed" not in asked.body for asked in server.asked[5:])
 
 
 # --- chat

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import counted as in_words
+from llmrun.cli.answers.collected import CollectedAnswer
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
@@ -22,7 +23,7 @@ from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
 
@@ -45,10 +46,8 @@ def answer(
     If `stream` is false, the answer is printed when it is complete. Ctrl-C or SIGTERM stops the answer. The text
     generated so far is still printed, with the usual statistics.
     """
-    pieces: list[str] = []
-    thoughts: list[str] = []
+    collected = CollectedAnswer()
     thinking = ThinkingView(hidden=hide_thinking or as_json, stream=stream)
-    logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
     certain = CertainAnswer(stream=stream)
     with cancelling(engine.cancel_current) as signals, _rest_written(certain, thinking, as_json=as_json):
@@ -56,24 +55,22 @@ def answer(
             if isinstance(event, PrefillProgress):
                 out.progress(waiting_words(event))
             elif isinstance(event, TextDelta):
+                collected.take(event)
                 if event.unopened:
-                    thoughts, pieces = [*thoughts, *pieces], []
                     if held := certain.rest():
                         thinking.text(held)
                     elif not as_json:
                         out.answer_was_thinking()
                 if event.reasoning:
-                    thoughts.append(event.reasoning)
                     thinking.text(event.reasoning)
-                pieces.append(event.text)
-                logprobs.extend(event.logprobs)
                 if not as_json:
                     out.answer(certain.passed(event))
             elif isinstance(event, Finished):
                 finished = event
     if finished is None:
         raise LlmrunError("the engine stopped without finishing the request")
-    done = AnsweredRequest(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
+    logprobs = tuple(collected.logprobs)
+    done = AnsweredRequest(model, engine.info, request, collected.text, logprobs, finished, collected.reasoning)
     if as_json:
         out.json(completion_body(done))
     else:

@@ -13,6 +13,7 @@ from llmrun.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import is_stand_in
 from llmrun.backends.trained_context import beyond_training
+from llmrun.cli.answers.draft_model import resolved_draft
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.errors import DoesNotFit
@@ -57,16 +58,19 @@ def lasting_name(settings: Settings) -> str:
 
 
 @contextmanager
-def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
+def open_model(
+    settings: Settings, *, chat_template: str | None, will_chat: bool, max_sequences: int = 1
+) -> Iterator[OpenModel]:
     """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
 
     May raise any LlmrunError from the hub or the engine.
 
     will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
+    max_sequences  how many requests may run at a time; they share a cache, so fewer run if it is too small
     """
     if is_endpoint(settings.model):
-        with _open_remote(settings) as opened:
+        with _open_remote(settings, max_sequences) as opened:
             yield opened
         return
     from llmrun.engine.templates.process import TemplateProcess
@@ -80,16 +84,22 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
         from llmrun.engine.engine import Engine
         from llmrun.hub.local.open_models import in_use
 
-        found = _found(settings)
+        drafter = settings.draft_model
+        draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
+        found = _found(settings.model, settings)
         _tell_of_too_many_threads(settings)
         held.enter_context(in_use(found.path))
+        if draft is not None:
+            held.enter_context(in_use(draft))
         with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
-                _options(settings),
+                _options(settings, max_sequences),
                 chat_template=chat_template,
                 thinking_tags=found.entry.thinking if found.entry else None,
                 templates=templates,
+                speculate=settings.wants_speculation,
+                draft=draft,
             )
         held.enter_context(engine)
         out.clear_progress()
@@ -99,9 +109,13 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
             words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
         ):
             out.note(words)
-        _describe(engine)
+        if settings.speculate is not None and engine.speculates and not engine.info.batch_invariant:
+            out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
+        _describe(engine, drafter)
         recommended = found.entry.sampling if found.entry else None
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
+        if engine.draft_error:
+            out.note(f"{engine.draft_error}; the answers are not affected")
 
 
 def fetch_model(settings: Settings) -> None:
@@ -110,13 +124,15 @@ def fetch_model(settings: Settings) -> None:
     May raise any LlmrunError from the hub.
     """
     if not is_endpoint(settings.model):
-        _found(settings)
+        _found(settings.model, settings)
 
 
-def _options(settings: Settings) -> OpenOptions:
+def _options(settings: Settings, max_sequences: int) -> OpenOptions:
     return OpenOptions(
         backend=settings.backend,
         context_size=settings.ctx_size,
+        max_sequences=max_sequences,
+        overcommit=max_sequences > 1,
         threads=settings.threads,
         kv_type=settings.kv_type,
         gpu_layers=settings.gpu_layers,
@@ -154,20 +170,22 @@ def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
         ) from error
 
 
-def _found(settings: Settings) -> ResolvedModel:
+def _found(name: str, settings: Settings) -> ResolvedModel:
     from llmrun.hub.resolve.model_file import ResolvedModel, resolve
 
     if is_stand_in(settings.backend):
-        return ResolvedModel(Path(settings.model), Path(settings.model).stem, None)
-    return resolve(settings.model, offline=settings.offline, reporter=HubReporter())
+        return ResolvedModel(Path(name), Path(name).stem, None)
+    return resolve(name, offline=settings.offline, reporter=HubReporter())
 
 
 @contextmanager
-def _open_remote(settings: Settings) -> Iterator[OpenModel]:
+def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
     from llmrun.engine.defaults import default_sampling
     from llmrun.remote.engine import RemoteEngine
 
-    with RemoteEngine.open(settings.model, offline=settings.offline, explain=out.note) as engine:
+    with RemoteEngine.open(
+        settings.model, max_sequences=max_sequences, offline=settings.offline, explain=out.note
+    ) as engine:
         info = engine.info
         out.detail(f"model      {info.name}")
         out.detail(f"endpoint   {info.path}")
@@ -175,7 +193,7 @@ def _open_remote(settings: Settings) -> Iterator[OpenModel]:
         yield OpenModel(engine, info.name, default_sampling({}))
 
 
-def _describe(engine: Engine) -> None:
+def _describe(engine: Engine, draft_model: str | None) -> None:
     """Print the details of a model for --verbose."""
     info, template = engine.info, engine.template
     out.detail(f"model      {info.name}: {info.path}")
@@ -186,9 +204,14 @@ def _describe(engine: Engine) -> None:
     out.detail(f"backend    {info.backend}: {info.device}")
     out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
     if info.kv_bytes:
-        of_a_token = info.kv_bytes / (info.context_size * info.max_sequences)
+        of_a_token = info.kv_bytes / engine.cache_tokens
         out.detail(
             f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} per token, {format_bytes(info.kv_bytes)} when full"
         )
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
+    out.detail(f"drafts     {_drafts(draft_model) if engine.speculates else 'none'}")
     out.detail(f"loaded in  {format_seconds(engine.load_s)}")
+
+
+def _drafts(draft_model: str | None) -> str:
+    return "by lookup" if draft_model is None else f"by lookup and {draft_model}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.amounts import format_number, format_percent, format_seconds_briefly
+from llmrun.amounts import counted, format_number, format_percent, format_seconds_briefly
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, width
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
@@ -31,7 +31,7 @@ class AnsweredRequest:
 
 
 # The statistics that are dropped if the line is too long, least important first.
-_DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "total", "TTFT")
+_DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "accepted", "total", "TTFT", "steps")
 
 
 def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
@@ -41,6 +41,12 @@ def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> No
 
     with_context  also show how much of the context is used
     """
+    timings = answer.finished.timings
+    if timings.drafted_tokens:
+        out.detail(
+            f"drafts     {timings.accepted_tokens} of {counted(timings.drafted_tokens, 'token')} accepted; "
+            f"{counted(timings.generated_tokens, 'token')} in {counted(timings.steps, 'step')}"
+        )
     out.fields(
         stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context=with_context)
     )
@@ -51,6 +57,12 @@ def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = 
     facts = _facts(answer)
     if not with_context:
         facts.pop("context", None)
+    return fitting_fields(facts, limit)
+
+
+def fitting_fields(facts: dict[str, str], limit: int) -> list[str]:
+    """Return the statistics without the least important ones, so that they fit on a line of `limit` columns."""
+    facts = dict(facts)
     for name in _DROPPED:
         if width("  ".join(facts.values())) > limit:
             facts.pop(name, None)
@@ -65,7 +77,7 @@ def stats_fields(answer: AnsweredRequest) -> list[str]:
 def _facts(answer: AnsweredRequest) -> dict[str, str]:
     """Return the statistics by name. TTFT is the time to first token, and TPOT the time per output token."""
     timings, info = answer.finished.timings, answer.info
-    name = _named(answer.model, info)
+    name = model_words(answer.model, info)
     seed = {} if answer.request.seed is None else {"seed": f"seed {answer.request.seed}"}
     if timings.generated_tokens == 0:
         where = "in prefill" if info.context_size else "before it began"
@@ -85,6 +97,9 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if timings.generated_tokens > 1:  # at least two tokens are needed to compute a speed
         facts["written"] += f" {format_number(timings.decode_per_second)}/s"
         facts["TPOT"] = f"TPOT {format_seconds_briefly(timings.tpot_s)}"
+    if timings.accepted_tokens and timings.steps < timings.generated_tokens:
+        facts["steps"] = f"{format_number(timings.tokens_per_step)}/step"
+        facts["accepted"] = f"{format_percent(timings.accepted_tokens / timings.drafted_tokens)} accepted"
     facts["total"] = format_seconds_briefly(timings.total_s)
     if info.context_size:
         facts["context"] = f"ctx {format_percent(answer.finished.context_used / info.context_size)}"
@@ -96,7 +111,8 @@ def waiting_words(event: PrefillProgress) -> str:
     return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"
 
 
-def _named(model: str, info: ModelInfo) -> str:
+def model_words(model: str, info: ModelInfo) -> str:
+    """Return a model's name and where it runs."""
     if info.backend == "remote":
         return f"{_shortened(model)} @ {info.device}"
     return f"{_shortened(model)} {info.backend}" + (
@@ -164,6 +180,10 @@ def _timings(timings: Timings) -> dict[str, Any]:
         "total_s": timings.total_s,
         "prompt_per_second": timings.prompt_per_second,
         "decode_per_second": timings.decode_per_second,
+        "steps": timings.steps or None,
+        "tokens_per_step": timings.tokens_per_step or None,
+        "drafted_tokens": timings.drafted_tokens,
+        "accepted_tokens": timings.accepted_tokens,
     }
 
 

@@ -17,7 +17,7 @@ from llmrun.remote.url import is_endpoint
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES, Settings, load_settings
 
-_NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend")
+_NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend", "speculate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class AnswerFlags:
     chat_template_kwargs: options.ChatTemplateKwargs = None
     backend: options.Backend = None
     gpu_layers: options.GpuLayers = None
+    speculate: options.Speculate = None
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False

@@ -9,7 +9,7 @@ import typer
 
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, choices_in_words
-from llmrun.cli.arguments.values import models, one_of
+from llmrun.cli.arguments.values import drafts, models, one_of
 from llmrun.settings import Settings
 
 Model = Annotated[
@@ -99,6 +99,15 @@ GpuLayers = Annotated[
         metavar="N",
         help="Layers to run on the GPU: auto, all, or a number.  [default: auto]",
         autocompletion=one_of("auto", "all"),
+    ),
+]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        metavar="WHAT",
+        help="Speculation: auto, off, or a draft model.  [default: auto on the CPU engine]",
+        autocompletion=drafts,
     ),
 ]
 ChatTemplate = Annotated[

@@ -31,6 +31,11 @@ def models() -> list[tuple[str, str] | str]:
     return [*found.items(), FILES]
 
 
+def drafts() -> list[tuple[str, str] | str]:
+    """Return the values of --speculate: auto, off and the names of models."""
+    return [("auto", "drafts by lookup"), ("off", "no drafts"), *models()]
+
+
 def models_here() -> list[tuple[str, str]]:
     """Return the models on this machine."""
     from llmrun.hub.upkeep import inventory

@@ -13,10 +13,10 @@ import typer
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.cli.arguments import options
-from llmrun.cli.arguments.values import models, one_of
+from llmrun.cli.arguments.values import drafts, models, one_of
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
-from llmrun.settings import Settings, load_settings
+from llmrun.settings import SPECULATE_OFF, Settings, load_settings
 
 if TYPE_CHECKING:
     from llmrun.bench.measuring.workload import Workload
@@ -87,6 +87,15 @@ class BenchFlags:
             metavar="N",
             help="Layers on the GPU: auto, all, or numbers.  [default: auto]",
             autocompletion=one_of("auto", "all"),
+        ),
+    ] = None
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            "--speculate",
+            metavar="WHAT",
+            help="Speculation: off, auto or a draft model, or several.  [default: off]",
+            autocompletion=drafts,
         ),
     ] = None
     seconds: Annotated[
@@ -160,6 +169,7 @@ class Knobs:
     threads: Sequence[int | None]
     kv_types: Sequence[str]
     gpu_layers: Sequence[int | str]
+    speculations: Sequence[str]
 
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
@@ -176,7 +186,18 @@ def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
         threads,
         words(flags.kv_type, "--kv-type", KV_TYPES) if flags.kv_type else [settings.kv_type],
         _layers(flags.gpu_layers) if flags.gpu_layers else [settings.gpu_layers],
+        # Without the flag, `bench` measures plain decoding and ignores the setting, because the gain of speculation
+        # depends on the text and would hide the speed of the machine.
+        names(flags.speculate, "--speculate") if flags.speculate else [SPECULATE_OFF],
     )
+
+
+def names(text: str, flag: str) -> list[str]:
+    """Parse a list like `"off,auto"` and remove duplicates. Raises UsageError for an empty name."""
+    found = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in found:
+        raise UsageError(f"{flag}: the list contains an empty name")
+    return found
 
 
 def _layers(text: str) -> list[int | str]:
@@ -209,7 +230,7 @@ def workloads(flags: BenchFlags) -> list[Workload]:
     if flags.chat:
         return [workload for concurrency in concurrencies for workload in chats(concurrency)]
     if flags.prompts is not None:
-        return [from_file(flags.prompts, concurrency) for concurrency in concurrencies]
+        return [workload for concurrency in concurrencies for workload in from_file(flags.prompts, concurrency)]
     lists = (
         numbers(flags.n_depth, "--n-depth"),
         numbers(flags.n_prompt, "--n-prompt"),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from llmrun.amounts import format_mebibytes, format_percent
 from llmrun.bench.documents.document import Document, Result
-from llmrun.bench.documents.words import result_names, verdict_sentence
-from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
+from llmrun.bench.documents.words import answer_sentences, result_names, verdict_sentence
+from llmrun.cli.benching.summary import draft_words, figure_words, head_words, shown_metrics
 from llmrun.cli.console.terminal import visible_line
 
 # Unescaped, these characters would end a cell or start markup or HTML.
@@ -17,20 +17,29 @@ _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>
 def markdown(document: Document) -> str:
     """Return the medians, the shares of the machine's limits and the verdicts as Markdown."""
     names = shown_metrics(document)
+    with_drafts = any(result.totals and result.totals.drafted_tokens for result in document.results)
     heads = [
         "model",
         "",
         *(head_words(name).replace("\n", ", ") for name in names),
+        *(("tokens per step", "drafts accepted") if with_drafts else ()),
         "memory",
         "share of bandwidth",
         "share of int8 peak",
     ]
     rows = [
-        [escaped(result.subject.model), escaped(name), *(figure_words(result, one) for one in names), *_machine(result)]
+        [
+            escaped(result.subject.model),
+            escaped(name),
+            *(figure_words(result, one) for one in names),
+            *(draft_words(result) if with_drafts else ()),
+            *_machine(result),
+        ]
         for name, result in zip(result_names(document), document.results, strict=True)
     ]
     lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)]), *map(_line, rows)]
-    sentences = [f"- {escaped(verdict_sentence(document, verdict))}" for verdict in document.verdicts]
+    said = [*(verdict_sentence(document, verdict) for verdict in document.verdicts), *answer_sentences(document)]
+    sentences = [f"- {escaped(sentence)}" for sentence in said]
     return "\n".join([*lines, *([""] if sentences else []), *sentences])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.amounts import format_number, format_seconds
+from llmrun.amounts import format_number, format_percent, format_seconds
 from llmrun.bench.documents.document import Document, Result
 from llmrun.bench.documents.words import metric_of, metric_unit
 
@@ -35,3 +35,11 @@ def figure_words(result: Result, name: str) -> str:
     if not metric_of(name).is_speed:
         return format_seconds(figure.median)
     return format_number(figure.median)
+
+
+def draft_words(result: Result) -> tuple[str, str]:
+    """Format the tokens per step and the share of drafted tokens that were accepted. Empty if unknown."""
+    totals = result.totals
+    of_step = None if totals is None else totals.tokens_per_step
+    accepted = None if totals is None else totals.acceptance
+    return "" if of_step is None else f"{of_step:.2f}", "" if accepted is None else format_percent(accepted)

@@ -10,12 +10,13 @@ from rich.text import Text
 
 from llmrun.amounts import counted, format_bandwidth, format_mebibytes, format_number, format_percent, format_seconds
 from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS
-from llmrun.bench.documents.document import Document
-from llmrun.bench.documents.words import metric_of, result_names, verdict_sentence
+from llmrun.bench.documents.document import Document, Verdict
+from llmrun.bench.documents.words import answer_sentences, metric_of, result_names, verdict_sentence
 from llmrun.bench.energy import beside_api
-from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
+from llmrun.cli.benching.summary import draft_words, figure_words, head_words, shown_metrics
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, visible_line
+from llmrun.settings import SPECULATE_OFF
 
 _BAR = 10  # the width of a bar in columns
 _BARS_FROM = 96  # Bars are shown only on terminals with at least this many columns.
@@ -26,12 +27,13 @@ def show_tables(document: Document, api_price: float | None) -> None:
     """Print the tables of a document to stdout. With --verbose, include the statistics of all metrics."""
     out.picture(_heading(document))
     out.picture(_speeds(document))
-    for part in (_limits(document), _all_figures(document) if out.verbose else None):
+    for part in (_speculation(document), _limits(document), _all_figures(document) if out.verbose else None):
         if part is not None:
             out.picture(Text())
             out.picture(part)
     lines = [verdict_sentence(document, verdict) for verdict in document.verdicts]
     lines += _unjudged(document)
+    lines += answer_sentences(document)
     lines += _energy_lines(document, api_price)
     if lines:
         out.picture(Text())
@@ -103,6 +105,29 @@ def _speeds_table(document: Document, names: Sequence[str], *, with_bars: bool, 
         for row, result in zip(rows, document.results, strict=True):
             row.append(Text(format_mebibytes(result.peak_memory) if result.peak_memory else ""))
     return table_of(heads, rows)
+
+
+def _speculation(document: Document) -> Table | None:
+    """Return a table of the gains of speculation, or None if it was off. Narrow terminals get fewer columns."""
+    if not any(result.subject.speculate not in ("", SPECULATE_OFF) for result in document.results):
+        return None
+    ratios = {verdict.of: verdict for verdict in document.verdicts if verdict.metric == "decode"}
+    rows = []
+    for index, (name, result) in enumerate(zip(result_names(document), document.results, strict=True)):
+        of_step, accepted = draft_words(result)
+        rows.append([visible_line(name), figure_words(result, "decode"), _ratio(ratios.get(index)), of_step, accepted])
+    heads = ["speculation", head_words("decode"), "ratio", "tokens\nper step", "drafts\naccepted"]
+    for count in (len(heads), len(heads) - 1, len(heads) - 2):
+        table = table_of(heads[:count], [row[:count] for row in rows])
+        if out.width_of(table) <= columns():
+            break
+    return table
+
+
+def _ratio(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return ""
+    return f"{verdict.ratio:.2f} ({verdict.low:.2f} to {verdict.high:.2f})"
 
 
 def _shares_of_the_largest(document: Document, name: str) -> list[float]:

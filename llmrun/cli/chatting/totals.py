@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from llmrun.amounts import format_number, format_seconds_briefly
+from llmrun.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.types import Timings
 
 
@@ -37,7 +37,19 @@ class SessionTotals:
         if speeds:
             pace = format_seconds_briefly(median(paces))
             lines.append(f"decode      {format_number(median(speeds))} tok/s, TPOT {pace} (medians)")
-        return lines
+        return [*lines, *_draft_lines([one for one in self.answers if one.steps])]
+
+
+def _draft_lines(answers: Sequence[Timings]) -> list[str]:
+    drafted = sum(one.drafted_tokens for one in answers)
+    accepted = sum(one.accepted_tokens for one in answers)
+    if not drafted:
+        return []
+    of_step = sum(one.generated_tokens for one in answers) / sum(one.steps for one in answers)
+    return [
+        f"drafts      {accepted:,} of {drafted:,} tokens accepted ({format_percent(accepted / drafted)}), "
+        f"{format_number(of_step)} tokens per step"
+    ]
 
 
 def median(values: Iterable[float]) -> float:

@@ -1,11 +1,13 @@
 """Measure how fast models are on this machine.
 
 By default, prompts have 512 random tokens and answers have 128. If flags have lists of values, every combination is
-measured. The configurations take turns, and each is compared with the first.
+measured. The configurations take turns, and each is compared with the first. Without --speculate, answers are decoded
+token by token.
 
 Examples:
     llmrun bench -m qwen3:4b
     llmrun bench -m ./a.gguf,./b.gguf -p 128,1024 -t 1-4
+    llmrun bench --speculate off,auto --prompts prompts.jsonl
     llmrun bench compare last~1 last --fail-above 5%
 """
 
@@ -26,9 +28,10 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.arguments.values import FILES, one_of
-from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, workloads
+from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, names, workloads
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
+from llmrun.settings import SPECULATE_AUTO, SPECULATE_OFF
 
 if TYPE_CHECKING:
     from llmrun.bench.documents.document import Document
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 LISTING = {"place": 50}
 INTERRUPTED = 130  # 128 + SIGINT
+DIFFERENT_ANSWERS = 1
 
 command = command_group()
 
@@ -55,6 +59,8 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
         raise UsageError(f"--html: {flags.html}: the folder does not exist")
     if flags.compare_price is not None and flags.price_kwh is None:
         raise UsageError("--compare-price: needs the price of electricity", hint="add --price-kwh")
+    if flags.profile and flags.speculate is not None:
+        raise UsageError("--profile: cannot be combined with --speculate")
 
     # No heavy imports above this line, so that usage errors appear immediately.
     from llmrun.bench.measuring.sweep import configurations
@@ -85,22 +91,34 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
         raise UsageError(
             f"{'--cold' if flags.cold else '--profile'}: works only for models on this machine, not for an endpoint"
         )
+    # Draft models come first, because they are small: errors in their names then appear before a large download.
+    speculations = [_speculation(name, settings, lists.backends) for name in lists.speculations]
     models = [_found(name, settings, lists.backends) for name in local]
     return [
-        *(local_targets(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers) if models else ()),
+        *(
+            local_targets(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers, speculations)
+            if models
+            else ()
+        ),
         *(remote_target(endpoint, offline=settings.offline) for endpoint in endpoints),
     ]
+
+
+def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
+    """Return (auto, off or the draft model's name, path of the draft model or "") for a value of --speculate."""
+    from llmrun.cli.answers.draft_model import resolved_draft
+
+    if name in (SPECULATE_AUTO, SPECULATE_OFF):
+        return name, ""
+    return resolved_draft(name, lambda model: _found(model, settings, backends))
 
 
 def _names(given: Sequence[str]) -> list[str]:
     """Split each `A,B` into two names, unless a file has exactly that name."""
     from llmrun.remote.url import is_endpoint
 
-    names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
-    found = list(dict.fromkeys(name.strip() for some in names for name in some))
-    if "" in found:
-        raise UsageError("--model: the list contains an empty name")
-    return found
+    lists = [[text] if Path(text).exists() or is_endpoint(text) else names(text, "--model") for text in given]
+    return list(dict.fromkeys(name.strip() for some in lists for name in some))
 
 
 def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
@@ -109,6 +127,7 @@ def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
         ("--backend", flags.backend),
         ("--kv-type", flags.kv_type),
         ("--gpu-layers", flags.gpu_layers),
+        ("--speculate", flags.speculate),
     ):
         if value is not None:
             raise UsageError(f"{flag}: cannot be set for an endpoint")
@@ -141,7 +160,8 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     system = system_state()
     for words in warnings_about(system):
         out.note(words)
-    paths = dict.fromkeys(one.target.path for one in configurations if one.target.path)
+    targets = [one.target for one in configurations]
+    paths = dict.fromkeys(path for target in targets for path in (target.path, target.draft) if path)
     digests = {path: file_sha256(Path(path), HubReporter()) for path in paths if Path(path).is_file()}
     effort = Effort(seconds, flags.repetitions, is_precise)
     with ExitStack() as held, LiveReporter() as reporter:
@@ -182,7 +202,17 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     failed = [result.failure for result in found.results if result.failure is not None]
     if found.interrupted:
         return INTERRUPTED
-    return failed[0].exit_code if failed else 0
+    if failed:
+        return failed[0].exit_code
+    return _check_answers(found)
+
+
+def _check_answers(found: Document) -> int:
+    """Return the exit code, which is 1 if speculation changed answers although the backend guarantees equal ones."""
+    if not any(check.is_exact and check.different for check in found.answer_checks):
+        return 0
+    out.error("speculation changed answers, which is a bug: please report it, and include this command line")
+    return DIFFERENT_ANSWERS
 
 
 @command.command(

@@ -4,6 +4,7 @@ Examples:
     llmrun generate "Why is the sky blue?"
     git diff | llmrun generate "What does this change?" -
     llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
+    llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from llmrun.cli.arguments.parsing import (
     parse_template_variables,
 )
 from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
+from llmrun.cli.arguments.samples import BestOf, Null, Samples, parse_samples
 from llmrun.cli.console.output import out
 from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import UsageError
@@ -57,6 +59,9 @@ def command(
     log: Annotated[
         bool | None, typer.Option("--log/--no-log", help="Log the answer (see llmrun logs).  [default: no-log]")
     ] = None,
+    samples: Samples = None,
+    best_of: BestOf = None,
+    null: Null = False,
     json_output: options.Json = False,
 ) -> int:
     prompting, values = chosen_template(template_name, params or ())
@@ -74,6 +79,7 @@ def command(
         raise UsageError("--raw: cannot be combined with a system prompt or a chat template")
     if raw and (flags.think is not None or flags.think_budget is not None):
         raise UsageError("--raw: cannot be combined with --think, --no-think or --think-budget")
+    wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.seed)
     bias = parse_logit_bias(logit_bias or ())
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
@@ -97,7 +103,8 @@ def command(
 
     if flags.model is None:
         tell_of_default_model(settings, "llmrun generate -m")
-    with open_model(settings, chat_template=template, will_chat=not raw) as opened:
+    count = 1 if wanted is None else wanted.count
+    with open_model(settings, chat_template=template, will_chat=not raw, max_sequences=count) as opened:
         seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
         sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)
         out.detail(f"sampling   {described_sampling(sampling, sent)}")
@@ -115,6 +122,12 @@ def command(
             think_budget=wish.think_budget,
             sent_sampling=sent,
         )
+        log_answer = logger(prompting.name or None) if (settings.log if log is None else log) else None
+        if wanted is not None:
+            from llmrun.cli.answers.samples import Showing, answer_samples
+
+            showing = Showing(opened.name, json_output, settings.hide_thinking, log_answer)
+            return answer_samples(opened.engine, request, wanted, showing)
         return answer(
             opened.engine,
             request,
@@ -122,5 +135,5 @@ def command(
             as_json=json_output,
             hide_thinking=settings.hide_thinking,
             stream=settings.stream,
-            log=logger(prompting.name or None) if (settings.log if log is None else log) else None,
+            log=log_answer,
         )

@@ -77,9 +77,9 @@ class Output:
         elif not is_terminal(sys.stdout) and reader_is_gone(sys.stdout):
             raise BrokenPipeError
 
-    def end_answer(self) -> None:
-        """Write the rest of the answer and a final newline. The newline is written even after an empty answer."""
-        self._write_stdout(self._answer_rest() + "\n")
+    def end_answer(self, end: str = "\n") -> None:
+        """Write the rest of the answer and `end`. The end is written even after an empty answer."""
+        self._write_stdout(self._answer_rest() + end)
 
     def _answer_rest(self) -> str:
         """Close the answer and return its unwritten text."""

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.cli.answers.report import AnsweredRequest, closing_fields, completion_body, logprob_fields, stats_fields
+from llmrun.cli.answers.report import (
+    AnsweredRequest,
+    closing_fields,
+    completion_body,
+    logprob_fields,
+    show_statistics,
+    stats_fields,
+)
+from llmrun.cli.console.output import out
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
@@ -71,6 +79,44 @@ def test_the_closing_line_says_it_all_in_100_columns() -> None:
 )
 def test_the_closing_line_drops_what_matters_least_until_it_fits(columns: int, line: str) -> None:
     assert "  ".join(closing_fields(answer_of(), columns)) == line
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (110, "smollm2:135m cpu×2  TTFT 123ms  128 out 92.0/s  2.56/step  81% accepted  1.50s  ctx 2.0%  seed 421123"),
+        (80, "TTFT 123ms  128 out 92.0/s  2.56/step  81% accepted  1.50s  seed 421123"),
+        (50, "TTFT 123ms  128 out 92.0/s  2.56/step  seed 421123"),
+        (40, "128 out 92.0/s  2.56/step  seed 421123"),
+    ],
+)
+def test_the_closing_line_tells_what_drafts_gained(columns: int, line: str) -> None:
+    drafted = replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78)
+    shown = "  ".join(closing_fields(answer_of(timings=drafted), columns))
+    assert shown == line
+    assert len(shown) <= columns
+
+
+def test_drafts_that_saved_no_step_are_not_shown() -> None:
+    """A right draft of the last token alone saves no step, so it is not shown either."""
+    for accepted in (0, 1):
+        wrong = replace(TIMINGS, steps=128, drafted_tokens=9, accepted_tokens=accepted)
+        assert stats_fields(answer_of(timings=wrong)) == stats_fields(answer_of())
+
+
+def test_verbose_counts_the_drafts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "verbose", True)
+    show_statistics(answer_of(timings=replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78)))
+    assert "drafts     78 of 96 tokens accepted; 128 tokens in 50 steps" in capsys.readouterr().err
+
+
+def test_the_json_body_tells_steps_and_drafts() -> None:
+    timings = replace(TIMINGS, steps=50, drafted_tokens=96, accepted_tokens=78)
+    told = completion_body(answer_of(timings=timings))["timings"]
+    names = ("steps", "tokens_per_step", "drafted_tokens", "accepted_tokens")
+    assert [told[name] for name in names] == [50, 2.56, 96, 78]
+    unknown = completion_body(answer_of())["timings"]
+    assert [unknown[name] for name in names] == [None, None, 0, 0]
 
 
 def test_the_closing_line_leaves_the_context_to_the_prompt() -> None:

@@ -164,7 +164,7 @@ class ScriptedOpener:
             sequence.clear()
         with Engine(backend) as engine:
             if not (self.templates or name == "scripted"):
-                engine.template = None
+                engine._prompts.template = None
             yield OpenModel(engine, name, SamplingParams())
 
 

@@ -1,0 +1,24 @@
+"""Resolves the draft model that --speculate names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from llmrun.errors import ModelNotFound, UsageError
+from llmrun.remote.url import is_endpoint
+
+Found = TypeVar("Found")
+
+
+def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
+    """Return what `resolve` returns for a draft model's name. Errors name --speculate.
+
+    Raises UsageError for a model on a server, and the errors of `resolve`, such as ModelNotFound.
+    """
+    if is_endpoint(name):
+        raise UsageError(f"--speculate: {name}: a draft model must run on this machine", hint="name a local model")
+    try:
+        return resolve(name)
+    except ModelNotFound as error:
+        raise ModelNotFound(f"--speculate: {str(error).removeprefix('model: ')}", hint=error.hint) from error

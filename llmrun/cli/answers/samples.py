@@ -1,0 +1,196 @@
+"""Runs several requests that differ only in their seeds, and prints their answers in the order of the seeds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from llmrun.cli.answers.answering import cancelling
+from llmrun.cli.answers.collected import CollectedAnswer
+from llmrun.cli.answers.report import AnsweredRequest, logprob_fields, waiting_words
+from llmrun.cli.answers.samples_report import Best, best_of_mean_logprob, best_of_vote, samples_body, samples_fields
+from llmrun.cli.answers.sampling import is_remote
+from llmrun.cli.arguments.samples import MEAN_LOGPROB, SamplesWanted
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
+from llmrun.engine.requests import Failed, Finished, PrefillProgress, Request, TextDelta
+from llmrun.errors import LlmrunError
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
+    from llmrun.engine.requests import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """How to print samples.
+
+    model          the model's display name
+    hide_thinking  do not print the thinking
+    log            called with each answer that is printed, or None
+    """
+
+    model: str
+    as_json: bool
+    hide_thinking: bool
+    log: Callable[[AnsweredRequest], None] | None
+
+
+def answer_samples(engine: Answering, request: Request, wanted: SamplesWanted, showing: Showing) -> int:
+    """Run the samples, print the answers and their statistics, and return the exit code.
+
+    Ctrl-C or SIGTERM stops the samples. Those that are complete are still printed.
+    """
+    _tell_of_equal_samples(engine, request, wanted.count)
+    run = _Run(engine, request, wanted, showing)
+    with cancelling(engine.cancel_current) as signals:
+        run.submit()
+        while not engine.idle:
+            for event in engine.step():
+                run.take(event)
+            run.show_progress()
+    run.end()
+    return 128 + signals[0] if signals else 0
+
+
+class _Run:
+    """The samples of one run, by seed."""
+
+    def __init__(self, engine: Answering, request: Request, wanted: SamplesWanted, showing: Showing) -> None:
+        self._engine = engine
+        self._wanted = wanted
+        self._showing = showing
+        first = request.sampling
+        seeds = range(first.seed, first.seed + wanted.count)
+        self._requests = [replace(request, sampling=replace(first, seed=seed)) for seed in seeds]
+        self._collected = [CollectedAnswer() for _ in seeds]
+        self._done: list[AnsweredRequest | None] = [None] * wanted.count
+        self._indexes: dict[int, int] = {}  # indexes of the samples by request id
+        self._n_shown = 0
+        # Log probabilities are requested only if they are needed, because they take time for every token.
+        needs_logprobs = wanted.best_of == MEAN_LOGPROB
+        self._logprobs = 0 if request.logprobs is None and needs_logprobs else request.logprobs
+
+    def submit(self) -> None:
+        for index, request in enumerate(self._requests):
+            self._indexes[self._engine.submit(replace(request, logprobs=self._logprobs))] = index
+
+    def take(self, event: Event) -> None:
+        """Record an event, and print the answers that are complete. Raises the error of a failed request."""
+        index = self._indexes[event.request_id]
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, TextDelta):
+            self._collected[index].take(event)
+        elif isinstance(event, PrefillProgress) and not any(each.logprobs or each.pieces for each in self._collected):
+            out.progress(waiting_words(event))
+        elif isinstance(event, Finished):
+            self._done[index] = self._answered(index, event)
+            if self._wanted.best_of is None and not self._showing.as_json:
+                self._show_in_order()
+
+    def show_progress(self) -> None:
+        n_done = sum(done is not None for done in self._done)
+        if any(each.pieces for each in self._collected):
+            n_deltas = sum(len(each.pieces) for each in self._collected)
+            out.progress(f"samples    {n_done} of {len(self._done)} complete, {n_deltas} tokens")
+
+    def end(self) -> None:
+        """Print the remaining output and the statistics. Raises LlmrunError."""
+        answered = [done for done in self._done if done is not None]
+        if len(answered) < len(self._done):
+            raise LlmrunError("the engine stopped without finishing all samples")
+        complete = [index for index, done in enumerate(answered) if _is_complete(done)]
+        best = self._best(answered, complete)
+        if self._showing.as_json:
+            out.json(samples_body(answered, self._means(), best))
+        elif best is not None:
+            self._show(answered[best.index])
+        if self._showing.as_json and self._showing.log is not None:
+            for index in complete if best is None else [best.index]:
+                self._showing.log(answered[index])
+        if len(complete) < len(answered):
+            out.note(f"stopped when {len(complete)} of {len(answered)} samples were complete")
+        _explain_lengths(answered, as_json=self._showing.as_json)
+        out.fields(samples_fields(answered, best))
+
+    def _answered(self, index: int, finished: Finished) -> AnsweredRequest:
+        collected = self._collected[index]
+        return AnsweredRequest(
+            self._showing.model,
+            self._engine.info,
+            self._requests[index],
+            collected.text,
+            tuple(collected.logprobs),
+            finished,
+            collected.reasoning,
+        )
+
+    def _show_in_order(self) -> None:
+        while self._n_shown < len(self._done) and (done := self._done[self._n_shown]) is not None:
+            self._n_shown += 1
+            if not _is_complete(done):
+                continue
+            if not self._wanted.null:
+                seed = "" if done.request.seed is None else f", seed {done.request.seed}"
+                out.lines([f"--- sample {self._n_shown} of {len(self._done)}{seed}"], dim=True)
+            self._show(done)
+
+    def _show(self, done: AnsweredRequest) -> None:
+        if not self._showing.hide_thinking:
+            out.thinking(done.reasoning)
+        out.answer(done.text)
+        out.end_answer("\0" if self._wanted.null else "\n")
+        if done.request.logprobs is not None:
+            for token in done.logprobs:
+                out.fields(logprob_fields(token))
+        if self._showing.log is not None:
+            self._showing.log(done)
+
+    def _means(self) -> list[float | None]:
+        """Return the mean log probability of each sample's tokens, or None if it is unknown."""
+        values = [[token.chosen.logprob for token in each.logprobs] for each in self._collected]
+        return [sum(each) / len(each) if each else None for each in values]
+
+    def _best(self, answered: Sequence[AnsweredRequest], complete: Sequence[int]) -> Best | None:
+        """Choose the sample to print. Returns None if all are printed, or if none is complete. Raises LlmrunError."""
+        if self._wanted.best_of is None or not complete:
+            return None
+        if self._wanted.best_of != MEAN_LOGPROB:
+            return best_of_vote([done.text for done in answered], complete)
+        means = self._means()
+        if is_remote(self._engine) and all(means[index] is None for index in complete):
+            raise LlmrunError(
+                f"--best-of {MEAN_LOGPROB}: {self._engine.info.device} sent no log probabilities",
+                hint="use --best-of vote",
+            )
+        return best_of_mean_logprob(means, complete)
+
+
+def _is_complete(done: AnsweredRequest) -> bool:
+    return done.finished.reason is not FinishReason.CANCELLED
+
+
+def _tell_of_equal_samples(engine: Answering, request: Request, count: int) -> None:
+    """Print a note if all samples will be equal."""
+    sampling = request.sampling
+    if count == 1:
+        return
+    if sampling.temperature == 0 and request.sends("temperature"):
+        out.note("temperature 0 makes all samples equal; use --temp to set a higher one")
+    elif sampling.top_k == 1 and not is_remote(engine):
+        out.note("--top-k 1 makes all samples equal")
+
+
+def _explain_lengths(answered: Sequence[AnsweredRequest], *, as_json: bool) -> None:
+    """Print a note if answers were cut off. The user's own token limit is mentioned only on a terminal."""
+    cut = [done for done in answered if done.finished.reason is FinishReason.LENGTH]
+    asked = answered[0].request.max_tokens
+    by_limit = [done for done in cut if asked is not None and done.finished.timings.generated_tokens >= asked]
+    if len(by_limit) < len(cut):
+        out.note(f"{len(cut) - len(by_limit)} of {len(answered)} answers were cut off: the context is full")
+    if by_limit and is_terminal(sys.stderr) and not as_json:
+        out.note(f"{len(by_limit)} of {len(answered)} answers were cut off (--max-tokens sets the limit)")

@@ -1,0 +1,80 @@
+"""Tests of how --speculate reaches the engine, and of the messages about it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.cli.answers.open_model import open_model
+from llmrun.cli.console.output import out
+from llmrun.engine.drafting.lookup import LookupSource
+from llmrun.engine.engine import Engine
+from llmrun.settings import Settings
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Asked(Exception):
+    """Raised instead of opening a model."""
+
+
+def opened_with(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> tuple[Any, Any]:
+    """Return the arguments `speculate` and `draft` with which the model would be opened."""
+    asked: dict[str, Any] = {}
+
+    def refuse(path: Path, options: object, **others: Any) -> Engine:
+        asked.update(others)
+        raise Asked
+
+    monkeypatch.setattr(Engine, "open", refuse)
+    with contextlib.suppress(Asked), open_model(settings, chat_template=None, will_chat=False):
+        pass
+    return asked["speculate"], asked["draft"]
+
+
+@pytest.mark.parametrize(
+    ("value", "speculate", "draft"),
+    [(None, None, None), ("auto", True, None), ("off", False, None), ("small.json", True, Path("small.json"))],
+)
+def test_the_engine_is_told_what_to_speculate_with(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, speculate: bool | None, draft: Path | None
+) -> None:
+    settings = Settings(model="big.json", backend="scripted", speculate=value)
+    assert opened_with(monkeypatch, settings) == (speculate, draft)
+
+
+def open_varying(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    """Open a model on a backend whose results depend on the batch, as llama.cpp's do."""
+    backend = ScriptedBackend()
+    backend.info = replace(backend.info, batch_invariant=False)
+
+    def opened(path: Path, options: object, *, speculate: bool | None, **others: Any) -> Engine:
+        return Engine(backend, drafts=[LookupSource()] if speculate else [])
+
+    monkeypatch.setattr(Engine, "open", opened)
+    settings = Settings(model="any.json", backend="scripted", speculate=value)
+    with open_model(settings, chat_template=None, will_chat=False):
+        pass
+
+
+def test_speculation_on_request_is_said_to_change_answers(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    open_varying(monkeypatch, "auto")
+    assert "answers may differ from those without speculation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [None, "off"])
+def test_no_speculation_needs_no_note(monkeypatch: pytest.MonkeyPatch, capsys: Capture, value: str | None) -> None:
+    open_varying(monkeypatch, value)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("value", "words"), [("auto", "by lookup"), ("off", "none")])
+def test_verbose_tells_what_drafts(monkeypatch: pytest.MonkeyPatch, capsys: Capture, value: str, words: str) -> None:
+    monkeypatch.setattr(out, "verbose", True)
+    open_varying(monkeypatch, value)
+    assert f"drafts     {words}\n" in capsys.readouterr().err
