@@ -67,16 +67,21 @@ class Speculation:
 
         size  the step's size before its tokens were added to the slots
         """
+        if self._stopped:
+            return
         n_drafted = max(1, sum(len(part.draft.tokens) for part in work))
-        if self._plan is not None:
-            for part in work:
-                loss = self._plan.loss(part.draft, len(part.draft.tokens) / n_drafted, seconds)
-                part.answer.pace.observe_loss(loss)
+        for part in work:
+            draft = part.draft
+            if self._plan is not None and (draft.tokens or draft.seconds):
+                part.answer.pace.observe_loss(self._plan.loss(draft, len(draft.tokens) / n_drafted, seconds))
         self._costs.observe(size, seconds)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
         """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer."""
         draft, pace = part.draft, part.answer.pace
+        if not draft.tokens:
+            pace.observe_tokens(0, 0, len(accepted))
+            return
         pairs = zip(draft.tokens, accepted, strict=False)
         n_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         pace.observe_tokens(len(draft.tokens), n_right, len(accepted))
@@ -125,10 +130,13 @@ def size_of(work: Sequence[Work]) -> StepSize:
 def _draft(answer: Answer, plan: StepPlan, most: int) -> Draft:
     """Return the best draft of at most `most` tokens for an answer, and count it as part of the step.
 
-    Forced tokens take precedence. A draft model is asked only if its draft will probably be better than the best so
-    far, or to measure it again.
+    If the answer's allowance is spent, nothing is drafted, because a search takes time too. Forced tokens take
+    precedence. A draft model is asked only if its draft will probably be better than the best so far, or to measure it
+    again.
     """
     pace, depth = answer.pace, len(answer.tokens) - 1
+    if not plan.may_draft(pace, depth):
+        return NO_DRAFT
     if answer.forced:
         forced = tuple(answer.forced)[:most]
         best = Draft(forced, (_FORCED,) * len(forced))

@@ -8,7 +8,7 @@ from typing import Final
 
 _KEPT: Final = 0.98  # weight of older steps of the same class after each step: half of the weight is on the last 34
 _DRIFT: Final = 0.1  # share of a step's deviation by which all older times are scaled
-_FITTED_EVERY: Final = 8  # steps without drafts; a fit takes up to 0.1 ms
+_FITTED_EVERY: Final = 8  # steps without drafts, which are recorded together; a fit takes up to 0.1 ms
 LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
 # The time of an additional row divided by the time of a step of one row, until it has been measured. With 2 threads and
 # models of 135M and 1.24B parameters, the second row took 0.06 to 0.2, depending on weight type and instruction set.
@@ -63,9 +63,9 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._groups = (_Sums(), _Sums())  # of steps without drafts, and of steps with drafts
+        self._without, self._with = _Sums(), _Sums()  # of steps without drafts, and of steps with drafts
+        self._unrecorded: list[tuple[Vector, float]] = []  # features and seconds of the last steps without drafts
         self._costs: Vector = [0.0] * _N
-        self._unfitted = 0  # steps since the last fit
         self.most_drafted = _FIRST_DRAFT  # the largest number of draft tokens whose time is estimated
 
     @property
@@ -74,21 +74,36 @@ class StepCosts:
         return self._costs[0] > 0
 
     def observe(self, size: StepSize, seconds: float) -> None:
-        """Record the duration of a step."""
+        """Record the duration of a step. Steps without drafts take 2 us, except for every eighth."""
         features = _features(size)
         if self.known:
-            expected = self.of_step(size)
-            deviation = min(max(seconds / expected, 1 / LARGEST_DEVIATION), LARGEST_DEVIATION)
-            seconds = deviation * expected
-            for group in self._groups:
-                group.scale_seconds(1 + _DRIFT * (deviation - 1))
-        drafted = size.rows > size.answers
-        self.most_drafted = max(self.most_drafted, 2 * (size.rows - size.answers))
-        self._groups[drafted].add(features, seconds)
-        self._unfitted += 1
-        if drafted or self._unfitted == _FITTED_EVERY or not self.known:
+            expected = _dot(features, self._costs)
+            seconds = min(max(seconds, expected / LARGEST_DEVIATION), LARGEST_DEVIATION * expected)
+        if size.rows > size.answers:
+            self.most_drafted = max(self.most_drafted, 2 * (size.rows - size.answers))
+            self._record_undrafted()
+            self._record(self._with, features, seconds, 1)
             self._costs = self._fitted()
-            self._unfitted = 0
+        else:
+            self._unrecorded.append((features, seconds))
+            if len(self._unrecorded) == _FITTED_EVERY or not self.known:
+                self._record_undrafted()
+                self._costs = self._fitted()
+
+    def _record_undrafted(self) -> None:
+        """Record the mean of the last steps without drafts, which have almost the same size."""
+        if n := len(self._unrecorded):
+            features = [sum(one[i] for one, _ in self._unrecorded) / n for i in range(_N)]
+            self._record(self._without, features, sum(seconds for _, seconds in self._unrecorded) / n, n)
+            self._unrecorded.clear()
+
+    def _record(self, group: _Sums, features: Vector, seconds: float, n: int) -> None:
+        """Record n steps of one size, and scale the durations of older steps towards theirs."""
+        if self.known:
+            factor = (1 + _DRIFT * (seconds / _dot(features, self._costs) - 1)) ** n
+            self._without.scale_seconds(factor)
+            self._with.scale_seconds(factor)
+        group.add(features, seconds, n)
 
     def of_step(self, size: StepSize) -> float:
         """Return the expected seconds of a step."""
@@ -102,7 +117,7 @@ class StepCosts:
 
     def _fitted(self) -> Vector:
         """Return the four costs. The last two are never negative."""
-        one, other = self._groups
+        one, other = self._without, self._with
         products = [
             [a + b for a, b in zip(*rows, strict=True)] for rows in zip(one.products, other.products, strict=True)
         ]
@@ -133,12 +148,13 @@ class _Sums:
         self.products = [[0.0] * _N for _ in range(_N)]
         self.seconds = [0.0] * _N
 
-    def add(self, features: Vector, seconds: float) -> None:
+    def add(self, features: Vector, seconds: float, n: int) -> None:
+        kept = _KEPT**n
         self.products = [
-            [_KEPT * total + a * b for total, b in zip(row, features, strict=True)]
+            [kept * total + n * a * b for total, b in zip(row, features, strict=True)]
             for row, a in zip(self.products, features, strict=True)
         ]
-        self.seconds = [_KEPT * total + a * seconds for total, a in zip(self.seconds, features, strict=True)]
+        self.seconds = [kept * total + n * a * seconds for total, a in zip(self.seconds, features, strict=True)]
 
     def scale_seconds(self, factor: float) -> None:
         self.seconds = [factor * total for total in self.seconds]

@@ -68,6 +68,10 @@ class StepPlan:
         self._seconds = costs.of_step(size)
         self._token_seconds = self._seconds / size.rows  # the unit of the allowance
 
+    def may_draft(self, pace: AnswerPace, depth: int) -> bool:
+        """Return whether an answer's allowance is enough for the row of a single draft token."""
+        return _LEAST_RISK * self._costs.of_rows(self._size, 1, depth) <= self._affordable(pace)
+
     def best_length(self, kinds: Sequence[Kind], pace: AnswerPace, depth: int) -> tuple[int, float]:
         """Return how many tokens of a draft to run, and the expected tokens per second of the step with them.
 

@@ -15,7 +15,7 @@ from numba import types
 from llmrun.kernels.attention.tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.compiler import inline_function
+from llmrun.kernels.compiler import called_function, inline_function
 from llmrun.layouts import records
 from llmrun.layouts.attention import CHUNK, state_floats, tile_vectors
 from llmrun.layouts.kv_blocks import BLOCK, GROUP, HeadLayout
@@ -48,7 +48,7 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
     groups = -(-head_size // group_size)
     scores_zero, scores_step, scores_store = scores(level, layout, heads, rows, vectors)
     sum_of_values = _sum_of_values(level, layout, queries, vectors)
-    add_value = _add_value(level, layout)
+    add_values = _add_values(level, layout)
     soften = _soften(level, capped=capped)
 
     @inline_function
@@ -105,18 +105,14 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
             for at in range(0, 4 * value_size, 64):
                 simd.store_f32x16(state + at, simd.splat(types.float32(0)))
             if rows > 1:
-                for position in range(row_first, min(row_end, first_of_all)):
-                    values = cache + values_at + load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                    weight = load_f32(weights + 4 * (CHUNK * index + position))
-                    add_value(values, position % BLOCK, weight, state)
+                end = min(row_end, first_of_all)
+                add_values(cache + values_at, table, block_bytes, row_first, end, weights + 4 * CHUNK * index, state)
         sum_of_values(cache + values_at, table, block_bytes, first_of_all, end_of_all, weights, states)
         if rows > 1:
             for index in range(hidden(queries)):
                 _, row_end = seen(positions, index // heads, window, start)
-                for position in range(max(end_of_all, first_of_all), row_end):
-                    values = cache + values_at + load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                    weight = load_f32(weights + 4 * (CHUNK * index + position))
-                    add_value(values, position % BLOCK, weight, states + index * state_bytes)
+                first, state = max(end_of_all, first_of_all), states + index * state_bytes
+                add_values(cache + values_at, table, block_bytes, first, row_end, weights + 4 * CHUNK * index, state)
 
     return run
 
@@ -218,24 +214,26 @@ def _times_scales(level: str, queries: int) -> Any:
     return times_scales
 
 
-def _add_value(level: str, layout: HeadLayout) -> Any:
-    """Return a function that adds one weighted value to a state.
+def _add_values(level: str, layout: HeadLayout) -> Any:
+    """Return a function that adds the weighted values of positions `first` to `end` to the state of a single query.
 
-    It performs the same operations as `sum_of_values`, for one position and one query.
+    It performs the same operations as `sum_of_values`, one position at a time.
     """
     fma = simd.Operations(level).fma
     load_value, load_scale = load_elements(level, layout.kv_type), load_half(level)
     element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
     value_size, has_scales = layout.value_size, layout.has_scales
 
-    @inline_function
-    def add_value(values: Any, slot: Any, weight: Any, state: Any) -> Any:
-        for feature in range(0, value_size, simd.LANES):
-            factor = weight
-            if has_scales:
-                factor = weight * load_scale(values + scales_at + 2 * (BLOCK * (feature // GROUP) + slot))
-            value = load_value(values + element_bytes * (value_size * slot + feature))
-            at = state + 4 * feature
-            simd.store_f32x16(at, fma(simd.splat(factor), value, simd.load_f32x16(at)))
+    @called_function
+    def add_values(values: Any, table: Any, block_bytes: Any, first: Any, end: Any, weights: Any, state: Any) -> Any:
+        for position in range(first, end):
+            of_block, slot = values + load_i32(table + 4 * (position // BLOCK)) * block_bytes, position % BLOCK
+            for feature in range(0, value_size, simd.LANES):
+                factor = load_f32(weights + 4 * position)
+                if has_scales:
+                    factor *= load_scale(of_block + scales_at + 2 * (BLOCK * (feature // GROUP) + slot))
+                value = load_value(of_block + element_bytes * (value_size * slot + feature))
+                at = state + 4 * feature
+                simd.store_f32x16(at, fma(simd.splat(factor), value, simd.load_f32x16(at)))
 
-    return add_value
+    return add_values

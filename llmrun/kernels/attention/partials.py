@@ -1,7 +1,7 @@
-"""Which chunks the rows of a step need, and where their partial results lie.
+"""Computes which chunks the rows of a step need, and which slots their partial results are stored in.
 
-A slot holds the states of all heads for one row and one chunk. The slots of a row follow each other in order of
-position, and those of the next row follow them.
+A slot holds the states of all heads for one row and one chunk. Slots are ordered by row, and the slots of a row by
+position.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def first_chunk(positions: Any, row: Any, window: Any) -> Any:
 
 @inline_function
 def end_chunk(positions: Any, row: Any) -> Any:
+    """Return the index after the last chunk that a row needs."""
     return load_i32(positions + 4 * row) // CHUNK + 1
 
 

@@ -1,4 +1,4 @@
-"""The running state of a query's softmax, and how the states of chunks are merged.
+"""Operations on the running state of a query's softmax, which merge the states of several chunks.
 
 A state consists of the weighted sum of the values [value size], the maximum score, and the sum of the weights.
 """
@@ -49,6 +49,7 @@ def states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 
     @inline_function
     def finish(state: Any, out: Any) -> Any:
+        """Divide the weighted sum of the values by the sum of the weights, and store the result at `out`."""
         inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
         for at in range(0, 4 * value_size, 64):
             simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))

@@ -64,7 +64,9 @@ def broadcast(builder: Any, level: str, activation: Any) -> Any:
 
 
 def new_chains(builder: Any, level: str, packed: PackedType, start: Any, n_outputs: int) -> list[Sum]:
-    """Return the accumulators for 16 outputs, to be added to in turn. `start`, a <16 x i32>, is the initial value.
+    """Return the accumulators of 16 outputs, with `start`, a <16 x i32>, as the initial value of their total.
+
+    Callers add to one accumulator after another.
 
     In tiles of up to 4 x 16 outputs, two independent sums halve the latency of AVX-512's dot products. The order does
     not matter, because integer addition is exact.
@@ -83,7 +85,7 @@ def emit_total(builder: Any, chains: list[Sum]) -> Any:
 
 
 def emit_in_order(builder: Any, level: str, sums: list[Sum]) -> None:
-    """Make LLVM add everything that was added so far before it adds anything else.
+    """Keep LLVM from moving later additions before those that were emitted so far.
 
     This keeps tiles within the 16 registers of AVX2. Without it, LLVM multiplies one row after another and spills the
     weights in between. The table shows instructions per block, and vectors stored to the stack or loaded from it:

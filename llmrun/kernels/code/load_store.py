@@ -41,6 +41,32 @@ def _integer_store(llvm_type: Any) -> Any:
     return store
 
 
+def _float_load(llvm_type: Any, numba_type: Any) -> Any:
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(builder.inttoptr(args[0], llvm_type.as_pointer()))
+            value.align = numba_type.bitwidth // 8
+            return value
+
+        return numba_type(types.int64), codegen
+
+    return load
+
+
+def _float_store(llvm_type: Any, numba_type: Any) -> Any:
+    @intrinsic
+    def store(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            written = builder.store(args[1], builder.inttoptr(args[0], llvm_type.as_pointer()))
+            written.align = numba_type.bitwidth // 8
+            return context.get_dummy_value()
+
+        return types.void(types.int64, numba_type), codegen
+
+    return store
+
+
 load_u8 = _integer_load(_I8, signed=False)
 load_u16 = _integer_load(_I16, signed=False)
 load_u32 = _integer_load(_I32, signed=False)
@@ -52,44 +78,10 @@ store_i32 = _integer_store(_I32)
 store_i64 = _integer_store(_I64)
 
 
-@intrinsic
-def load_f32(typingctx: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()))
-        value.align = 4
-        return value
-
-    return types.float32(types.int64), codegen
-
-
-@intrinsic
-def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        written = builder.store(args[1], builder.inttoptr(args[0], ir.FloatType().as_pointer()))
-        written.align = 4
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), codegen
-
-
-@intrinsic
-def load_f64(typingctx: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
-        value.align = 8
-        return value
-
-    return types.float64(types.int64), codegen
-
-
-@intrinsic
-def store_f64(typingctx: Any, address: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        written = builder.store(args[1], builder.inttoptr(args[0], ir.DoubleType().as_pointer()))
-        written.align = 8
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float64), codegen
+load_f32 = _float_load(ir.FloatType(), types.float32)
+load_f64 = _float_load(ir.DoubleType(), types.float64)
+store_f32 = _float_store(ir.FloatType(), types.float32)
+store_f64 = _float_store(ir.DoubleType(), types.float64)
 
 
 @intrinsic

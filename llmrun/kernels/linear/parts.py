@@ -51,9 +51,11 @@ class Parts(NamedTuple):
 
 
 class RowIndices(NamedTuple):
-    """How kernels are told which rows to multiply: by a word, to which `step` is added for each further row.
+    """Describes the word that tells a kernel which rows to multiply.
 
-    indices  function of a tile's number of rows, which returns an intrinsic (word, number of rows)
+    indices  function of a tile's number of rows. It returns an intrinsic that converts the word, and a number of rows,
+             to the rows' indices
+    step     the difference between the words of two consecutive rows
     """
 
     indices: Callable[[int], Any]

@@ -197,9 +197,9 @@ def keep_logits(logits: Any, scratch: Any, room: Any, n: Any, bound: Any) -> Any
 
 @called_function
 def bound_of_top(logits: Any, scratch: Any, room: Any, n: Any, k: Any) -> Any:
-    """Return a logit that at least k logits are not below, and few more than k.
+    """Return a lower bound for the k largest logits that few other logits reach.
 
-    It is the k-th largest maximum of stripes. Every STRIPES-th logit belongs to the same stripe.
+    The bound is the k-th largest of the stripes' maxima. Every STRIPES-th logit belongs to the same stripe.
     """
     not_inlined()
     depth = n // _STRIPES
@@ -217,10 +217,10 @@ def bound_of_top(logits: Any, scratch: Any, room: Any, n: Any, k: Any) -> Any:
 
 @called_function
 def bound_of_heavy(scratch: Any, room: Any, n: Any, enough: Any) -> Any:
-    """Return a weight such that the candidates not below it weigh at least `enough`, or a smaller one.
+    """Return a lower bound for the largest weights that sum to at least `enough`.
 
-    It sums the weights by their exponent and the upper bits of their mantissa, so it is at most a fifth too small. Then
-    far fewer candidates have to be sorted.
+    A histogram of the weights by their exponent and the upper bits of their mantissa yields the bound, which is at most
+    a fifth too small. Only the candidates that reach the bound have to be sorted.
     """
     not_inlined()
     weights, sums = weights_of(scratch, room), scratch + sampling.SCRATCH_COUNTS * room
