@@ -1,4 +1,4 @@
-"""The interface of drafters, which predict the next tokens of an answer.
+"""The base classes of drafters, which predict the next tokens of an answer.
 
 A step runs a draft together with the last token of the answer, and returns logits for all of these rows. The engine
 then draws one token after another, as it does without a draft. A draft token is right if it equals the token drawn at
@@ -7,9 +7,10 @@ its position, so the answer is the same with any draft, at any temperature. Only
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
@@ -41,18 +42,20 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-class Drafter(Protocol):
+class Drafter(ABC):
     """Predicts the tokens of one answer.
 
-    name  the first part of its tokens' kinds
+    name           the first part of its tokens' kinds
+    token_seconds  the time to draft a token, or 0 if it is negligible
     """
 
     name: str
 
     @property
     def token_seconds(self) -> float:
-        """The time to draft a token, or 0 if it is negligible."""
+        return 0.0
 
+    @abstractmethod
     def draft(self, tokens: Sequence[int], most: int, worth: Worth) -> Draft:
         """Predict at most `most` tokens that follow `tokens`, which are the prompt and the answer so far.
 
@@ -60,33 +63,32 @@ class Drafter(Protocol):
         before each token. Never raises an error.
         """
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  (optional)
         """Free the drafter's resources. May be called at any time, even if `draft` will be called again."""
 
 
-class DraftSource(Protocol):
-    """Creates drafters, and remembers finished answers for later ones.
+class DraftSource(ABC):
+    """Creates drafters, and may remember finished answers for later ones.
 
-    error  why the source no longer drafts anything, or an empty string
+    expected  for each kind, the acceptance rate to assume until it has been measured
+    error     why the source no longer drafts anything, or an empty string
     """
 
-    error: str
+    expected: Mapping[Kind, float]
+    error = ""
 
-    @property
-    def expected(self) -> Mapping[Kind, float]:
-        """For each kind, the acceptance rate to assume until it has been measured."""
-
+    @abstractmethod
     def drafter(self, request: Request) -> Drafter:
         """Return a drafter for a request's answer."""
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def learn(self, tokens: Sequence[int]) -> None:  # noqa: B027  (optional)
         """Remember the tokens of a finished answer."""
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027  (optional)
         """Forget all finished answers."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027  (optional)
         """Stop a running draft, or the next one, as `Backend.cancel` does. Signal handlers may call this."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (optional)
         """Free all resources."""

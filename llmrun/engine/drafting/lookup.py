@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.engine.drafting.base import ANY, NO_DRAFT, Draft, Kind, Worth
+from llmrun.engine.drafting.base import ANY, NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
@@ -78,11 +78,10 @@ def _match_length(tokens: Sequence[int], at: int, tail: Sequence[int]) -> int:
     return length
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts the tokens of one answer from its prompt, from the answer itself and from earlier answers."""
 
     name = _NAME
-    token_seconds = 0.0
 
     def __init__(self, source: LookupSource) -> None:
         self._source = source
@@ -102,16 +101,12 @@ class LookupDrafter:
         found = _continuation(index.tokens, at, most)
         return Draft(tuple(found), tuple(_kind(length + i) for i in range(len(found))))
 
-    def release(self) -> None:
-        """Nothing needs to be freed."""
 
-
-class LookupSource:
+class LookupSource(DraftSource):
     """Creates lookup drafters, which share the memory of finished answers."""
 
     def __init__(self) -> None:
         self.expected = {_kind(length): rate for length, rate in _EXPECTED.items()} | {(_NAME, ANY): _EXPECTED[2]}
-        self.error = ""
         self.remembered = SuffixIndex()
 
     def drafter(self, request: Request) -> LookupDrafter:
@@ -126,12 +121,6 @@ class LookupSource:
 
     def forget(self) -> None:
         self.remembered = SuffixIndex()
-
-    def cancel(self) -> None:
-        """Do nothing, because lookups take too little time to be worth stopping."""
-
-    def close(self) -> None:
-        """Nothing needs to be freed."""
 
 
 def _kind(match_length: int) -> Kind:

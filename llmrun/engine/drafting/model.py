@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.engine.drafting.base import ANY, NO_DRAFT, Draft, Kind, Worth
+from llmrun.engine.drafting.base import ANY, NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
 from llmrun.engine.drafting.vocabularies import check_same_vocabulary
 from llmrun.engine.sampling import sample
 from llmrun.engine.slots import SequenceSlots, Slot
@@ -64,7 +64,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
         raise
 
 
-class ModelSource:
+class ModelSource(DraftSource):
     """A draft model, with one sequence of its KV cache for each answer in progress.
 
     vocabulary_size  number of tokens that can be drafted, which are those that both models have
@@ -79,7 +79,6 @@ class ModelSource:
         self.slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self.vocabulary_size = min(vocabulary_size, backend.info.vocabulary_size)
         self.token_seconds = 0.0
-        self.error = ""
 
     def drafter(self, request: Request) -> ModelDrafter:
         return ModelDrafter(self, request)
@@ -105,9 +104,6 @@ class ModelSource:
         """Stop drafting for good. `error` reports the first reason."""
         self.error = self.error or f"draft model stopped: {self.backend.info.path}: {why}"
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Do nothing, because a draft model keeps only cached prefixes."""
-
     def forget(self) -> None:
         while not self.error and self.slots.forget_oldest_idle():
             pass
@@ -119,7 +115,7 @@ class ModelSource:
         self.backend.close()
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts the tokens of one answer. Its sequence in the draft model's cache follows the answer."""
 
     name = _NAME

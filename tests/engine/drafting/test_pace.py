@@ -10,7 +10,7 @@ import statistics
 import pytest
 
 from llmrun.engine.drafting.acceptance import AssumedRates
-from llmrun.engine.drafting.base import ANY, Draft, Kind
+from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
@@ -122,14 +122,17 @@ def test_forced_tokens_are_always_drafted() -> None:
 
 
 def test_a_draft_model_is_not_asked_if_it_takes_too_long() -> None:
-    class Slow:
+    class Timed(Drafter):
         name = "model"
-        token_seconds = 0.9
+
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        @property
+        def token_seconds(self) -> float:
+            return self.seconds
 
         def draft(self, tokens: object, most: int, worth: object) -> Draft:
-            raise AssertionError
-
-        def release(self) -> None:
             raise AssertionError
 
     costs = StepCosts()
@@ -137,8 +140,7 @@ def test_a_draft_model_is_not_asked_if_it_takes_too_long() -> None:
     costs.observe(size, 1.0)
     pace = AnswerPace(AssumedRates({("model", ANY): 0.8}))
     plan = StepPlan(costs, size)
-    slow, quick = Slow(), Slow()
-    quick.token_seconds = 0.05
+    slow, quick = Timed(0.9), Timed(0.05)
     assert not plan.promises(slow, 1.0, pace, 100)
     assert plan.promises(quick, 1.0, pace, 100)
     assert plan.worth(quick, pace, 100, [("model", ANY)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.engine.drafting.base import Draft, DraftSource, Kind, Worth
+from llmrun.engine.drafting.base import Draft, Drafter, DraftSource, Kind, Worth
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Failed, Finished, Request
 from llmrun.types import Timings
@@ -77,13 +77,11 @@ PROPOSALS: dict[str, Propose] = {
 }
 
 
-class Adversary:
-    """A DraftSource whose drafts `propose` makes from the plain answers.
+class Adversary(DraftSource):
+    """A source whose drafts `propose` makes from the plain answers.
 
     sequence_of  returns the tokens of a request's prompt and plain answer, with the end-of-generation token
     """
-
-    error = ""
 
     def __init__(self, backend: Backend, propose: Propose, sequence_of: Callable[[Request], Sequence[int]]) -> None:
         self.expected = {_KIND: 0.5}
@@ -94,22 +92,9 @@ class Adversary:
     def drafter(self, request: Request) -> AdverseDrafter:
         return AdverseDrafter(self, list(self.sequence_of(request)))
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Nothing needs to be learned."""
 
-    def forget(self) -> None:
-        """Nothing was learned."""
-
-    def cancel(self) -> None:
-        """Drafts are made at once."""
-
-    def close(self) -> None:
-        """Nothing needs to be freed."""
-
-
-class AdverseDrafter:
+class AdverseDrafter(Drafter):
     name = _KIND[0]
-    token_seconds = 0.0
 
     def __init__(self, source: Adversary, sequence: list[int]) -> None:
         self._source, self._sequence = source, sequence
@@ -122,9 +107,6 @@ class AdverseDrafter:
         place = Place(len(tokens), self._sequence[len(tokens) :], most, self._source.vocabulary, self._source.end)
         proposed = tuple(self._source.propose(place))
         return Draft(proposed, (_KIND,) * len(proposed))
-
-    def release(self) -> None:
-        """Nothing needs to be freed."""
 
 
 def drafting_engine(backend: Backend, *sources: DraftSource, **options: Any) -> Engine:
