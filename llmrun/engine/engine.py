@@ -18,7 +18,7 @@ from llmrun.engine.requests import Event, Failed, PrefillProgress, Request, ban_
 from llmrun.engine.sampler import Drawn, Sampler
 from llmrun.engine.sharing import rows_until_copy, wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
-from llmrun.engine.speculation import Speculation, size_of
+from llmrun.engine.speculation import Speculation
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
@@ -210,7 +210,6 @@ class Engine:
         started = time.perf_counter()
         try:
             work, logits = self._forward(work)
-            size = size_of(work)
         except Cancelled:
             return events + self._end_cancelled()
         except KVFull:
@@ -221,7 +220,7 @@ class Engine:
         for part, rows, drawn in draw(self._sampler, work, logits):
             events += self._take_results(part, rows, drawn)
         if all(part.decodes for part in work):
-            self._speculation.observe_step(work, size, time.perf_counter() - started)
+            self._speculation.observe_step(work, time.perf_counter() - started)
         self._retire()
         return events
 

@@ -62,11 +62,8 @@ class Speculation:
     def _new_plan(self, size: StepSize) -> StepPlan:
         return StepPlan(self._costs, size)
 
-    def observe_step(self, work: Sequence[Work], size: StepSize, seconds: float) -> None:
-        """Record the duration of a step in which every row belonged to an answer in progress.
-
-        size  the step's size before its tokens were added to the slots
-        """
+    def observe_step(self, work: Sequence[Work], seconds: float) -> None:
+        """Record the duration of a step in which every row belonged to an answer in progress."""
         if self._stopped:
             return
         n_drafted = max(1, sum(len(part.draft.tokens) for part in work))
@@ -74,7 +71,7 @@ class Speculation:
             draft = part.draft
             if self._plan is not None and (draft.tokens or draft.seconds):
                 part.answer.pace.observe_loss(self._plan.loss(draft, len(draft.tokens) / n_drafted, seconds))
-        self._costs.observe(size, seconds)
+        self._costs.observe(size_of(work), seconds)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
         """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer."""
@@ -121,10 +118,13 @@ class Speculation:
 
 
 def size_of(work: Sequence[Work]) -> StepSize:
-    """Return the size of a step, before its tokens are in the slots."""
-    depths = [len(part.slot.tokens) for part in work]
-    attended = sum(part.rows * depth for part, depth in zip(work, depths, strict=True))
-    return StepSize(len(work), sum(part.rows for part in work), sum(depths), attended)
+    """Return the size of a step."""
+    rows = cached = attended = 0
+    for part in work:
+        rows += part.rows
+        cached += part.depth
+        attended += part.rows * part.depth
+    return StepSize(len(work), rows, cached, attended)
 
 
 def _draft(answer: Answer, plan: StepPlan, most: int) -> Draft:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Work:
     """One request's part of a step.
 
+    depth    number of tokens in the slot before the step
     tokens   tokens of the prompt or the answer, which follow those in the slot
     is_last  True if `tokens` are the last known ones, so that the step yields the next token
     draft    predicted tokens that follow them; only if `is_last`
@@ -30,6 +31,7 @@ class Work:
 
     answer: Answer
     slot: Slot
+    depth: int
     tokens: list[int]
     is_last: bool
     draft: Draft = NO_DRAFT
@@ -37,8 +39,9 @@ class Work:
     @classmethod
     def next_of(cls, answer: Answer, slot: Slot, most: int) -> Work:
         """Return the next work of a request, with at most `most` tokens."""
-        end = min(len(slot.tokens) + most, len(answer.tokens))
-        return cls(answer, slot, answer.tokens[len(slot.tokens) : end], end == len(answer.tokens))
+        depth = len(slot.tokens)
+        end = min(depth + most, len(answer.tokens))
+        return cls(answer, slot, depth, answer.tokens[depth:end], end == len(answer.tokens))
 
     @property
     def decodes(self) -> bool:
@@ -63,10 +66,9 @@ def batch_of(work: Sequence[Work]) -> Batch:
     pos: list[int] = []
     want: list[bool] = []
     for part in work:
-        held = len(part.slot.tokens)
         tokens += [*part.tokens, *part.draft.tokens]
         seq += [part.slot.index] * part.rows
-        pos += range(held, held + part.rows)
+        pos += range(part.depth, part.depth + part.rows)
         want += [False] * (part.rows - part.wanted) + [True] * part.wanted
     return Batch(np.array(tokens, np.int32), np.array(seq, np.int32), np.array(pos, np.int32), np.array(want))
 

@@ -92,15 +92,40 @@ def work_timed(level: str) -> Callable[..., None]:
     return _worker(level, _stamp)
 
 
-def _worker(level: str, stamp: Any) -> Callable[..., None]:
+@kernel_family
+def spin(level: str) -> Callable[..., None]:
+    """Build a kernel that spins `op` times as a waiting thread does, so that the main thread can measure how long."""
+    spin_while = _spinning(level)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        spin_while(load_i64(step + records.STEP_SYNC) + SYNC_EXIT, 0, op)
+
+    return run
+
+
+def _spinning(level: str) -> Any:
+    """Return a function that waits until a word differs from `old`, but at most for `most` pause instructions."""
     pause = simd.Operations(level).pause
 
     @inline_function
-    def wait_for_change(sync: Any, word: Any, old: Any, sleepers: Any, spin: Any) -> Any:
-        for _ in range(spin):
+    def spin_while(word: Any, old: Any, most: Any) -> Any:
+        for _ in range(most):
             if atomic_load(word) != old:
                 return
             pause()
+
+    return spin_while
+
+
+def _worker(level: str, stamp: Any) -> Callable[..., None]:
+    spin_while = _spinning(level)
+
+    @inline_function
+    def wait_for_change(sync: Any, word: Any, old: Any, sleepers: Any) -> Any:
+        spin_while(word, old, load_i64(sync + records.SYNC_SPIN))
+        if atomic_load(word) != old:
+            return
         atomic_add(sleepers, 1)
         while atomic_load(word) == old:
             _sleep_while(sync, word, old, 0)
@@ -121,13 +146,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
             if atomic_load(sync + SYNC_SLEEPERS) != 0:
                 _wake_all(sync, sync + SYNC_GENERATION)
         else:
-            wait_for_change(
-                sync,
-                sync + SYNC_GENERATION,
-                generation,
-                sync + SYNC_SLEEPERS,
-                load_i64(sync + records.SYNC_SPIN),
-            )
+            wait_for_change(sync, sync + SYNC_GENERATION, generation, sync + SYNC_SLEEPERS)
         stop = atomic_load(sync + SYNC_STOP)
         return stop != 0 and stop <= generation + 1
 
@@ -152,7 +171,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
         sync = load_i64(step + records.STEP_SYNC)
         seen = 0
         while True:
-            wait_for_change(sync, sync + SYNC_STEP, seen, sync + SYNC_PARKED, load_i64(sync + records.SYNC_IDLE_SPIN))
+            wait_for_change(sync, sync + SYNC_STEP, seen, sync + SYNC_PARKED)
             seen = atomic_load(sync + SYNC_STEP)
             if atomic_load(sync + SYNC_EXIT) != 0:
                 return

@@ -9,6 +9,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 
     from llmrun.backends.cpu.lowering.base import Lowered
 
-# The number of pause instructions that a waiting thread executes before it sleeps on the futex. A thread that spins for
-# longer may occupy a core that another thread needs. This table shows the decode speed of SmolLM2 with 2 threads on
-# 2 cores, in tokens per second:
+# How long a waiting thread spins before it sleeps on the futex. A thread that spins for longer may occupy a core that
+# another thread needs. The first row shows the decode speed of SmolLM2 in tokens per second on a Xeon whose pause
+# instruction takes 45 ns, and the others the time of steps in ms on one where it takes 11 ns (2 threads on 2 cores):
 #
-#   pauses                   0    30   100   1,000   4,000
-#   idle machine           181   225   289     281     284
-#   two busy programs      104   156   163     118      72
-_SPIN = 100
-_IDLE_SPIN = 1000  # used between steps, when sampling takes about 0.1 ms
+#   microseconds                  0.4     1     2     4     5     8    13    45   180
+#   idle, tok/s                         225               289          281   284
+#   two busy programs, tok/s            156               163          118    72
+#   idle, 1 row, ms                 6.8   6.4   4.4   4.2   4.1   4.3   4.3   4.2
+_SPIN_SECONDS = 5e-6
+_MEASURED_PAUSES = 1000
 _WAIT_SECONDS = 0.1  # the longest that the main thread sleeps before it checks for signals
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
@@ -40,7 +42,8 @@ _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 WORK = KernelName.of("team", "work")
 START = KernelName.of("team", "start")
 WAIT = KernelName.of("team", "wait")
-TEAM_KERNELS = (WORK, START, WAIT)
+SPIN = KernelName.of("team", "spin")
+TEAM_KERNELS = (WORK, START, WAIT, SPIN)
 
 
 class Team:
@@ -51,7 +54,7 @@ class Team:
     """
 
     def __init__(self, lowered: Lowered, n_threads: int, work: KernelName = WORK) -> None:
-        kernels = load_kernels([work, START, WAIT])
+        kernels = load_kernels([work, START, WAIT, SPIN])
         self._start, self._wait = kernels[START], kernels[WAIT]
         self._lowered = lowered
         self._process = os.getpid()
@@ -62,6 +65,7 @@ class Team:
         self._set(records.STEP_SYNC, address_of(self._sync))
         self._set(records.STEP_PLAN, address_of(lowered.records))
         self._set(records.STEP_N_OPS, len(lowered.records))
+        self._set_sync(records.SYNC_SPIN, round(_SPIN_SECONDS / self._pause_seconds(kernels[SPIN])))
         threads: list[threading.Thread] = []
         # This also runs at interpreter exit, before the arrays that the workers use are freed.
         self._finalizer = weakref.finalize(
@@ -87,8 +91,19 @@ class Team:
         self._set_sync(records.SYNC_DOZE_FOR, doze_for)
         self._set_sync(records.SYNC_FUTEX, futex)
         self._set_sync(records.SYNC_SYSCALL, function_address(libc.syscall) if futex else 0)
-        self._set_sync(records.SYNC_SPIN, _SPIN)
-        self._set_sync(records.SYNC_IDLE_SPIN, _IDLE_SPIN)
+
+    def _pause_seconds(self, spin: Kernel) -> float:
+        """Measure one iteration of a spin loop, which takes 10 to 50 ns on x86-64.
+
+        The shortest of a few measurements is returned, because other programs can only prolong them. They take 0.2 ms
+        at most.
+        """
+        measured = []
+        for _ in range(4):
+            started = time.perf_counter()
+            spin.run(_MEASURED_PAUSES, address_of(self._step), 0, 0)
+            measured.append(time.perf_counter() - started)
+        return min(measured) / _MEASURED_PAUSES
 
     def _set(self, offset: int, value: int) -> None:
         self._step[offset // records.WORD] = value

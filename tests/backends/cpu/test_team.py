@@ -107,11 +107,7 @@ def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
 def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
     """Spinning is disabled, so every barrier and every step sleeps and wakes."""
     random = np.random.default_rng(threads)
-    with (
-        mock.patch("llmrun.backends.cpu.team._SPIN", 0),
-        mock.patch("llmrun.backends.cpu.team._IDLE_SPIN", 0),
-        team_of(threads) as team,
-    ):
+    with mock.patch("llmrun.backends.cpu.team._SPIN_SECONDS", 0), team_of(threads) as team:
         for _ in range(300):
             tokens = random.integers(0, 100, 3).astype(np.int32)
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
