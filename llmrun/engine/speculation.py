@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from llmrun.engine.drafting.acceptance import Acceptance, AssumedRates
-from llmrun.engine.drafting.base import NO_DRAFT, Draft, Drafter, DraftSource, Kind
+from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import Request
     from llmrun.engine.work import Work
 
-LONGEST_DRAFT: Final = 15  # tokens; with the token before it, 16 rows
 _FORCED: Final[Kind] = ("forced", 0)  # tokens that the engine will emit whatever the logits are
 
 
@@ -55,7 +53,7 @@ class Speculation:
         drafted = []
         for part in work:
             most = min(LONGEST_DRAFT, room, part.answer.limit - len(part.answer.tokens) - 1)
-            drafted.append(replace(part, draft=_draft(part.answer, plan, most)) if most > 0 else part)
+            drafted.append(_with_draft(part, plan, most) if most > 0 else part)
             room -= len(drafted[-1].draft.tokens)
         return drafted
 
@@ -74,17 +72,19 @@ class Speculation:
         self._costs.observe(size_of(work), seconds)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
-        """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer."""
-        draft, pace = part.draft, part.answer.pace
-        if not draft.tokens:
-            pace.observe_tokens(0, 0, len(accepted))
-            return
-        pairs = zip(draft.tokens, accepted, strict=False)
-        n_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        pace.observe_tokens(len(draft.tokens), n_right, len(accepted))
-        found_wrong = n_right < min(len(draft.tokens), len(accepted))
-        for acceptance in (self._acceptance, pace.acceptance):
-            acceptance.observe(draft, n_right, found_wrong=found_wrong)
+        """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer.
+
+        The token after those that were run can be compared too. Steps without drafts therefore also show how often
+        drafts would be right.
+        """
+        found, pace, n_run = part.found, part.answer.pace, len(part.draft.tokens)
+        most = n_right = min(len(found.tokens), len(accepted))
+        if found.tokens[:most] != tuple(accepted[:most]):
+            n_right = next(i for i in range(most) if found.tokens[i] != accepted[i])
+        pace.observe_tokens(len(accepted), min(n_right, n_run), max(n_right - n_run, 0))
+        if most:
+            for acceptance in (self._acceptance, pace.acceptance):
+                acceptance.observe(found, n_right, found_wrong=n_right < most)
 
     def stop(self) -> None:
         """Stop drafting for good."""
@@ -127,39 +127,44 @@ def size_of(work: Sequence[Work]) -> StepSize:
     return StepSize(len(work), rows, cached, attended)
 
 
-def _draft(answer: Answer, plan: StepPlan, most: int) -> Draft:
-    """Return the best draft of at most `most` tokens for an answer, and count it as part of the step.
+def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
+    """Find the best draft of at most `most` tokens for an answer. Add it as far as it is worth running."""
+    pace, depth = part.answer.pace, part.depth
+    found = _found(part, plan, most)
+    if not found.tokens and not found.seconds:
+        return part
+    length, _ = plan.best_length(found.kinds, pace, depth)
+    run = found.first(length)
+    plan.add(run, pace, depth)
+    return replace(part, draft=run, found=found)
 
-    If the answer's allowance is spent, nothing is drafted, because a search takes time too. Forced tokens take
-    precedence. A draft model is asked only if its draft will probably be better than the best so far, or to measure it
-    again.
+
+def _found(part: Work, plan: StepPlan, most: int) -> Draft:
+    """Return the best draft of at most `most` tokens.
+
+    Forced tokens take precedence. A draft model is asked only if its draft will probably be better than the best so
+    far, or to measure it again.
     """
-    pace, depth = answer.pace, len(answer.tokens) - 1
-    if not plan.may_draft(pace, depth):
-        return NO_DRAFT
+    answer, depth = part.answer, part.depth
     if answer.forced:
         forced = tuple(answer.forced)[:most]
-        best = Draft(forced, (_FORCED,) * len(forced))
-    else:
-        best = NO_DRAFT
-        for drafter in answer.drafters:
-            if drafter.token_seconds and not _is_promising(drafter, best, plan, pace, depth):
+        return Draft(forced, (_FORCED,) * len(forced))
+    best, pace = NO_DRAFT, answer.pace
+    for drafter in answer.drafters:
+        if drafter.token_seconds:
+            if not _is_promising(drafter, best, plan, pace, depth):
                 continue
-            found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
-            plan.spend(found.seconds)
-            best = _better(best, found, plan, pace, depth)
-    length, _ = plan.best_length(best.kinds, pace, depth)
-    if length == 0 and plan.may_probe(pace, depth, 0.0):
-        length = 1
-    taken = best.first(length)
-    plan.add(taken, pace, depth)
-    return taken
+            pace.unasked = 0
+        found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
+        plan.spend(found.seconds)
+        best = _better(best, found, plan, pace, depth)
+    return best
 
 
 def _is_promising(drafter: Drafter, best: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> bool:
     """Return whether to ask a drafter whose tokens take time, given the best draft so far."""
     _, speed = plan.best_length(best.kinds, pace, depth)
-    return plan.may_probe(pace, depth, drafter.token_seconds) or plan.promises(drafter, speed, pace, depth)
+    return plan.may_ask(drafter, pace) or plan.promises(drafter, speed, pace, depth)
 
 
 def _better(one: Draft, other: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> Draft:

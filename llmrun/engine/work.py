@@ -27,6 +27,7 @@ class Work:
     tokens   tokens of the prompt or the answer, which follow those in the slot
     is_last  True if `tokens` are the last known ones, so that the step yields the next token
     draft    predicted tokens that follow them; only if `is_last`
+    found    all predicted tokens, of which `draft` are the first ones
     """
 
     answer: Answer
@@ -35,6 +36,7 @@ class Work:
     tokens: list[int]
     is_last: bool
     draft: Draft = NO_DRAFT
+    found: Draft = NO_DRAFT
 
     @classmethod
     def next_of(cls, answer: Answer, slot: Slot, most: int) -> Work:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
 
+LONGEST_DRAFT: Final = 15  # tokens; with the token before it, 16 rows
+
 # Draft tokens of the same kind are accepted about equally often: (drafter, evidence).
 Kind = tuple[str, int]
 ANY: Final = -1  # in place of the evidence: all tokens of a drafter
@@ -36,7 +38,7 @@ class Draft:
 
     def first(self, n: int) -> Draft:
         """Return the draft's first n tokens."""
-        return Draft(self.tokens[:n], self.kinds[:n], self.seconds)
+        return self if n >= len(self.tokens) else Draft(self.tokens[:n], self.kinds[:n], self.seconds)
 
 
 NO_DRAFT = Draft()

@@ -40,10 +40,6 @@ class StepSize:
     cached: int
     attended: int
 
-    def with_draft(self, rows: int, depth: int) -> StepSize:
-        """Return the size after `rows` draft tokens are added to an answer with `depth` tokens in the cache."""
-        return StepSize(self.answers, self.rows + rows, self.cached, self.attended + rows * depth)
-
 
 class StepCosts:
     """The duration of a step: c0 + c1 rows + c2 cached + c3 attended.
@@ -109,11 +105,10 @@ class StepCosts:
         """Return the expected seconds of a step."""
         return _dot(_features(size), self._costs)
 
-    def of_rows(self, size: StepSize, rows: int, depth: int) -> float:
-        """Return the seconds that draft tokens add to a step, in an answer with `depth` tokens in the cache."""
+    def of_row(self, size: StepSize, depth: int) -> float:
+        """Return the seconds that each draft token adds to a step, in an answer with `depth` tokens in the cache."""
         step = self.of_step(size)
-        more = self.of_step(size.with_draft(rows, depth)) - step
-        return min(max(more, rows * _SMALLEST_ROW * step), rows * step)
+        return min(max(self._costs[1] + self._costs[3] * depth / _POSITIONS, _SMALLEST_ROW * step), step)
 
     def _fitted(self) -> Vector:
         """Return the four costs. The last two are never negative."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.engine.drafting.base import ANY, NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
+from llmrun.engine.drafting.base import ANY, LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
@@ -25,7 +25,14 @@ _BETWEEN = -1  # separates remembered answers; not a token id
 # 0.95 for new code and new prose, and higher rates for edits. The rates below are near the lower ones, because they are
 # the first guess for all texts.
 _EXPECTED = {2: 0.35, 3: 0.45, 4: 0.5, 6: 0.65, 8: 0.7, 12: 0.8, 16: 0.85, 24: 0.9, 32: 0.95}
-_CLASSES = [max((bound for bound in _EXPECTED if bound <= length), default=2) for length in range(_LONGEST + 1)]
+
+
+def _kind(match_length: int) -> Kind:
+    return _NAME, max((bound for bound in _EXPECTED if bound <= match_length), default=2)
+
+
+# The kinds of a draft's tokens after a match of n tokens begin at index n. Each token makes the match longer.
+_KINDS = [_kind(length) for length in range(_LONGEST + LONGEST_DRAFT)]
 
 
 class SuffixIndex:
@@ -99,7 +106,7 @@ class LookupDrafter(Drafter):
         if length == 0:
             return NO_DRAFT
         found = _continuation(index.tokens, at, most)
-        return Draft(tuple(found), tuple(_kind(length + i) for i in range(len(found))))
+        return Draft(tuple(found), tuple(_KINDS[length : length + len(found)]))
 
 
 class LookupSource(DraftSource):
@@ -121,10 +128,6 @@ class LookupSource(DraftSource):
 
     def forget(self) -> None:
         self.remembered = SuffixIndex()
-
-
-def _kind(match_length: int) -> Kind:
-    return _NAME, _CLASSES[min(match_length, _LONGEST)]
 
 
 def _continuation(tokens: Sequence[int], at: int, most: int) -> list[int]:

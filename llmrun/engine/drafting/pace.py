@@ -16,7 +16,7 @@ from llmrun.engine.drafting.acceptance import Acceptance, Rates
 from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 from llmrun.engine.drafting.costs import LARGEST_DEVIATION, StepCosts, StepSize
 
-_PROBE_AFTER: Final = 32  # tokens without a draft until one token is tried again
+_ASK_AFTER: Final = 32  # tokens until a draft model that was not worth its time is asked again
 _MARGIN: Final = 1.02  # smallest expected gain that is worth the risk that the estimates are wrong
 _LEAST_RISK: Final = 0.4  # lower bound of the probability that a draft is wrong, whatever the estimates say
 _LEAST_PROBABILITY: Final = 0.02  # drafts end before a less probable token, which gains less than its row costs
@@ -24,6 +24,7 @@ _PROMISED: Final = 8  # longest draft considered when deciding whether to ask a 
 # The allowance of an answer, in units of the time that a token takes without drafts.
 _FIRST_ALLOWANCE: Final = 0.75
 _ALLOWANCE_PER_TOKEN: Final = 0.01
+_ALLOWANCE_PER_MISSED: Final = 0.25  # for a right token that was found but not run
 _LARGEST_ALLOWANCE: Final = 16.0
 _SMALLEST_ALLOWANCE: Final = -0.3
 
@@ -33,22 +34,28 @@ class AnswerPace:
 
     acceptance  the rates of its drafts, with those of all answers as a prior
     allowance   the time that its drafts may still lose; every token increases it a little, a right draft token by 1
-    undrafted   tokens generated since the last step with a draft
+    unasked     tokens generated since a draft model was asked
     """
 
     def __init__(self, assumed: Rates) -> None:
         self.acceptance = Acceptance(assumed)
         self.allowance = _FIRST_ALLOWANCE
-        self.undrafted = 0
+        self.unasked = 0
 
     def probabilities(self, kinds: Sequence[Kind]) -> Iterator[float]:
         """Yield, for each token of a draft, the probability that it and all draft tokens before it are right."""
-        return accumulate(map(self.acceptance.rate, kinds), mul)
+        rates = {kind: self.acceptance.rate(kind) for kind in set(kinds)}
+        return accumulate(map(rates.__getitem__, kinds), mul)
 
-    def observe_tokens(self, n_drafted: int, n_right: int, n_accepted: int) -> None:
-        """Record a step in which `n_accepted` tokens were generated."""
-        self.undrafted = 0 if n_drafted else self.undrafted + n_accepted
-        self.allowance = min(self.allowance + _ALLOWANCE_PER_TOKEN * n_accepted + n_right, _LARGEST_ALLOWANCE)
+    def observe_tokens(self, n_accepted: int, n_right: int, n_missed: int) -> None:
+        """Record a step in which `n_accepted` tokens were generated.
+
+        n_right   right draft tokens that were run
+        n_missed  right draft tokens that were found but not run, 0 or 1
+        """
+        self.unasked += n_accepted
+        gained = _ALLOWANCE_PER_TOKEN * n_accepted + n_right + _ALLOWANCE_PER_MISSED * n_missed
+        self.allowance = min(self.allowance + gained, _LARGEST_ALLOWANCE)
 
     def observe_loss(self, loss: float) -> None:
         """Record how long the draft of a step and its rows took (`StepPlan.loss`)."""
@@ -68,10 +75,6 @@ class StepPlan:
         self._seconds = costs.of_step(size)
         self._token_seconds = self._seconds / size.rows  # the unit of the allowance
 
-    def may_draft(self, pace: AnswerPace, depth: int) -> bool:
-        """Return whether an answer's allowance is enough for the row of a single draft token."""
-        return _LEAST_RISK * self._costs.of_rows(self._size, 1, depth) <= self._affordable(pace)
-
     def best_length(self, kinds: Sequence[Kind], pace: AnswerPace, depth: int) -> tuple[int, float]:
         """Return how many tokens of a draft to run, and the expected tokens per second of the step with them.
 
@@ -80,13 +83,13 @@ class StepPlan:
         A draft is shortened if the time that it is expected to lose exceeds the allowance.
         """
         without = best = self._tokens / self._seconds
+        row, affordable = self._costs.of_row(self._size, depth), self._affordable(pace)
         length, tokens, risk = 0, self._tokens, 0.0
-        for index, probability in enumerate(pace.probabilities(kinds), 1):
+        for index, probability in enumerate(pace.probabilities(kinds[: self._costs.most_drafted]), 1):
             risk = risk or max(1 - probability, _LEAST_RISK)
             tokens += probability
-            more = self._costs.of_rows(self._size, index, depth)
-            too_risky = risk * more > self._affordable(pace) or index > self._costs.most_drafted
-            if too_risky or probability < _LEAST_PROBABILITY:
+            more = index * row
+            if risk * more > affordable or probability < _LEAST_PROBABILITY:
                 break
             speed = tokens / (self._seconds + more)
             if speed > best and speed > _MARGIN * without:
@@ -95,7 +98,7 @@ class StepPlan:
 
     def promises(self, drafter: Drafter, speed: float, pace: AnswerPace, depth: int) -> bool:
         """Return whether a drafter whose tokens take time will probably exceed a speed, in tokens per second."""
-        cost = self._costs.of_rows(self._size, 1, depth) + drafter.token_seconds
+        cost = self._costs.of_row(self._size, depth) + drafter.token_seconds
         kind = drafter.name, ANY
         if (1 - pace.acceptance.rate(kind)) * cost > self._affordable(pace):
             return False
@@ -110,14 +113,13 @@ class StepPlan:
         The answer is always yes for the first token, because `promises` has decided about it.
         """
         *before, probability = pace.probabilities([*kinds, (drafter.name, ANY)])
-        cost = self._costs.of_rows(self._size, 1, depth) + drafter.token_seconds
+        cost = self._costs.of_row(self._size, depth) + drafter.token_seconds
         tokens, seconds = self._tokens + sum(before), self._seconds + len(before) * cost
         return not kinds or probability * seconds > _MARGIN * cost * tokens
 
-    def may_probe(self, pace: AnswerPace, depth: int, token_seconds: float) -> bool:
-        """Return whether one token may be tried although it is not worth it, to find out whether that has changed."""
-        cost = self._costs.of_rows(self._size, 1, depth) + token_seconds
-        return pace.undrafted >= _PROBE_AFTER and cost <= self._affordable(pace)
+    def may_ask(self, drafter: Drafter, pace: AnswerPace) -> bool:
+        """Return whether to ask a drafter that is not worth its time, to find out whether that has changed."""
+        return pace.unasked >= _ASK_AFTER and drafter.token_seconds <= self._affordable(pace)
 
     def spend(self, seconds: float) -> None:
         """Count the time that was spent on drafting as part of the step."""
@@ -126,7 +128,7 @@ class StepPlan:
     def add(self, draft: Draft, pace: AnswerPace, depth: int) -> None:
         """Count the rows of a draft as part of the step."""
         self._tokens += sum(pace.probabilities(draft.kinds))
-        self._seconds += self._costs.of_rows(self._size, len(draft.tokens), depth)
+        self._seconds += len(draft.tokens) * self._costs.of_row(self._size, depth)
 
     def loss(self, draft: Draft, share: float, seconds: float) -> float:
         """Return how long one of the drafts and its rows took, in units of the time of a token without drafts.

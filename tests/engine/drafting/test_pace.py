@@ -14,7 +14,7 @@ from llmrun.engine.drafting.base import ANY, Draft, Drafter, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
-from tests.support.engine.simulated_steps import MACHINES, Phase, Simulation
+from tests.support.engine.simulated_steps import MACHINES, Phase, Simulation, size_with_draft
 
 ASSUMED = AssumedRates(LookupSource().expected)
 NOISE = 0.1
@@ -104,18 +104,18 @@ def test_a_slower_machine_changes_no_length() -> None:
     costs = StepCosts()
     size = StepSize(1, 1, 100, 100)
     for rows in [1, 8] * 20:
-        costs.observe(size.with_draft(rows - 1, 100), 1 + 0.1 * rows)
-    before = costs.of_rows(size, 1, 100) / costs.of_step(size)
+        costs.observe(size_with_draft(size, rows - 1, 100), 1 + 0.1 * rows)
+    before = costs.of_row(size, 100) / costs.of_step(size)
     for rows in [1, 8] * 40:
-        costs.observe(size.with_draft(rows - 1, 100), 2 + 0.2 * rows)
-    assert costs.of_rows(size, 1, 100) / costs.of_step(size) == pytest.approx(before, rel=0.25)
+        costs.observe(size_with_draft(size, rows - 1, 100), 2 + 0.2 * rows)
+    assert costs.of_row(size, 100) / costs.of_step(size) == pytest.approx(before, rel=0.25)
 
 
 def test_forced_tokens_are_always_drafted() -> None:
     costs = StepCosts()
     size = StepSize(1, 1, 100, 100)
     costs.observe(size, 1.0)
-    costs.observe(size.with_draft(3, 100), 1.3)
+    costs.observe(size_with_draft(size, 3, 100), 1.3)
     forced = "forced", 0
     pace = AnswerPace(AssumedRates({forced: 1.0}))
     assert StepPlan(costs, size).best_length([forced] * 6, pace, 100)[0] == 6

@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmrun.engine.drafting.acceptance import Acceptance, Rates
-from llmrun.engine.drafting.base import Draft, Kind
+from llmrun.engine.drafting.base import LONGEST_DRAFT, Draft, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
 
 Duration = Callable[[StepSize], float]  # seconds of a step
-LONGEST = 15
+
+
+def size_with_draft(size: StepSize, rows: int, depth: int) -> StepSize:
+    """Return the size after `rows` draft tokens are added to an answer with `depth` tokens in the cache."""
+    return StepSize(size.answers, size.rows + rows, size.cached, size.attended + rows * depth)
 
 
 def by_rows(points: dict[int, float], per_position: float = 0.0, per_attended: float = 0.0) -> Duration:
@@ -74,23 +78,23 @@ class Simulation:
             end = depth + phase.tokens
             while depth < end:
                 size = StepSize(1, 1, depth, depth)
-                draft, plan = Draft(), None
+                found, n_run, plan = Draft(), 0, None
                 if self.costs.known:
                     plan = StepPlan(self.costs, size)
-                    kinds = (phase.kind,) * (LONGEST if self._random.random() < phase.offered else 0)
-                    length, _ = plan.best_length(kinds, pace, depth)
-                    if not length and kinds and plan.may_probe(pace, depth, 0.0):
-                        length = 1
-                    draft = Draft((0,) * length, kinds[:length])
-                taken = self._run_step(size, len(draft.tokens), depth)
+                    kinds = (phase.kind,) * (LONGEST_DRAFT if self._random.random() < phase.offered else 0)
+                    found = Draft((0,) * len(kinds), kinds)
+                    n_run, _ = plan.best_length(kinds, pace, depth)
+                taken = self._run_step(size, n_run, depth)
                 seconds += taken
-                n_right = self._n_right(phase.rate, len(draft.tokens))
-                pace.observe_tokens(len(draft.tokens), n_right, n_right + 1)
-                if plan is not None and draft.tokens:
-                    pace.observe_loss(plan.loss(draft, 1.0, taken))
+                compared = min(n_run + 1, len(found.tokens))
+                n_right = self._n_right(phase.rate, compared)
+                n_accepted = min(n_right, n_run) + 1
+                pace.observe_tokens(n_accepted, min(n_right, n_run), max(n_right - n_run, 0))
+                if plan is not None and n_run:
+                    pace.observe_loss(plan.loss(found.first(n_run), 1.0, taken))
                 for acceptance in (self._acceptance, pace.acceptance):
-                    acceptance.observe(draft, n_right, found_wrong=n_right < len(draft.tokens))
-                depth += n_right + 1
+                    acceptance.observe(found, n_right, found_wrong=n_right < compared)
+                depth += n_accepted
         return seconds
 
     def run_constant(self, phases: Sequence[Phase], length: int, prompt: int = 200) -> float:
@@ -100,12 +104,12 @@ class Simulation:
             end = depth + phase.tokens
             while depth < end:
                 drafted = length if self._random.random() < phase.offered else 0
-                seconds += self._duration(StepSize(1, 1, depth, depth).with_draft(drafted, depth))
+                seconds += self._duration(size_with_draft(StepSize(1, 1, depth, depth), drafted, depth))
                 depth += self._n_right(phase.rate, drafted) + 1
         return seconds
 
     def _run_step(self, size: StepSize, drafted: int, depth: int) -> float:
-        size = size.with_draft(drafted, depth)
+        size = size_with_draft(size, drafted, depth)
         seconds = self._duration(size) * (1 + self._noise * self._random.expovariate(1.0))
         self.costs.observe(size, seconds)
         return seconds
