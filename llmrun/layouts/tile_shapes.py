@@ -26,9 +26,14 @@ _NARROWEST = (1, 2)
 MOST_GROUPS = 2
 
 # The numbers of rows in a tile whose weights are read from the planes: the larger tile, and the smaller one for the
-# rows that are left. With AVX-512, a sketch of the tile of 8 rows took as long as 1.3 (Q4_0, Q4_K_M) to 1.6 (Q8_0) rows
-# alone. llvm-mca expects 25 cycles per block for 8 rows, 14 for 4 rows and 10 for one (Q4_0, Ice Lake), where reading
-# the block from memory takes about 60. With AVX2, more than 4 rows do not fit into the registers.
+# rows that are left. The table shows milliseconds per step of a 1.24B model on a Xeon with AVX-512 and 2 threads:
+#
+#   rows      1     2     4     8    16
+#   Q4_0     29    30    31    37    67
+#   Q4_K_M   30    31    33    40    75
+#   Q8_0     47    50    51    54    82
+#
+# With AVX2, more than 4 rows do not fit into the registers.
 _FEW_WIDE = (8, 4)
 _FEW_NARROW = (4, 2)
 
@@ -40,8 +45,13 @@ _FEW_NARROW = (4, 2)
 #   16     83 and 88  86 and 82  163 and 126  133 and 143
 #   24   124 and 126  129 and 117  244 and 181  201 and 206
 #
-# The threshold for AVX-512 was not measured with these tiles. With a sketch of them and Q4_0, steps of 16 rows took 2.4
-# to 2.7 times as long as steps of one row (4.4 with panels), and steps of 32 rows 5.2 times as long (6.9 with panels).
+# With AVX-512, the table shows milliseconds per step of the same model, unpacked for every 8 rows and once:
+#
+#   rows      Q4_0       Q4_K_M       Q8_0
+#   24    106 and 129  118 and 141
+#   32    138 and 154  156 and 165  150 and 175
+#   36    153 and 170  170 and 175
+#   39    168 and 193  185 and 201
 _MANY_NARROW = 16
 _MANY_WIDE = 40
 
