@@ -74,8 +74,8 @@ class Speculation:
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
         """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer.
 
-        The token after those that were run can be compared too. Steps without drafts therefore also show how often
-        drafts would be right.
+        The first token that was found but not run is compared too, so even steps without drafts show how often drafts
+        would be right.
         """
         found, pace, n_run = part.found, part.answer.pace, len(part.draft.tokens)
         most = n_right = min(len(found.tokens), len(accepted))
@@ -128,7 +128,7 @@ def size_of(work: Sequence[Work]) -> StepSize:
 
 
 def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
-    """Find the best draft of at most `most` tokens for an answer. Add it as far as it is worth running."""
+    """Return the part with its best draft of at most `most` tokens, shortened to those worth running."""
     pace, depth = part.answer.pace, part.depth
     found = _found(part, plan, most)
     if not found.tokens and not found.seconds:

@@ -94,7 +94,7 @@ def work_timed(level: str) -> Callable[..., None]:
 
 @kernel_family
 def spin(level: str) -> Callable[..., None]:
-    """Build a kernel that spins `op` times as a waiting thread does, so that the main thread can measure how long."""
+    """Build a kernel that spins `op` times like a waiting thread, so that the main thread can time it."""
     spin_while = _spinning(level)
 
     @kernel
@@ -105,7 +105,7 @@ def spin(level: str) -> Callable[..., None]:
 
 
 def _spinning(level: str) -> Any:
-    """Return a function that waits until a word differs from `old`, but at most for `most` pause instructions."""
+    """Return a function that waits until a word differs from `old`, for at most `most` pause instructions."""
     pause = simd.Operations(level).pause
 
     @inline_function

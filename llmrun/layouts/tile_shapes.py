@@ -45,7 +45,7 @@ _FEW_NARROW = (4, 2)
 #   16     83 and 88  86 and 82  163 and 126  133 and 143
 #   24   124 and 126  129 and 117  244 and 181  201 and 206
 #
-# With AVX-512, the table shows milliseconds per step of the same model, unpacked for every 8 rows and once:
+# With AVX-512 and the model above, in milliseconds per step, unpacked for every 8 rows and once (slower up to 39 rows):
 #
 #   rows      Q4_0       Q4_K_M       Q8_0
 #   24    106 and 129  118 and 141

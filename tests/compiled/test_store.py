@@ -89,8 +89,8 @@ def test_a_warm_start_imports_no_numba() -> None:
 
 def test_a_cold_start_compiles_each_kernel_once_and_says_how_far_it_is(cold: Path) -> None:
     done = run_python(LOAD)
-    assert done.stdout == "[(1, 3), (2, 3), (3, 3)] False\n", done.stderr
-    assert len(list(cold.iterdir())) == 3
+    assert done.stdout == "[(1, 4), (2, 4), (3, 4), (4, 4)] False\n", done.stderr
+    assert len(list(cold.iterdir())) == len(TEAM_KERNELS)
     assert run_python(LOAD).stdout == "[] False\n"
 
 
@@ -122,8 +122,8 @@ def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> No
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert output.endswith("False\n")
-    assert len(list(cold.iterdir())) == 3
-    assert len(set(written)) == 3  # none was written twice
+    assert len(list(cold.iterdir())) == len(TEAM_KERNELS)
+    assert len(set(written)) == len(TEAM_KERNELS)  # none was written twice
     assert all(entry_is_sound(path) for path in cold.iterdir())
 
 
@@ -295,7 +295,7 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
 def test_a_compiler_needs_no_folder_for_temporary_files(cold: Path) -> None:
     """Where there is no space for a kernel, there may be no space for temporary files either."""
     done = run_python("import tempfile; tempfile.tempdir = '/nowhere'\n" + LOAD, TMPDIR="/nowhere")
-    assert done.stdout == "[(1, 3), (2, 3), (3, 3)] False\n", done.stderr
+    assert done.stdout == "[(1, 4), (2, 4), (3, 4), (4, 4)] False\n", done.stderr
 
 
 # --- interruption -----------------------------------------------------------------------------------------------------

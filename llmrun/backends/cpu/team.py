@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowered
 
 # How long a waiting thread spins before it sleeps on the futex. A thread that spins for longer may occupy a core that
-# another thread needs. The first row shows the decode speed of SmolLM2 in tokens per second on a Xeon whose pause
-# instruction takes 45 ns, and the others the time of steps in ms on one where it takes 11 ns (2 threads on 2 cores):
+# another thread needs. The first two rows show the decode speed of SmolLM2 on a Xeon whose pause takes 45 ns, and the
+# third shows the time of a step on one where it takes 11 ns (2 threads on 2 cores):
 #
-#   microseconds                  0.4     1     2     4     5     8    13    45   180
-#   idle, tok/s                         225               289          281   284
-#   two busy programs, tok/s            156               163          118    72
+#   microseconds                    0.4   1     2     4     5     8    13    45   180
+#   idle, tok/s                         225               289               281   284
+#   two busy programs, tok/s            156               163               118    72
 #   idle, 1 row, ms                 6.8   6.4   4.4   4.2   4.1   4.3   4.3   4.2
 _SPIN_SECONDS = 5e-6
 _MEASURED_PAUSES = 1000
@@ -95,8 +95,8 @@ class Team:
     def _pause_seconds(self, spin: Kernel) -> float:
         """Measure one iteration of a spin loop, which takes 10 to 50 ns on x86-64.
 
-        The shortest of a few measurements is returned, because other programs can only prolong them. They take 0.2 ms
-        at most.
+        The minimum of four measurements is returned, because other programs can only prolong them. Together, they take
+        at most 0.2 ms.
         """
         measured = []
         for _ in range(4):

@@ -70,7 +70,7 @@ class StepCosts:
         return self._costs[0] > 0
 
     def observe(self, size: StepSize, seconds: float) -> None:
-        """Record the duration of a step. Steps without drafts take 2 us, except for every eighth."""
+        """Record the duration of a step. A call takes 2 us, except for those that fit the costs."""
         features = _features(size)
         if self.known:
             expected = _dot(features, self._costs)

@@ -33,8 +33,8 @@ class AnswerPace:
     """The gains and losses of one answer through drafts.
 
     acceptance  the rates of its drafts, with those of all answers as a prior
-    allowance   the time that its drafts may still lose; every token increases it a little, a right draft token by 1
-    unasked     tokens generated since a draft model was asked
+    allowance   the time that its drafts may still lose; tokens increase it a little, right draft tokens more
+    unasked     tokens generated since a draft model was last asked
     """
 
     def __init__(self, assumed: Rates) -> None:

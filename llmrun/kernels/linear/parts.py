@@ -53,8 +53,8 @@ class Parts(NamedTuple):
 class RowIndices(NamedTuple):
     """Describes the word that tells a kernel which rows to multiply.
 
-    indices  function of a tile's number of rows. It returns an intrinsic that converts the word, and a number of rows,
-             to the rows' indices
+    indices  function that maps a tile's number of rows to an intrinsic, which converts (word, number of rows) to the
+             rows' indices
     step     the difference between the words of two consecutive rows
     """
 

@@ -72,7 +72,7 @@ ALL_KERNELS = (
     KernelName.of("experts.floats", "experts", weight="f32"),
     *(KernelName.of("experts.routing", name) for name in ("route", "group")),
     *(KernelName.of("experts.rows", name) for name in ("bias", "combine")),
-    *(KernelName.of("team", name) for name in ("work", "work_timed", "start", "wait")),
+    *(KernelName.of("team", name) for name in ("work", "work_timed", "start", "wait", "spin")),
     *(KernelName.of(f"tokens.{model}_merge", "merge") for model in ("bpe", "spm")),
     KernelName.of("tokens.spm_merge", "find_joined"),
     KernelName.of("tokens.token_table", "build"),
