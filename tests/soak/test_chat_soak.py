@@ -37,7 +37,8 @@ def chatting(data: Path, *arguments: str, seed: int = 1, answer_seconds: float =
 
 def scripted(folder: Path, context: int) -> tuple[str, ...]:
     script = script_file(folder, [("assistant\n", ANSWER)], step_seconds=0.002)
-    return ("--backend", "scripted", script, "-c", str(context))
+    # With speculation, a repeated answer would end before anyone could stop it.
+    return ("--backend", "scripted", script, "-c", str(context), "--speculate", "off")
 
 
 def test_everything_that_can_be_done_in_a_chat(tmp_path: Path) -> None:
