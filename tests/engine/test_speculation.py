@@ -290,7 +290,7 @@ def paced_engine(backend: ScriptedBackend, source: LookupSource) -> Engine:
 
 @pytest.mark.parametrize("make", [drafting_engine, paced_engine])
 def test_lookup_changes_no_answer_of_a_conversation(make: Callable[..., Engine]) -> None:
-    """The model repeats what it is told, so that lookup is right for most tokens."""
+    """The scripted model repeats its prompt, so most tokens that lookup finds are right."""
     plain_engine, engine = Engine(ScriptedBackend()), make(ScriptedBackend(), LookupSource())
     messages: list[dict[str, str]] = []
     for said in (SPOKEN, "More 🙂 of: " + SPOKEN, SPOKEN + " Again."):

@@ -113,6 +113,15 @@ def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
+def test_the_spin_lasts_about_as_long_on_every_processor() -> None:
+    """A pause takes between 0.5 ns (as a plain instruction) and 0.5 us (on a busy machine)."""
+    with team_of(1) as team:
+        pauses = team._sync[records.SYNC_SPIN // records.WORD]
+    assert 10 <= pauses <= 10_000
+    with mock.patch("llmrun.backends.cpu.team._SPIN_SECONDS", 1e-3), team_of(1) as team:
+        assert team._sync[records.SYNC_SPIN // records.WORD] > 10 * pauses
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_without_a_futex_threads_give_way(threads: int) -> None:
     with mock.patch("llmrun.backends.cpu.team._FUTEX_CALLS", {}), team_of(threads) as team:

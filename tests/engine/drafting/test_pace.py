@@ -99,6 +99,18 @@ def test_an_answer_that_begins_to_copy_is_noticed() -> None:
     assert plain / engine.run(phases) >= 1.5
 
 
+def test_right_tokens_that_were_not_run_restore_the_allowance() -> None:
+    costs, size = StepCosts(), StepSize(1, 1, 100, 100)
+    costs.observe(size, 1.0)
+    copying, chatting = AnswerPace(ASSUMED), AnswerPace(ASSUMED)
+    for pace, n_missed in ((copying, 1), (chatting, 0)):
+        pace.observe_loss(5.0)
+        for _ in range(4):
+            pace.observe_tokens(1, 0, n_missed)
+    assert StepPlan(costs, size).best_length([kind(32)] * 4, copying, 100)[0] > 0
+    assert StepPlan(costs, size).best_length([kind(32)] * 4, chatting, 100)[0] == 0
+
+
 def test_a_slower_machine_changes_no_length() -> None:
     """After another program has halved the speed, the ratios return to what they were."""
     costs = StepCosts()
