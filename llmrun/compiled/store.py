@@ -13,7 +13,6 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from llmrun import child_processes
 from llmrun.compiled.cache import KernelCache
 from llmrun.compiled.levels import Target, host_target
 from llmrun.errors import LlmrunError
+from llmrun.machine.cpu_count import most_threads
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # Machine code depends on imports from these folders. In `from FOLDER import NAMES`, the names are modules.
@@ -224,10 +224,10 @@ def _path_of(module: str) -> Path:
 
 
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile and cache kernels with one child process per core (8 at most). Yields each kernel as it is finished."""
+    """Compile and cache kernels with one child process per processor (8 at most). Yields each kernel as it is finished."""
     if not names:
         return
-    n_children = min(len(names), os.cpu_count() or 1, 8)
+    n_children = min(len(names), most_threads(), 8)
     children = _Children(target)
     given_up = threading.Event()
 
