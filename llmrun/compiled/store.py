@@ -224,7 +224,7 @@ def _path_of(module: str) -> Path:
 
 
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile and cache kernels, and yield each as it is finished. There is one child process per processor, up to 8."""
+    """Compile and cache kernels, and yield each as it is finished. Runs a process per processor, 8 at most."""
     if not names:
         return
     n_children = min(len(names), most_threads(), 8)
