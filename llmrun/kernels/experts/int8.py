@@ -25,7 +25,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     groups, tile_rows = tile_shape(level)
     head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
     parts = linear_parts(level, packed, NUMBERED)
-    unpack_group, multiply_row, multiply_rows, stream_bytes, activations_of, prefetch_weights = parts
+    unpack_group, multiply_row, multiply_rows, stream_bytes, row_of, prefetch_weights = parts
     tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
     threshold = many_rows(level)
@@ -33,15 +33,11 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, slot: Any, group: Any, n_here: Any) -> Any:
         """Multiply a tile of rows, starting at `slot`, by the panels of `n_here` groups, starting at `group`."""
-        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
-        x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
+        x, x_stride = row_of(op, 0), load_i64(op + PRODUCT.x_stride)
         numbers = numbers_at(op, slot)
         totals = tile_zero()
         for block in range(load_i64(op + PRODUCT.blocks)):
-            totals = tile_block(
-                *(totals, block, panel + block * panel_block, panel_bytes),
-                *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride, numbers),
-            )
+            totals = tile_block(totals, block, panel + block * panel_block, panel_bytes, x, x_stride, numbers)
         y_stride = load_i64(op + PRODUCT.out_stride)
         for index in range(n_here):
             to = load_i64(op + PRODUCT.out) + slot * y_stride + 64 * (group + index)

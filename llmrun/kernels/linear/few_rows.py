@@ -66,28 +66,19 @@ def few_rows(level: str, packed: PackedType, rows: int) -> tuple[Any, Any, Any]:
         values: Any,
         more_values: Any,
         x: Any,
-        x_scales: Any,
-        x_offsets: Any,
-        x_sums: Any,
-        x_half_sums: Any,
         x_stride: Any,
-        scale_stride: Any,
         indices: Any,
     ) -> Any:
-        """Add one block of 32 columns. The addresses of the activations are those of row 0."""
+        """Add one block of 32 columns. `x` is the address of row 0."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, number, *addresses, x_stride, scale_stride, indices = args
-            weights = PackedBlock(builder, level, packed, unpack.Planes(*addresses[:6]), number)
-            activations = [
-                Activations.of_numbered_row(
-                    builder, addresses[6:], number, builder.extract_value(indices, row), x_stride, scale_stride
-                )
-                for row in range(rows)
-            ]
+            accumulators, number, *planes, x, x_stride, indices = args
+            weights = PackedBlock(builder, level, packed, unpack.Planes(*planes), number)
+            offsets = [builder.mul(x_stride, builder.extract_value(indices, row)) for row in range(rows)]
+            activations = [Activations(builder, builder.add(x, offset), number) for offset in offsets]
             return emit_block(builder, level, packed, accumulators, [weights], activations)
 
-        return held(held, *[_WORD] * 14, _indices(rows)), codegen
+        return held(held, *[_WORD] * 9, _indices(rows)), codegen
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, y: Any, y_stride: Any, count: Any, added: Any) -> Any:

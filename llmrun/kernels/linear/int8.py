@@ -26,7 +26,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
     parts = linear_parts(level, packed, CONSECUTIVE)
-    unpack_group, multiply_row, multiply_rows, stream_bytes, activations_of, prefetch_weights = parts
+    unpack_group, multiply_row, multiply_rows, stream_bytes, row_of, prefetch_weights = parts
     tile_zero, tile_block, _, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
     threshold = many_rows(level)
@@ -34,14 +34,10 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, row: Any, group: Any, n_here: Any, y: Any) -> Any:
         """Multiply a tile of rows, starting at `row`, by the panels of `n_here` groups, starting at `group`."""
-        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
-        x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
+        x, x_stride = row_of(op, row), load_i64(op + PRODUCT.x_stride)
         totals = tile_zero()
         for block in range(load_i64(op + PRODUCT.blocks)):
-            totals = tile_block(
-                *(totals, block, panel + block * panel_block, panel_bytes),
-                *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride),
-            )
+            totals = tile_block(totals, block, panel + block * panel_block, panel_bytes, x, x_stride)
         y_stride = load_i64(op + PRODUCT.out_stride)
         for index in range(n_here):
             to = y + row * y_stride + 64 * (group + index)

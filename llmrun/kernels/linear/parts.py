@@ -46,7 +46,7 @@ class Parts(NamedTuple):
     multiply_row: Any
     multiply_rows: Any
     stream_bytes: Any
-    activations_of: Any
+    row_of: Any
     prefetch_weights: Any
 
 
@@ -81,12 +81,9 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         return base, base + load_i64(op + PRODUCT.mins), upper_scales, upper_mins, values, more_values
 
     @inline_function
-    def activations_of(op: Any, row: Any) -> Any:
-        """Return the addresses of a quantized row's integers, scales, offsets, sums and half sums."""
-        at = row * load_i64(op + PRODUCT.scale_stride)
-        x = load_i64(op + PRODUCT.x) + row * load_i64(op + PRODUCT.x_stride)
-        scales, offsets = load_i64(op + PRODUCT.scales) + at, load_i64(op + PRODUCT.offsets) + at
-        return x, scales, offsets, load_i64(op + PRODUCT.sums) + at, load_i64(op + PRODUCT.half_sums) + 2 * at
+    def row_of(op: Any, row: Any) -> Any:
+        """Return the address of a quantized row."""
+        return load_i64(op + PRODUCT.x) + row * load_i64(op + PRODUCT.x_stride)
 
     @inline_function
     def unpack_group(op: Any, group: Any, panel: Any) -> Any:
@@ -109,16 +106,13 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         """
         n_blocks = load_i64(op + PRODUCT.blocks)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
+        x = row_of(op, row)
         step = stream_bytes(op, 1) // n_blocks
         total = row_zero()
         for block in range(n_blocks):
             prefetch(ahead, stride)
             ahead += step
-            total = row_block(
-                *(total, block, scales, mins, upper_scales, upper_mins, values, more_values),
-                *(x, x_scales, x_offsets, x_sums, x_half_sums),
-            )
+            total = row_block(total, block, scales, mins, upper_scales, upper_mins, values, more_values, x)
         row_store(total, to, load_i64(op + PRODUCT.adds))
 
     def multiplying(size: int) -> Any:
@@ -130,8 +124,7 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         def multiply_tile(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, stride: Any) -> Any:
             n_blocks = load_i64(op + PRODUCT.blocks)
             scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-            x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
-            x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
+            x, x_stride = row_of(op, 0), load_i64(op + PRODUCT.x_stride)
             step = stream_bytes(op, 1) // n_blocks
             indices = indices_of(rows, count)
             totals = rows_zero()
@@ -140,7 +133,7 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
                 ahead += step
                 totals = rows_block(
                     *(totals, block, scales, mins, upper_scales, upper_mins, values, more_values),
-                    *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride, indices),
+                    *(x, x_stride, indices),
                 )
             rows_store(totals, to, load_i64(op + PRODUCT.out_stride), count, load_i64(op + PRODUCT.adds))
 
@@ -173,7 +166,7 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
             simd.prefetch_line(first + 64 * line)
 
-    return Parts(unpack_group, multiply_row, multiply_rows, stream_bytes, activations_of, prefetch_weights)
+    return Parts(unpack_group, multiply_row, multiply_rows, stream_bytes, row_of, prefetch_weights)
 
 
 def _prefetch(packed: PackedType) -> Any:

@@ -16,6 +16,7 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
+from llmrun.layouts.quantized_rows import HALF_SUMS, INTEGERS, RECORD_BYTES, SCALE
 from llmrun.plan.ops.linear import QuantizeWords
 
 _QUANTIZE = records.offsets(QuantizeWords)
@@ -28,11 +29,11 @@ _TOGETHER = 16
 
 def _quantize_blocks(count: int) -> Any:
     @intrinsic
-    def quantize_blocks(typingctx: Any, x: Any, y: Any, scales: Any, offsets: Any, sums: Any, half_sums: Any) -> Any:
-        """Quantize `count` (1 or 16) blocks of 32 floats at x, and write the results to the other addresses."""
+    def quantize_blocks(typingctx: Any, x: Any, y: Any) -> Any:
+        """Quantize `count` (1 or 16) blocks of 32 floats at x, and write their records to y."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            x, y, scales, offsets, sums, half_sums = args
+            x, y = args
             halves = [
                 simd.emit_load(builder, simd.emit_offset(builder, x, 64 * index), simd.F32X16, 4)
                 for index in range(2 * count)
@@ -45,19 +46,24 @@ def _quantize_blocks(count: int) -> Any:
             for index, half in enumerate(halves):
                 factor = _emit_lane(builder, inverse, index // 2)
                 rounded.append(simd.emit_rounded(builder, builder.fmul(half, factor)))
-                to = simd.emit_offset(builder, y, 16 * index)
-                simd.emit_store(builder, to, builder.trunc(rounded[-1], ir.VectorType(simd.I8, 16)))
+                at = index // 2 * RECORD_BYTES + INTEGERS + 16 * (index % 2)
+                integers = builder.trunc(rounded[-1], ir.VectorType(simd.I8, 16))
+                simd.emit_store(builder, simd.emit_offset(builder, y, at), integers, 16)
             low_sum, high_sum = (_emit_fold_each(builder, rounded[first::2], _emit_added) for first in (0, 1))
             total = builder.add(low_sum, high_sum)
             eight, zero = simd.constant(simd.I32X16, -8), simd.constant(simd.I32X16, 0)
             product = builder.fmul(scale, builder.sitofp(total, simd.F32X16))
-            for address, value in ((scales, scale), (offsets, builder.mul(total, eight)), (sums, product)):
-                _emit_store_first(builder, address, value, count)
-            both = _emit_interleaved(builder, builder.sub(zero, low_sum), builder.sub(zero, high_sum))
-            _emit_store_first(builder, half_sums, both, 2 * count)
+            offset, product = builder.mul(total, eight), builder.bitcast(product, simd.I32X16)
+            low, high = builder.sub(zero, low_sum), builder.sub(zero, high_sum)
+            four = [builder.bitcast(scale, simd.I32X16), offset, product, low]
+            for index, words in enumerate(_emit_transposed(builder, four)[:count]):
+                to = simd.emit_offset(builder, y, index * RECORD_BYTES)
+                simd.emit_store(builder, simd.emit_offset(builder, to, SCALE), words, 16)
+                last = builder.extract_element(high, simd.I32(index))
+                simd.emit_store(builder, simd.emit_offset(builder, to, HALF_SUMS + 4), last, 4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), codegen
+        return types.void(types.int64, types.int64), codegen
 
     return quantize_blocks
 
@@ -100,15 +106,24 @@ def _emit_lane(builder: Any, vector: Any, lane: int) -> Any:
     return builder.shuffle_vector(vector, vector, ir.Constant(simd.I32X16, [lane] * 16))
 
 
-def _emit_interleaved(builder: Any, a: Any, b: Any) -> Any:
-    """Interleave two vectors into 32 lanes: a0 b0 a1 b1 ..."""
-    order = [lane // 2 + 16 * (lane % 2) for lane in range(32)]
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(simd.I32, 32), order))
+def _emit_transposed(builder: Any, vectors: list[Any]) -> list[Any]:
+    """Return, for each lane of four <16 x i32>, a <4 x i32> with that lane of each vector.
 
+    The shuffles stay within parts of four lanes, as the instructions of x86 do.
+    """
+    low = [16 * (i % 2) + 4 * (i // 4) + i % 4 // 2 for i in range(16)]  # lanes 0 and 1 of each part, by turns
+    high = [lane + 2 for lane in low]
+    firsts = [4 * (i // 4) + 16 * (i % 4 // 2) + i % 2 for i in range(16)]  # the first halves of each part
+    seconds = [lane + 2 for lane in firsts]
 
-def _emit_store_first(builder: Any, address: Any, vector: Any, count: int) -> None:
-    lanes = ir.Constant(ir.VectorType(simd.I32, count), list(range(count)))
-    simd.emit_store(builder, address, builder.shuffle_vector(vector, vector, lanes), 4)
+    def shuffled(pair: list[Any], order: list[int]) -> Any:
+        return builder.shuffle_vector(*pair, ir.Constant(simd.I32X16, order))
+
+    quarters = []
+    for pairs in (low, high):
+        two = [shuffled(vectors[:2], pairs), shuffled(vectors[2:], pairs)]
+        quarters += [shuffled(two, firsts), shuffled(two, seconds)]
+    return [simd.emit_part(builder, quarters[lane % 4], lane // 4, 4) for lane in range(16)]
 
 
 _quantize_together, _quantize_one = _quantize_blocks(_TOGETHER), _quantize_blocks(1)
@@ -116,34 +131,21 @@ _quantize_together, _quantize_one = _quantize_blocks(_TOGETHER), _quantize_block
 
 @kernel
 def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Quantize rows to int8 in blocks of 32.
-
-    For each block, also store values that the dot products use: the scale, -8 x the sum, scale x the sum, and the
-    negated sum of each half.
-    """
+    """Quantize rows to int8 in blocks of 32. For each block, also store sums that the dot products use."""
     rows = n_rows(op, step)
     x_stride = load_i64(op + _QUANTIZE.x_stride)
-    y_stride = load_i64(op + _QUANTIZE.integers_stride)
-    scale_stride = load_i64(op + _QUANTIZE.scale_stride)
+    y_stride = load_i64(op + _QUANTIZE.out_stride)
     n_blocks = load_i64(op + _QUANTIZE.blocks)
     x0 = load_i64(op + _QUANTIZE.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
-    first = private_row(op, step, thread, PRIVATE_OUTPUT)
+    y0 = load_i64(op + _QUANTIZE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
     row = first_item(op, step)
     while row < rows:
-        x = x0 + row * x_stride
-        y = load_i64(op + _QUANTIZE.integers) + (first + row) * y_stride
-        at = (first + row) * scale_stride
-        scales, offsets = load_i64(op + _QUANTIZE.scales) + at, load_i64(op + _QUANTIZE.offsets) + at
-        sums, half_sums = load_i64(op + _QUANTIZE.sums) + at, load_i64(op + _QUANTIZE.half_sums) + 2 * at
+        x, y = x0 + row * x_stride, y0 + row * y_stride
         block = 0
         while block + _TOGETHER <= n_blocks:
-            to = 4 * block
-            _quantize_together(
-                x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to
-            )
+            _quantize_together(x + 128 * block, y + RECORD_BYTES * block)
             block += _TOGETHER
         while block < n_blocks:
-            to = 4 * block
-            _quantize_one(x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to)
+            _quantize_one(x + 128 * block, y + RECORD_BYTES * block)
             block += 1
         row = next_item(op, step, row)

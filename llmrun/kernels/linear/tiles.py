@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd, unpack
 from llmrun.kernels.code.dots import broadcast, emit_dots, emit_in_order, emit_total, new_chains
-from llmrun.kernels.linear.activations import Activations, emit_starts, emit_sums
+from llmrun.kernels.linear.activations import Activations
 from llmrun.quants.packed import PackedType
 
 _WORD = types.int64
@@ -145,20 +145,15 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
         values: Any,
         more_values: Any,
         x: Any,
-        x_scales: Any,
-        x_offsets: Any,
-        x_sums: Any,
-        x_half_sums: Any,
     ) -> Any:
         """Add the products of one block of 32 columns to `total`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total, number, *addresses = args
+            total, number, *planes, row = args
 
             def emit_whole() -> Any:
-                weights = PackedBlock(builder, level, packed, unpack.Planes(*addresses[:6]), number)
-                x = Activations.of_row(builder, addresses[6:], number, 0, simd.I64(0), simd.I64(0))
-                return _emit_tile(builder, level, packed, [total], [weights], [x])[0]
+                weights = PackedBlock(builder, level, packed, unpack.Planes(*planes), number)
+                return _emit_tile(builder, level, packed, [total], [weights], [Activations(builder, row, number)])[0]
 
             if level not in _FEW_REGISTERS:
                 return emit_whole()
@@ -168,7 +163,7 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
                 halves.append(simd.emit_part(builder, emit_whole(), half, 2))  # LLVM removes the other half
             return simd.emit_join(builder, halves)
 
-        return vector(vector, *[_WORD] * 12), codegen
+        return vector(vector, *[_WORD] * 8), codegen
 
     @intrinsic
     def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:
@@ -212,12 +207,7 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         panel: Any,
         panel_bytes: Any,
         x: Any,
-        x_scales: Any,
-        x_offsets: Any,
-        x_sums: Any,
-        x_half_sums: Any,
         x_stride: Any,
-        scale_stride: Any,
     ) -> Any:
         """Add one block of 32 columns.
 
@@ -226,13 +216,12 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride = args
-            activations = [
-                Activations.of_row(builder, addresses, number, row, x_stride, scale_stride) for row in range(rows)
-            ]
+            accumulators, number, panel, panel_bytes, x, x_stride = args
+            addresses = [builder.add(x, builder.mul(x_stride, simd.I64(row))) for row in range(rows)]
+            activations = [Activations(builder, row, number) for row in addresses]
             return add_block(builder, accumulators, panel, panel_bytes, activations)
 
-        return held(held, *[_WORD] * 10), codegen
+        return held(held, *[_WORD] * 5), codegen
 
     @intrinsic
     def block_of_numbered(
@@ -242,29 +231,24 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         panel: Any,
         panel_bytes: Any,
         x: Any,
-        x_scales: Any,
-        x_offsets: Any,
-        x_sums: Any,
-        x_half_sums: Any,
         x_stride: Any,
-        scale_stride: Any,
         numbers: Any,
     ) -> Any:
         """Add one block in the same way as `block`, but for the rows whose indices are in the int32[rows] at `numbers`.
 
-        The addresses of the activations are those of row 0.
+        `x` is the address of row 0.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride, numbers = args
+            accumulators, number, panel, panel_bytes, x, x_stride, numbers = args
             activations = []
             for index in range(rows):
                 row = simd.emit_load(builder, simd.emit_offset(builder, numbers, 4 * index), simd.I32, 4)
-                at = builder.zext(row, simd.I64)
-                activations.append(Activations.of_numbered_row(builder, addresses, number, at, x_stride, scale_stride))
+                address = builder.add(x, builder.mul(x_stride, builder.zext(row, simd.I64)))
+                activations.append(Activations(builder, address, number))
             return add_block(builder, accumulators, panel, panel_bytes, activations)
 
-        return held(held, *[_WORD] * 11), codegen
+        return held(held, *[_WORD] * 6), codegen
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, group: Any, y: Any, y_stride: Any, added: Any) -> Any:
@@ -318,7 +302,7 @@ def _emit_tile(
     """
     pairs = [(block, row) for block in blocks for row in x]
     dots = [_emit_dots(builder, level, packed, blocks, x, sub) for sub in range(packed.sub_blocks)]
-    x_scales = [row.load_scale(builder) for row in x]
+    x_scales = [row.scale() for row in x]
     broadcast_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(blocks)
     if packed.sub_blocks == 1:
         products = [
@@ -333,7 +317,7 @@ def _emit_tile(
         ]
         totals = [simd.emit_fma(builder, level, *three) for three in zip(both, broadcast_scales, totals, strict=True)]
     if packed.mins:
-        sums = [emit_sums(builder, packed, row, scale) for row, scale in zip(x, x_scales, strict=True)] * len(blocks)
+        sums = [row.sums(packed, scale) for row, scale in zip(x, x_scales, strict=True)] * len(blocks)
         for sub in range(packed.sub_blocks):
             totals = [
                 simd.emit_fma(builder, level, block.mins(sub), simd.emit_splat(builder, of_row[sub]), total)
@@ -350,11 +334,11 @@ def _emit_dots(
     It processes four columns at a time, so that activations are loaded only once for all groups and weights only once
     for all rows.
     """
-    starts = [emit_starts(builder, level, packed, row)[sub] for row in x]
+    starts = [row.starts(level, packed)[sub] for row in x]
     indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))
     if len(blocks) * len(x) == 1:
         weights = [blocks[0].weights(index) for index in indices]
-        columns = [x[0].load_columns(builder, index) for index in indices]
+        columns = [x[0].columns(index) for index in indices]
         return [builder.sitofp(emit_dots(builder, level, packed, weights, columns, starts)[0], simd.F32X16)]
     chains = [new_chains(builder, level, packed, start, len(blocks) * len(x)) for _ in blocks for start in starts]
     # Vectors whose indices differ by 4 share a load of 4-bit values.
@@ -362,7 +346,7 @@ def _emit_dots(
         weights = [block.weights(index) for block in blocks]
         sums = [of_output[number % len(of_output)] for of_output in chains]
         for row, activations in enumerate(x):
-            four = broadcast(builder, level, activations.load_columns(builder, index))
+            four = broadcast(builder, level, activations.columns(index))
             for group, weight in enumerate(weights):
                 sums[group * len(x) + row].add(weight, four)
         emit_in_order(builder, level, sums)

@@ -79,21 +79,12 @@ class HeadLinear(Product):
 
 
 class QuantizeWords(NamedTuple):
-    """The op record of `quantize`.
-
-    `scale_stride` is the distance in bytes between the scales of two rows. Offsets and sums have the same stride, and
-    half sums have twice that stride.
-    """
+    """The op record of `quantize`. Its rows are those of layouts/quantized_rows.py."""
 
     x: int
     x_stride: int
-    integers: int
-    integers_stride: int
-    scales: int
-    offsets: int
-    sums: int
-    half_sums: int
-    scale_stride: int
+    out: int
+    out_stride: int
     blocks: int
 
 
@@ -104,6 +95,7 @@ class IntegerWords(NamedTuple):
     planes in a group of 16 outputs, or 0 for planes that the weight type lacks.
 
     groups       number of groups of 16 outputs in the matrix, or in one expert's matrix
+    x            address of the quantized rows (layouts/quantized_rows.py)
     chunk        number of groups that a thread claims at a time
     adds         1 to compute out += product, 0 to compute out = product
     logits       1 if the step provides the address of the output
@@ -124,11 +116,6 @@ class IntegerWords(NamedTuple):
     more_values: int
     x: int
     x_stride: int
-    scales: int
-    offsets: int
-    sums: int
-    half_sums: int
-    scale_stride: int
     out: int
     out_stride: int
     adds: int

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.layouts import quantized_rows, records
+from llmrun.layouts.arena import address_of, allocate
 from llmrun.plan.ops.linear import QuantizeWords, quantize_reference
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
@@ -26,30 +26,23 @@ def run_quantize(
     Integers are int8[rows, blocks, 32] and half sums [rows, blocks, 2]; the others are [rows, blocks].
     """
     rows, blocks = len(x), x.shape[1] // 32
-    stride = round_up(4 * blocks, records.CACHE_LINE)
-    integers = allocate(rows * 32 * blocks, "integers").view(np.int8).reshape(rows, -1)
-    scales, offsets, sums = (allocate(rows * stride, "scales").reshape(rows, -1) for _ in range(3))
-    half_sums = allocate(2 * rows * stride, "half sums").reshape(rows, -1)
+    out = allocate(rows * quantized_rows.row_bytes(x.shape[1]), "quantized rows").reshape(rows, blocks, -1)
     words = QuantizeWords(
         x=address_of(x),
         x_stride=x.strides[0],
-        integers=address_of(integers),
-        integers_stride=integers.strides[0],
-        scales=address_of(scales),
-        offsets=address_of(offsets),
-        sums=address_of(sums),
-        half_sums=address_of(half_sums),
-        scale_stride=stride,
+        out=address_of(out),
+        out_stride=out.strides[0],
         blocks=blocks,
     )
     name = KernelName.of("linear.quantize", "quantize")
     run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=threads)
+    floats, integers = out.view(np.float32), out.view(np.int32)
     return (
-        integers.reshape(rows, blocks, 32),
-        scales.view(np.float32)[:, :blocks],
-        offsets.view(np.int32)[:, :blocks],
-        sums.view(np.float32)[:, :blocks],
-        half_sums.view(np.int32)[:, : 2 * blocks].reshape(rows, blocks, 2),
+        out[:, :, quantized_rows.INTEGERS : quantized_rows.INTEGERS + 32].view(np.int8),
+        floats[:, :, quantized_rows.SCALE // 4],
+        integers[:, :, quantized_rows.OFFSET // 4],
+        floats[:, :, quantized_rows.SUM // 4],
+        integers[:, :, quantized_rows.HALF_SUMS // 4 : quantized_rows.HALF_SUMS // 4 + 2],
     )
 
 

@@ -51,14 +51,13 @@ class Uses:
 
 _NORM = Uses(NormWords, ("x",), ("out",))
 _ATTENTION = Uses(AttentionWords, ("q", "cache"), ("out", "partials"), cache="cache")
-_PRODUCT_INPUT = ("x", "scales", "offsets", "sums")
 _EXPERT_TABLES = ("tables", "row_numbers")
 USES = {
     "embed": Uses(EmbedWords, ("table",), ("out",)),
     "rmsnorm": _NORM,
     "layernorm": _NORM,
-    "quantize": Uses(QuantizeWords, ("x",), ("integers", "scales", "offsets", "sums", "half_sums")),
-    "linear.int8": Uses(IntegerWords, _PRODUCT_INPUT, ("out",)),
+    "quantize": Uses(QuantizeWords, ("x",), ("out",)),
+    "linear.int8": Uses(IntegerWords, ("x",), ("out",)),
     "linear.floats": Uses(FloatWords, ("x",), ("out",)),
     "rope_store": Uses(RopeWords, ("q", "k", "v"), ("out", "cache"), second="k", third="v", cache="cache"),
     "rotate": Uses(RopeWords, ("q",), ("out",)),
@@ -73,7 +72,7 @@ USES = {
     "soft_cap": Uses(SoftCapWords, (), ()),  # writes the logits only
     "route": Uses(RouteWords, ("logits",), ("chosen", "weights")),
     "group": Uses(GroupWords, ("chosen",), ("head", "slots", "sources", "experts"), tables=("chosen",)),
-    "experts.int8": Uses(IntegerWords, _PRODUCT_INPUT + _EXPERT_TABLES, ("out",), tables=_EXPERT_TABLES),
+    "experts.int8": Uses(IntegerWords, ("x", *_EXPERT_TABLES), ("out",), tables=_EXPERT_TABLES),
     "experts.floats": Uses(FloatWords, ("x", *_EXPERT_TABLES), ("out",), tables=_EXPERT_TABLES),
     "bias": Uses(ExpertBiasWords, ("x", "experts"), ("out",), tables=("experts",)),
     "combine": Uses(CombineWords, ("y", "slots", "weights", "out"), ("out",), tables=("slots", "weights")),

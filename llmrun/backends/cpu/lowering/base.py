@@ -46,18 +46,6 @@ class Buffer:
     private: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedBuffer:
-    """A value quantized to int8 in blocks of 32. Each block has a scale, an offset and three sums (quantize.py)."""
-
-    integers: Buffer
-    scales: int
-    offsets: int
-    sums: int
-    half_sums: int  # its stride is twice scale_stride
-    scale_stride: int
-
-
 @dataclass(slots=True)
 class OpRecord:
     """A kernel call before it is written to memory. `words` is a NamedTuple from plan/ops that is stored at OP_ARGS."""
@@ -136,7 +124,7 @@ class Lowering:
         self._sums_of_products = {op.out for op in plan.ops if isinstance(op, Linear) and op.adds}
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[Value, Buffer] = {}
-        self.quantized: dict[Value, QuantizedBuffer] = {}
+        self.quantized: dict[Value, Buffer] = {}  # rows of layouts/quantized_rows.py
         self.tables: dict[Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}
@@ -177,13 +165,9 @@ class Lowering:
 
     def give_integers_back(self, value: Value) -> None:
         """Release the quantized form of a value after its last use or when the value changes."""
-        n_rows = self.most_rows(value)
         quantized = self.quantized.pop(value, None)
         if quantized is not None:
-            self.rows.give_back(quantized.integers.address, n_rows * quantized.integers.stride)
-            for address in (quantized.scales, quantized.offsets, quantized.sums):
-                self.rows.give_back(address, n_rows * quantized.scale_stride)
-            self.rows.give_back(quantized.half_sums, n_rows * 2 * quantized.scale_stride)
+            self.rows.give_back(quantized.address, self.most_rows(value) * quantized.stride)
 
     def buffer_of(self, value: Value) -> Buffer:
         """Return the buffer of a value. The logits have address 0 because each step supplies their memory."""

@@ -9,7 +9,7 @@ import numpy as np
 from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.backends.cpu.ops.linear import input_flags, product_input, product_words, quantized_bytes
+from llmrun.backends.cpu.ops.linear import product_input, product_words, quantized_bytes
 from llmrun.backends.cpu.weights.packed import CHUNK_BYTES, PackedLayout
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
@@ -101,7 +101,7 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
     )
     module = "experts.int8" if op.weight.is_integer else "experts.floats"
     kernel = KernelName.of(module, "experts", weight=op.weight.packed)
-    record = work.emit(kernel, op.out, input_flags(source), words)
+    record = work.emit(kernel, op.out, private_inputs(source), words)
     record.independent_input = op.x
 
 

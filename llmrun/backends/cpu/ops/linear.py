@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_inputs
+from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
 from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
+from llmrun.layouts import quantized_rows
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
 from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from llmrun.plan.matrix import Matrix
     from llmrun.plan.ops.base import Op
     from llmrun.plan.values import Value
-
-# Size in bytes of a block of 32 int8 values with its scale, offset, sum and two half sums (quantize.py).
-_QUANTIZED_BLOCK = 32 + 5 * FLOAT
 
 
 def _linear(work: Lowering, op: Linear) -> None:
@@ -58,27 +55,21 @@ def _head_linear(work: Lowering, op: HeadLinear) -> None:
         _emit(work, op.weight, op.x, source, words).independent_input = op.x
 
 
-def _emit(
-    work: Lowering, weight: Matrix, value: Value, source: Buffer | QuantizedBuffer, words: IntegerWords | FloatWords
-) -> OpRecord:
+def _emit(work: Lowering, weight: Matrix, value: Value, source: Buffer, words: IntegerWords | FloatWords) -> OpRecord:
     """Emit a matrix product for the rows of `value`."""
     module = "linear.int8" if weight.is_integer else "linear.floats"
-    return work.emit(KernelName.of(module, "linear", weight=weight.packed), value, input_flags(source), words)
+    return work.emit(KernelName.of(module, "linear", weight=weight.packed), value, private_inputs(source), words)
 
 
-def product_input(work: Lowering, x: Value, weight: Matrix) -> Buffer | QuantizedBuffer:
+def product_input(work: Lowering, x: Value, weight: Matrix) -> Buffer:
     """Return the input rows of a matrix product, quantized if the matrix has integer weights."""
     return quantized(work, x) if weight.is_integer else work.buffers[x]
-
-
-def input_flags(source: Buffer | QuantizedBuffer) -> int:
-    return private_inputs(source.integers if isinstance(source, QuantizedBuffer) else source)
 
 
 def product_words(
     work: Lowering,
     weight: Matrix,
-    source: Buffer | QuantizedBuffer,
+    source: Buffer,
     out: Buffer,
     n_groups: int,
     chunk: int,
@@ -93,7 +84,7 @@ def product_words(
     layout = packed.layout
     address = packed.address + part * n_groups * layout.group_bytes
     first_column = part * weight.columns
-    if isinstance(source, Buffer):
+    if not weight.is_integer:
         return FloatWords(
             weights=address,
             groups=n_groups,
@@ -107,7 +98,6 @@ def product_words(
             chunk=chunk,
             logits=0,
         )
-    block = first_column // BLOCK_COLUMNS
     panels, panels_stride = _panels(work)
     return IntegerWords(
         weights=address,
@@ -119,13 +109,8 @@ def product_words(
         upper_mins=layout.upper_mins,
         values=layout.values,
         more_values=layout.more_values,
-        x=source.integers.address + first_column,
-        x_stride=source.integers.stride,
-        scales=source.scales + 4 * block,
-        offsets=source.offsets + 4 * block,
-        sums=source.sums + 4 * block,
-        half_sums=source.half_sums + 8 * block,
-        scale_stride=source.scale_stride,
+        x=source.address + quantized_rows.row_bytes(first_column),
+        x_stride=source.stride,
         out=out.address,
         out_stride=out.stride,
         adds=0,
@@ -136,31 +121,17 @@ def product_words(
     )
 
 
-def quantized(work: Lowering, value: Value) -> QuantizedBuffer:
+def quantized(work: Lowering, value: Value) -> Buffer:
     """Return the quantized form of a value. The first call for a value emits the record that quantizes it."""
     if value in work.quantized:
         return work.quantized[value]
     x = work.buffers[value]
-    n_blocks = value.width // 32
-    stride = round_up(value.width, records.CACHE_LINE)
-    scale_stride = round_up(4 * n_blocks, records.CACHE_LINE)
-    integers = Buffer(work.take(value, stride), stride, private=True)
-    scales, offsets, sums = (work.take(value, scale_stride) for _ in range(3))
-    half_sums = work.take(value, 2 * scale_stride)
+    stride = quantized_rows.row_bytes(value.width)
+    made = work.quantized[value] = Buffer(work.take(value, stride), stride, private=True)
     words = QuantizeWords(
-        x=x.address,
-        x_stride=x.stride,
-        integers=integers.address,
-        integers_stride=stride,
-        scales=scales,
-        offsets=offsets,
-        sums=sums,
-        half_sums=half_sums,
-        scale_stride=scale_stride,
-        blocks=n_blocks,
+        x=x.address, x_stride=x.stride, out=made.address, out_stride=stride, blocks=value.width // BLOCK_COLUMNS
     )
     work.emit(KernelName.of("linear.quantize", "quantize"), value, REPLICATED_OUTPUT | private_inputs(x), words)
-    made = work.quantized[value] = QuantizedBuffer(integers, scales, offsets, sums, half_sums, scale_stride)
     return made
 
 
@@ -185,7 +156,7 @@ def quantizing_needs(op: Product, step: StepShape) -> Needs:
 
 def quantized_bytes(x: Value, rows: int) -> int:
     """Return the size in bytes of `rows` quantized rows of a value."""
-    return rows * x.width // 32 * _QUANTIZED_BLOCK
+    return rows * quantized_rows.row_bytes(x.width)
 
 
 def _needs(op: Linear | HeadLinear, kv_type: str, step: StepShape) -> Needs:
