@@ -28,7 +28,7 @@ class Activations:
     def starts(self, level: str, packed: PackedType) -> list[Any]:
         """Emit -bias x the sum of the integers for each sub-block, in all lanes.
 
-        The record contains -8 x the sum of the block and -1 x the sum of each half. Biases are powers of two, so a
+        The record contains -8 x the sum of the block and -1 x the sum of its first half. Biases are powers of two, so a
         shift is sufficient.
         """
         builder, bias = self._builder, bias_of(level, packed)
@@ -49,8 +49,12 @@ class Activations:
         return [builder.fmul(scale, builder.sitofp(builder.neg(self._half_sum(half)), simd.F32)) for half in range(2)]
 
     def _half_sum(self, half: int) -> Any:
-        """Load the negated sum of the integers in one half of the block as an i32."""
-        return self._load(quantized_rows.HALF_SUMS + 4 * half, simd.I32)
+        """Emit the negated sum of the integers in one half of the block as an i32."""
+        first = self._load(quantized_rows.FIRST_HALF, simd.I32)
+        if half == 0:
+            return first
+        both = self._builder.ashr(self._load(quantized_rows.OFFSET, simd.I32), simd.I32(3))
+        return self._builder.sub(both, first)
 
     def _load(self, at: int, llvm_type: Any) -> Any:
         return simd.emit_load(self._builder, simd.emit_offset(self._builder, self._address, at), llvm_type, 4)

@@ -16,7 +16,7 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
-from llmrun.layouts.quantized_rows import HALF_SUMS, INTEGERS, RECORD_BYTES, SCALE
+from llmrun.layouts.quantized_rows import INTEGERS, RECORD_BYTES, SCALE
 from llmrun.plan.ops.linear import QuantizeWords
 
 _QUANTIZE = records.offsets(QuantizeWords)
@@ -54,13 +54,10 @@ def _quantize_blocks(count: int) -> Any:
             eight, zero = simd.constant(simd.I32X16, -8), simd.constant(simd.I32X16, 0)
             product = builder.fmul(scale, builder.sitofp(total, simd.F32X16))
             offset, product = builder.mul(total, eight), builder.bitcast(product, simd.I32X16)
-            low, high = builder.sub(zero, low_sum), builder.sub(zero, high_sum)
+            low = builder.sub(zero, low_sum)
             four = [builder.bitcast(scale, simd.I32X16), offset, product, low]
             for index, words in enumerate(_emit_transposed(builder, four)[:count]):
-                to = simd.emit_offset(builder, y, index * RECORD_BYTES)
-                simd.emit_store(builder, simd.emit_offset(builder, to, SCALE), words, 16)
-                last = builder.extract_element(high, simd.I32(index))
-                simd.emit_store(builder, simd.emit_offset(builder, to, HALF_SUMS + 4), last, 4)
+                simd.emit_store(builder, simd.emit_offset(builder, y, index * RECORD_BYTES + SCALE), words, 16)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
