@@ -11,6 +11,7 @@ from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import quantized_rows
 from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.layouts.records import CACHE_LINE
 from llmrun.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
 from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
 
@@ -126,7 +127,7 @@ def quantized(work: Lowering, value: Value) -> Buffer:
     if value in work.quantized:
         return work.quantized[value]
     x = work.buffers[value]
-    stride = quantized_rows.row_bytes(value.width)
+    stride = round_up(quantized_rows.row_bytes(value.width), CACHE_LINE)  # rows of different threads share no line
     made = work.quantized[value] = Buffer(work.take(value, stride), stride, private=True)
     words = QuantizeWords(
         x=x.address, x_stride=x.stride, out=made.address, out_stride=stride, blocks=value.width // BLOCK_COLUMNS
