@@ -65,11 +65,15 @@ def answer_sentences(document: Document) -> list[str]:
         names = document.results[check.of].subject.name, document.results[check.against].subject.name
         answers, different = totals.get(names, (0, 0))
         totals[names] = answers + check.answers, different + check.different
-    return [
-        f"{one}: {f'{different:,} of ' if different else 'all '}{counted(answers, 'answer')} "
-        f"{'differ from' if different else 'equal'} those of {other}"
-        for (one, other), (answers, different) in totals.items()
-    ]
+    return [_answer_sentence(*names, *counts) for names, counts in totals.items()]
+
+
+def _answer_sentence(one: str, other: str, answers: int, different: int) -> str:
+    if answers == 1:
+        return f"{one}: the answer {'differs from' if different else 'equals'} that of {other}"
+    if different:
+        return f"{one}: {different:,} of {counted(answers, 'answer')} differ from those of {other}"
+    return f"{one}: all {counted(answers, 'answer')} equal those of {other}"
 
 
 def _faster_first(verdict: Verdict) -> Verdict:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from llmrun.bench.documents.document import AnswerCheck, Document, Verdict
 from llmrun.bench.documents.words import answer_sentences, metric_words, result_names, verdict_sentence
 from tests.support.bench.documents import sweep, two_backends
@@ -62,3 +64,9 @@ def test_equal_and_different_answers_are_counted_over_all_workloads() -> None:
     assert answer_sentences(replace(made, answer_checks=differing)) == [
         "llama: 3 of 16 answers differ from those of cpu"
     ]
+
+
+@pytest.mark.parametrize(("different", "expected"), [(0, "equals"), (1, "differs from")])
+def test_a_single_answer_is_counted_in_the_singular(different: int, expected: str) -> None:
+    made = replace(two_backends(), answer_checks=(AnswerCheck(1, 0, 1, different, is_exact=True),))
+    assert answer_sentences(made) == [f"llama: the answer {expected} that of cpu"]
