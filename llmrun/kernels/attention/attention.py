@@ -231,8 +231,9 @@ def merge(level: str, value_size: int) -> Callable[..., None]:
         out0 = load_i64(op + _MERGE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * out_stride
         partial_stride = load_i64(op + _MERGE.partial_stride)
         items_of_row = (heads + _MERGED_HEADS - 1) // _MERGED_HEADS
-        item = first_item(op, step)
-        while item < rows * items_of_row:
+        n_items = rows * items_of_row
+        item = first_item(op, step, thread, n_threads, n_items)
+        while item < n_items:
             row, first = item // items_of_row, item % items_of_row * _MERGED_HEADS
             slot = slots_before(positions, row, window)
             of_row = load_i64(op + _MERGE.partials) + slot * partial_stride
@@ -243,6 +244,6 @@ def merge(level: str, value_size: int) -> Callable[..., None]:
                     add(scratch, state)
                     state += partial_stride
                 finish(scratch, out0 + row * out_stride + 4 * head * value_size)
-            item = next_item(op, step, item)
+            item = next_item(op, step, item, n_threads, n_items)
 
     return run

@@ -55,7 +55,7 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
         first_k = private_row(op, step, thread, PRIVATE_SECOND)
         first_v = private_row(op, step, thread, PRIVATE_THIRD)
         tables = block_tables(step, load_i64(op + _ROPE.tables))
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             rotations = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + _ROPE.rotation_stride)
             q = load_i64(op + _ROPE.q) + (first_q + row) * load_i64(op + _ROPE.q_stride)
@@ -74,7 +74,7 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
                     hadamard_key(rotated_key)
                 store_key(rotated_key, block + head * head_bytes, slot)
                 store_value(v + 4 * value_size * head, block + head * head_bytes, slot)
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 
@@ -91,11 +91,11 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
         q = load_i64(op + _ROPE.q) + private_row(op, step, thread, PRIVATE_INPUT) * q_stride
         rotated_stride = load_i64(op + _ROPE.out_stride)
         rotated = load_i64(op + _ROPE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             rotations = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + _ROPE.rotation_stride)
             rotate_queries(op, q + row * q_stride, rotations, rotated + row * rotated_stride)
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 

@@ -1,6 +1,8 @@
 """Distributes an op's work items among threads.
 
-Either the threads claim items from a counter, or every thread processes all items.
+Either every thread processes all items, or each thread processes runs of consecutive items. Runs matter, because
+consecutive rows of a sequence are stored in the same cache lines, and a thread finds the rows that it processed in the
+previous op in its own cache.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ _ROWS = records.OP_ROWS
 _STEP_REPLICATED = records.STEP_REPLICATED
 _STEP_ROWS = records.STEP_ROWS
 _STEP_TABLES = records.STEP_TABLES
+_RUN = 16
 
 
 @inline_function
@@ -42,17 +45,32 @@ def claim(op: Any) -> Any:
 
 
 @inline_function
-def first_item(op: Any, step: Any) -> Any:
+def first_item(op: Any, step: Any, thread: Any, n_threads: Any, n_items: Any) -> Any:
+    """Return a thread's first item, or at least `n_items` if there is none for it.
+
+    A few items are divided equally. Many items are claimed in runs, because cores may differ in speed.
+    """
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & REPLICATED:
         return 0
-    return claim(op)
+    if n_items <= _RUN * n_threads:
+        return thread * _equal_share(n_threads, n_items)
+    return claim(op) * _RUN
 
 
 @inline_function
-def next_item(op: Any, step: Any, item: Any) -> Any:
+def next_item(op: Any, step: Any, item: Any, n_threads: Any, n_items: Any) -> Any:
+    """Return the item that the same thread processes after `item`, or at least `n_items` if there is none."""
+    item += 1
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & REPLICATED:
-        return item + 1
-    return claim(op)
+        return item
+    if n_items <= _RUN * n_threads:
+        return item if item % _equal_share(n_threads, n_items) != 0 else n_items
+    return item if item % _RUN != 0 else claim(op) * _RUN
+
+
+@inline_function
+def _equal_share(n_threads: Any, n_items: Any) -> Any:
+    return (n_items + n_threads - 1) // n_threads
 
 
 @inline_function

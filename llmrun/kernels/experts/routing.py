@@ -178,7 +178,7 @@ def route(level: str) -> Callable[..., None]:
         values = load_i64(op + _ROUTE.scratch) + thread * load_i64(op + _ROUTE.scratch_bytes)
         ranks = values + (4 * count + 63) // 64 * 64
         first, source = own_copy(op, step, thread, REPLICATED), own_copy(op, step, thread, PRIVATE_INPUT)
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             logits = load_i64(op + _ROUTE.logits) + (source + row) * load_i64(op + _ROUTE.logits_stride)
             for at in range(0, count, 16):
@@ -200,7 +200,7 @@ def route(level: str) -> Callable[..., None]:
                 store_i32(chosen + 4 * index, expert)
                 store_f32(weights + 4 * index, load_f32(values + 4 * expert))
             finish(op, chosen, weights, used)
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 
@@ -211,7 +211,7 @@ def route(level: str) -> Callable[..., None]:
 @kernel
 def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Assign slots to all pairs of rows and experts. One thread is enough, because 2,048 slots take only 6 us."""
-    if first_item(op, step) != 0:
+    if first_item(op, step, thread, n_threads, 1) != 0:
         return
     rows = n_rows(op, step)
     n_experts, used = load_i64(op + _GROUP.n_experts), load_i64(op + _GROUP.used)

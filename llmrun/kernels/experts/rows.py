@@ -37,13 +37,13 @@ def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     y0 = load_i64(op + _BIAS.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
     copy = own_copy(op, step, thread, REPLICATED)
     experts = load_i64(op + _BIAS.experts) + copy * load_i64(op + _BIAS.row_bytes)
-    slot = first_item(op, step)
+    slot = first_item(op, step, thread, n_threads, slots)
     while slot < slots:
         biases = load_i64(op + _BIAS.bias) + load_i32(experts + 4 * slot) * load_i64(op + _BIAS.bias_stride)
         for at in range(0, 4 * load_i64(op + _BIAS.width), 64):
             value = simd.load_f32x16(x0 + slot * x_stride + at)
             simd.store_f32x16(y0 + slot * y_stride + at, simd.add(value, simd.load_f32x16(biases + at)))
-        slot = next_item(op, step, slot)
+        slot = next_item(op, step, slot, n_threads, slots)
 
 
 # --- combine ----------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def combine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     end = n_rows(op, step) * n_chunks
     out0 = load_i64(op + _COMBINE.out)
     out0 += private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + _COMBINE.out_stride)
-    item = first_item(op, step)
+    item = first_item(op, step, thread, n_threads, end)
     while item < end:
         row, column = item // n_chunks, item % n_chunks * COLUMNS
         table = (copy + row) * load_i64(op + _COMBINE.row_bytes)
@@ -84,4 +84,4 @@ def combine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
             if adds != 0:
                 total = simd.add(simd.load_f32x16(out + at), total)
             simd.store_f32x16(out + at, total)
-        item = next_item(op, step, item)
+        item = next_item(op, step, item, n_threads, end)

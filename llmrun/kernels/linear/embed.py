@@ -35,7 +35,7 @@ def embed(level: str, weight: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             token = load_i32(load_i64(step + records.STEP_TOKENS) + 4 * row)
             group = load_i64(op + _EMBED.table) + token // 16 * load_i64(op + _EMBED.group_bytes)
@@ -46,7 +46,7 @@ def embed(level: str, weight: str) -> Callable[..., None]:
             if scale != types.float32(1):
                 for at in range(0, 4 * load_i64(op + _EMBED.width), 64):
                     simd.store_f32x16(y + at, simd.multiply(simd.load_f32x16(y + at), simd.splat(scale)))
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 

@@ -135,7 +135,7 @@ def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     n_blocks = load_i64(op + _QUANTIZE.blocks)
     x0 = load_i64(op + _QUANTIZE.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
     y0 = load_i64(op + _QUANTIZE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
-    row = first_item(op, step)
+    row = first_item(op, step, thread, n_threads, rows)
     while row < rows:
         x, y = x0 + row * x_stride, y0 + row * y_stride
         block = 0
@@ -145,4 +145,4 @@ def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         while block < n_blocks:
             _quantize_one(x + 128 * block, y + RECORD_BYTES * block)
             block += 1
-        row = next_item(op, step, row)
+        row = next_item(op, step, row, n_threads, rows)

@@ -48,7 +48,7 @@ def keep(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Store b * y of each row at its position."""
     rows = n_rows(op, step)
     part = 4 * load_i64(op + _CONV.width)
-    row = first_item(op, step)
+    row = first_item(op, step, thread, n_threads, rows)
     while row < rows:
         b = _input(op, step, thread, row)
         position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
@@ -56,7 +56,7 @@ def keep(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         for at in range(0, part, 64):
             y = simd.load_f32x16(b + 2 * part + at)
             simd.store_f32x16(kept + at, simd.multiply(simd.load_f32x16(b + at), y))
-        row = next_item(op, step, row)
+        row = next_item(op, step, row, n_threads, rows)
 
 
 @kernel
@@ -67,7 +67,7 @@ def convolve(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     taps = load_i64(op + _CONV.taps)
     y_stride = load_i64(op + _CONV.out_stride)
     y0 = load_i64(op + _CONV.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
-    row = first_item(op, step)
+    row = first_item(op, step, thread, n_threads, rows)
     while row < rows:
         c = _input(op, step, thread, row) + part
         y = y0 + row * y_stride
@@ -83,4 +83,4 @@ def convolve(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
                 simd.store_f32x16(y + at, simd.add(simd.load_f32x16(y + at), product))
         for at in range(0, part, 64):
             simd.store_f32x16(y + at, simd.multiply(simd.load_f32x16(c + at), simd.load_f32x16(y + at)))
-        row = next_item(op, step, row)
+        row = next_item(op, step, row, n_threads, rows)

@@ -65,7 +65,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
         width = load_i64(op + _NORM.width)
         epsilon = load_f32(op + _NORM.epsilon)
         heads = load_i64(op + _NORM.heads)
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             x = _source(op, step, thread, row)
             y = _target(op, step, thread, row)
@@ -82,7 +82,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
                     simd.store_f32x16(y + at, simd.multiply(normal, simd.load_f32x16(weight + at)))
                 x += 4 * width
                 y += 4 * width
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 
@@ -102,7 +102,7 @@ def layernorm(level: str) -> Callable[..., None]:
         bias = load_i64(op + _NORM.bias)
         width = load_i64(op + _NORM.width)
         epsilon = load_f32(op + _NORM.epsilon)
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             x = _source(op, step, thread, row)
             y = _target(op, step, thread, row)
@@ -122,6 +122,6 @@ def layernorm(level: str) -> Callable[..., None]:
                 distance = simd.subtract(simd.load_f32x16(x + at), mean)
                 normal = simd.multiply(simd.multiply(distance, scale), simd.load_f32x16(weight + at))
                 simd.store_f32x16(y + at, simd.add(normal, simd.load_f32x16(bias + at)))
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run

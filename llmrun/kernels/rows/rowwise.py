@@ -56,14 +56,14 @@ def gated(level: str, activation: str) -> Callable[..., None]:
         up0 = load_i64(op + _GATED.up) + private_row(op, step, thread, PRIVATE_SECOND) * up_stride
         y0 = load_i64(op + _GATED.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
         width = load_i64(op + _GATED.width)
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             gate = gate0 + row * gate_stride
             up = up0 + row * up_stride
             y = y0 + row * y_stride
             for at in range(0, 4 * width, 64):
                 simd.store_f32x16(y + at, activate(simd.load_f32x16(gate + at), simd.load_f32x16(up + at)))
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 
@@ -121,7 +121,7 @@ def add(level: str) -> Callable[..., None]:
         y0 = load_i64(op + _ADD.y) + private_row(op, step, thread, PRIVATE_SECOND) * y_stride
         gate0 = load_i64(op + _ADD.gate) + private_row(op, step, thread, PRIVATE_THIRD) * gate_stride
         width = load_i64(op + _ADD.width)
-        row = first_item(op, step)
+        row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             total = sum0 + row * sum_stride
             x = x0 + row * x_stride
@@ -132,7 +132,7 @@ def add(level: str) -> Callable[..., None]:
             for at in range(0, 4 * width, 64):
                 scaled = simd.multiply(factor, simd.load_f32x16(y + at))
                 simd.store_f32x16(total + at, simd.add(simd.load_f32x16(x + at), scaled))
-            row = next_item(op, step, row)
+            row = next_item(op, step, row, n_threads, rows)
 
     return run
 

@@ -39,11 +39,11 @@ def concat(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     a0 = load_i64(op + _CONCAT.a) + private_row(op, step, thread, PRIVATE_INPUT) * a_stride
     b0 = load_i64(op + _CONCAT.b) + private_row(op, step, thread, PRIVATE_SECOND) * b_stride
     out0 = load_i64(op + _CONCAT.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * stride
-    row = first_item(op, step)
+    row = first_item(op, step, thread, n_threads, rows)
     while row < rows:
         to = out0 + row * stride
         for part in range(parts):
             copy_bytes(to, a0 + row * a_stride + part * a_step, a_bytes)
             copy_bytes(to + a_bytes, b0 + row * b_stride + part * b_step, b_bytes)
             to += a_bytes + b_bytes
-        row = next_item(op, step, row)
+        row = next_item(op, step, row, n_threads, rows)
