@@ -38,6 +38,9 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
     """Build the kernel that applies RoPE to queries and keys, and stores keys and values in the cache.
 
     With a q8_0 cache, queries and keys are also rotated with a Hadamard matrix.
+
+    An item of work is a key head of one row, with its query heads. The rows of a head follow one another, because a
+    cache line contains the keys of consecutive positions, and threads that write to the same line slow each other down.
     """
     layout = HeadLayout(kv_type, head_size, value_size)
     store_key, store_value = storing(level, layout)
@@ -55,26 +58,29 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
         first_k = private_row(op, step, thread, PRIVATE_SECOND)
         first_v = private_row(op, step, thread, PRIVATE_THIRD)
         tables = block_tables(step, load_i64(op + _ROPE.tables))
-        row = first_item(op, step, thread, n_threads, rows)
-        while row < rows:
+        kv_heads = load_i64(op + _ROPE.kv_heads)
+        group = load_i64(op + _ROPE.heads) // kv_heads
+        n_items = kv_heads * rows
+        item = first_item(op, step, thread, n_threads, n_items)
+        while item < n_items:
+            head, row = item // rows, item % rows
             rotations = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + _ROPE.rotation_stride)
             q = load_i64(op + _ROPE.q) + (first_q + row) * load_i64(op + _ROPE.q_stride)
             k = load_i64(op + _ROPE.k) + (first_k + row) * load_i64(op + _ROPE.k_stride)
             v = load_i64(op + _ROPE.v) + (first_v + row) * load_i64(op + _ROPE.v_stride)
-            rotate_queries(op, q, rotations, rotated + row * rotated_stride)
+            rotate_queries(op, q, rotations, rotated + row * rotated_stride, group * head, group * (head + 1))
             rotation = rotations + load_i64(op + _ROPE.key_rotation)
             position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
             table = load_i64(tables + 8 * row)
             slot = position % BLOCK
             block_bytes = load_i64(op + _ROPE.block_bytes)
             block = load_i64(op + _ROPE.cache) + load_i32(table + 4 * (position // BLOCK)) * block_bytes
-            for head in range(load_i64(op + _ROPE.kv_heads)):
-                rotate(op, k + 4 * head_size * head, rotation, rotated_key)
-                if has_hadamard:
-                    hadamard_key(rotated_key)
-                store_key(rotated_key, block + head * head_bytes, slot)
-                store_value(v + 4 * value_size * head, block + head * head_bytes, slot)
-            row = next_item(op, step, row, n_threads, rows)
+            rotate(op, k + 4 * head_size * head, rotation, rotated_key)
+            if has_hadamard:
+                hadamard_key(rotated_key)
+            store_key(rotated_key, block + head * head_bytes, slot)
+            store_value(v + 4 * value_size * head, block + head * head_bytes, slot)
+            item = next_item(op, step, item, n_threads, n_items)
 
     return run
 
@@ -91,17 +97,18 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
         q = load_i64(op + _ROPE.q) + private_row(op, step, thread, PRIVATE_INPUT) * q_stride
         rotated_stride = load_i64(op + _ROPE.out_stride)
         rotated = load_i64(op + _ROPE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
+        heads = load_i64(op + _ROPE.heads)
         row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             rotations = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + _ROPE.rotation_stride)
-            rotate_queries(op, q + row * q_stride, rotations, rotated + row * rotated_stride)
+            rotate_queries(op, q + row * q_stride, rotations, rotated + row * rotated_stride, 0, heads)
             row = next_item(op, step, row, n_threads, rows)
 
     return run
 
 
 def _rotate_queries(head_size: int, kv_type: str) -> Any:
-    """Return a function that rotates all query heads of a row.
+    """Return a function that rotates query heads `first` to `end` of a row.
 
     The function's `rotations` argument is the address of a row's rotations for all RoPE variants of the plan.
     """
@@ -110,9 +117,9 @@ def _rotate_queries(head_size: int, kv_type: str) -> Any:
     has_hadamard = kv_type == Q8_0
 
     @inline_function
-    def rotate_queries(op: Any, q: Any, rotations: Any, rotated: Any) -> Any:
+    def rotate_queries(op: Any, q: Any, rotations: Any, rotated: Any, first: Any, end: Any) -> Any:
         rotation = rotations + load_i64(op + _ROPE.rotation)
-        for head in range(load_i64(op + _ROPE.heads)):
+        for head in range(first, end):
             rotate(op, q + 4 * head_size * head, rotation, rotated + 4 * head_size * head)
             if has_hadamard:
                 hadamard_query(rotated + 4 * head_size * head)

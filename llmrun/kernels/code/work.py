@@ -24,7 +24,8 @@ _ROWS = records.OP_ROWS
 _STEP_REPLICATED = records.STEP_REPLICATED
 _STEP_ROWS = records.STEP_ROWS
 _STEP_TABLES = records.STEP_TABLES
-_RUN = 16
+_RUN = 16  # consecutive items that a thread claims at once
+_FEW = 64  # with at most this many items per thread, they are divided equally
 
 
 @inline_function
@@ -52,7 +53,7 @@ def first_item(op: Any, step: Any, thread: Any, n_threads: Any, n_items: Any) ->
     """
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & REPLICATED:
         return 0
-    if n_items <= _RUN * n_threads:
+    if n_items <= _FEW * n_threads:
         return thread * _equal_share(n_threads, n_items)
     return claim(op) * _RUN
 
@@ -63,7 +64,7 @@ def next_item(op: Any, step: Any, item: Any, n_threads: Any, n_items: Any) -> An
     item += 1
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & REPLICATED:
         return item
-    if n_items <= _RUN * n_threads:
+    if n_items <= _FEW * n_threads:
         return item if item % _equal_share(n_threads, n_items) != 0 else n_items
     return item if item % _RUN != 0 else claim(op) * _RUN
 
