@@ -25,7 +25,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     groups, tile_rows = tile_shape(level)
     head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
     parts = linear_parts(level, packed, NUMBERED)
-    unpack_group, multiply_row, multiply_rows, stream_bytes, row_of, prefetch_weights = parts
+    unpack_group, multiply_row, multiply_rows, row_of, ahead_of, prefetch_weights = parts
     tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
     threshold = many_rows(level)
@@ -81,15 +81,13 @@ def experts(level: str, weight: str) -> Callable[..., None]:
         following: Any,
     ) -> Any:
         y_stride = load_i64(op + PRODUCT.out_stride)
-        ahead = load_i64(op + PRODUCT.weights) + following * load_i64(op + PRODUCT.group_bytes)
         for group in range(start, stop):
             to = load_i64(op + PRODUCT.out) + first * y_stride + 64 * group
-            stride = stream_bytes(op, stop - start)
+            ahead = ahead_of(op, before + group, before + stop, following)
             if end - first == 1:
-                multiply_row(op, before + group, source_of(op, step, thread, first), to, ahead, stride)
+                multiply_row(op, before + group, source_of(op, step, thread, first), to, ahead)
             else:
-                multiply_rows(op, before + group, numbers_at(op, first), end - first, to, ahead, stride)
-            ahead += stream_bytes(op, 1)
+                multiply_rows(op, before + group, numbers_at(op, first), end - first, to, ahead)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:

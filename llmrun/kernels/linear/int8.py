@@ -26,7 +26,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
     parts = linear_parts(level, packed, CONSECUTIVE)
-    unpack_group, multiply_row, multiply_rows, stream_bytes, row_of, prefetch_weights = parts
+    unpack_group, multiply_row, multiply_rows, row_of, ahead_of, prefetch_weights = parts
     tile_zero, tile_block, _, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
     threshold = many_rows(level)
@@ -61,7 +61,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             first = n_tiles * tile_rows
             for index in range(n_here):
                 to = y + first * y_stride + 64 * (group + index)
-                multiply_rows(op, group + index, first, rows - first, to, panel, 0)  # nothing is left to prefetch
+                multiply_rows(op, group + index, first, rows - first, to, panel)  # nothing is left to prefetch
             group = next_group
 
     @inline_function
@@ -75,15 +75,12 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             # prefetched weights that belonged to another thread's chunk.
             next_start = claim(op) * chunk
             end = min(start + chunk, n_groups)
-            ahead = load_i64(op + PRODUCT.weights) + next_start * load_i64(op + PRODUCT.group_bytes)
             for group in range(start, end):
-                to = y + 64 * group
-                stride = stream_bytes(op, end - start)
+                to, ahead = y + 64 * group, ahead_of(op, group, end, next_start)
                 if rows == 1:
-                    multiply_row(op, group, first, to, ahead, stride)
+                    multiply_row(op, group, first, to, ahead)
                 else:
-                    multiply_rows(op, group, first, rows, to, ahead, stride)
-                ahead += stream_bytes(op, 1)
+                    multiply_rows(op, group, first, rows, to, ahead)
             start = next_start
 
     @kernel

@@ -23,10 +23,10 @@ from llmrun.quants.packed import PackedType
 
 PRODUCT = records.offsets(IntegerWords)
 
-# While a thread multiplies a chunk of weights by a single row, it prefetches its next chunk as this many sequential
-# streams. The hardware prefetcher recognizes only long sequential streams, and a core reads several of them faster than
-# one. The table shows the bandwidth in GB/s for a matrix of 2,048 columns that is larger than the caches, on an AMD
-# Zen 3 with AVX2, with chunks of 72 KB. These are medians of 20 alternating rounds with one thread, and of 8 with two:
+# A thread prefetches weights while it multiplies earlier ones: as several sequential streams, because the hardware
+# prefetcher recognizes only long sequential streams, and a core reads several of them faster than one. The table shows
+# the bandwidth in GB/s for a matrix of 2,048 columns that is larger than the caches, on an AMD Zen 3 with AVX2, with
+# chunks of 72 KB. These are medians of 20 alternating rounds with one thread, and of 8 with two:
 #
 #                                              Q4_0           Q8_0           Q4_K
 #   threads                                   1      2       1      2       1      2
@@ -34,9 +34,22 @@ PRODUCT = records.offsets(IntegerWords)
 #   four streams of the next chunk         19.3   26.3    20.3   24.5    19.3   31.1
 #   each plane of a group, 10 KB ahead     13.9   20.6    13.0   19.7    14.1   24.0
 #
-# Two streams and eight were slower than four in most runs. A distance of 2 to 16 KB within each plane made no
-# difference. Prefetching only every second line halved the bandwidth.
+# Two streams and eight were slower than four in most runs. Prefetching only every second line halved the bandwidth.
 STREAMS = 4
+
+# A single row prefetches this many bytes ahead, which stay in the first cache until they are used. The table shows
+# milliseconds per step on a Xeon with AVX-512 and 2 threads, in alternating rounds (1.24B models, and SmolLM2 with
+# Q4_1). Each row of the table has its own machine load:
+#
+#                                          Q4_0   Q4_K_M   Q8_0   SmolLM2
+#   the next chunk, of about 72 KB         35.5     37.9   51.3      4.12
+#   the next group (of 6 KB: the third)    30.8     33.4   47.3      3.27
+#
+#   the next group (of 6 KB: the next)     36.2     35.5   60.4      4.86
+#   the next 8 KB of the values            31.6     36.5   53.1      4.92
+#
+# A tile of several rows takes longer for each block, so it prefetches whole groups, which needs fewer registers.
+_UNIT_BYTES = 8 << 10
 
 
 class Parts(NamedTuple):
@@ -45,8 +58,8 @@ class Parts(NamedTuple):
     unpack_group: Any
     multiply_row: Any
     multiply_rows: Any
-    stream_bytes: Any
     row_of: Any
+    ahead_of: Any
     prefetch_weights: Any
 
 
@@ -69,13 +82,18 @@ NUMBERED = RowIndices(numbered_rows, 4)  # the word is the address of the rows' 
 def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Parts:
     unpack_block = unpacking(level, packed)
     row_zero, row_block, row_store = single_row(level, packed)
-    prefetch = _prefetch(packed)
+    prefetch_unit, prefetch_group = _prefetch_unit(packed), _prefetch_group(packed)
+    value_bytes, more_value_bytes = (64 * bits for bits in (*packed.planes, 0)[:2])
     panel_block = packed.panel_block_bytes
+
+    @inline_function
+    def group_at(op: Any, group: Any) -> Any:
+        return load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
 
     @inline_function
     def planes_of(op: Any, group: Any) -> Any:
         """Return the addresses of a group's planes."""
-        base = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
+        base = group_at(op, group)
         upper_scales, upper_mins = base + load_i64(op + PRODUCT.upper_scales), base + load_i64(op + PRODUCT.upper_mins)
         values, more_values = base + load_i64(op + PRODUCT.values), base + load_i64(op + PRODUCT.more_values)
         return base, base + load_i64(op + PRODUCT.mins), upper_scales, upper_mins, values, more_values
@@ -93,26 +111,45 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
             unpack_block(block, scales, mins, upper_scales, upper_mins, values, more_values, to)
 
     @inline_function
-    def stream_bytes(op: Any, n_groups: Any) -> Any:
-        """Return the size in bytes of each stream when the weights of `n_groups` groups are prefetched."""
-        return n_groups * load_i64(op + PRODUCT.group_bytes) // STREAMS
+    def ahead_of(op: Any, group: Any, end: Any, following: Any) -> Any:
+        """Return the address of the group to prefetch while a thread multiplies rows by `group`.
+
+        The thread's chunk of groups ends at `end`, and its next chunk starts at `following`.
+        """
+        group_bytes = load_i64(op + PRODUCT.group_bytes)
+        ahead = group + min((_UNIT_BYTES + group_bytes - 1) // group_bytes, load_i64(op + PRODUCT.chunk))
+        return group_at(op, ahead if ahead < end else ahead - end + following)
 
     @inline_function
-    def multiply_row(op: Any, group: Any, row: Any, to: Any, ahead: Any, stride: Any) -> Any:
-        """Multiply a row by a group and store the result at `to`.
-
-        Meanwhile, prefetch `stream_bytes(op, 1)` bytes of each stream. The first stream is at `ahead`, and each further
-        stream is `stride` bytes after the previous one.
-        """
+    def unit_blocks(op: Any) -> Any:
+        """Return the number of blocks whose values are prefetched together."""
         n_blocks = load_i64(op + PRODUCT.blocks)
+        n_units = max(load_i64(op + PRODUCT.group_bytes) // _UNIT_BYTES, 1)
+        return (n_blocks + n_units - 1) // n_units
+
+    @inline_function
+    def unit_ahead(op: Any, values: Any, more_values: Any, unit: Any, ahead: Any) -> Any:
+        """Return the addresses of the values to prefetch while a thread multiplies rows by the blocks from `unit` on.
+
+        They are the values of the group's next unit, or of the first unit of the group at `ahead`.
+        """
+        following = unit + unit_blocks(op)
+        if following < load_i64(op + PRODUCT.blocks):
+            return values + following * value_bytes, more_values + following * more_value_bytes
+        return ahead + load_i64(op + PRODUCT.values), ahead + load_i64(op + PRODUCT.more_values)
+
+    @inline_function
+    def multiply_row(op: Any, group: Any, row: Any, to: Any, ahead: Any) -> Any:
+        """Multiply a row by a group and store the result at `to`. Meanwhile, prefetch the group at `ahead`."""
+        n_blocks, n_together = load_i64(op + PRODUCT.blocks), unit_blocks(op)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
         x = row_of(op, row)
-        step = stream_bytes(op, 1) // n_blocks
         total = row_zero()
-        for block in range(n_blocks):
-            prefetch(ahead, stride)
-            ahead += step
-            total = row_block(total, block, scales, mins, upper_scales, upper_mins, values, more_values, x)
+        for unit in range(0, n_blocks, n_together):
+            values_at, more_at = unit_ahead(op, values, more_values, unit, ahead)
+            for block in range(unit, min(unit + n_together, n_blocks)):
+                prefetch_unit(values_at, more_at, ahead, block - unit, block, n_together)
+                total = row_block(total, block, scales, mins, upper_scales, upper_mins, values, more_values, x)
         row_store(total, to, load_i64(op + PRODUCT.adds))
 
     def multiplying(size: int) -> Any:
@@ -121,15 +158,15 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         indices_of = row_indices.indices(size)
 
         @inline_function
-        def multiply_tile(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, stride: Any) -> Any:
-            n_blocks = load_i64(op + PRODUCT.blocks)
+        def multiply_tile(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any) -> Any:
+            n_blocks, stride = load_i64(op + PRODUCT.blocks), load_i64(op + PRODUCT.group_bytes) // STREAMS
             scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
             x, x_stride = row_of(op, 0), load_i64(op + PRODUCT.x_stride)
-            step = stream_bytes(op, 1) // n_blocks
+            step = stride // n_blocks
             indices = indices_of(rows, count)
             totals = rows_zero()
             for block in range(n_blocks):
-                prefetch(ahead, stride)
+                prefetch_group(ahead, stride)
                 ahead += step
                 totals = rows_block(
                     *(totals, block, scales, mins, upper_scales, upper_mins, values, more_values),
@@ -144,37 +181,37 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
     multiply_large, multiply_small = multiplying(large), multiplying(small)
 
     @called_function
-    def multiply_rows(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, stride: Any) -> Any:
+    def multiply_rows(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any) -> Any:
         """Multiply `count` rows by a group, and store the results at `to` and every `out_stride` bytes after it.
 
         `rows` is the word that tells which rows (RowIndices). Prefetches as `multiply_row` does.
         """
         y_stride = load_i64(op + PRODUCT.out_stride)
         while count > small:
-            multiply_large(op, group, rows, min(large, count), to, ahead, stride)
+            multiply_large(op, group, rows, min(large, count), to, ahead)
             rows += large * row_step
             to += large * y_stride
             count -= large
         if count > 0:
-            multiply_small(op, group, rows, count, to, ahead, stride)
+            multiply_small(op, group, rows, count, to, ahead)
 
     @inline_function
     def prefetch_weights(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
         """Prefetch one of `n_parts` equal parts of the weights of `n_groups` groups. `n_groups` may be 0."""
         n_lines = n_groups * load_i64(op + PRODUCT.group_bytes) // 64
-        first = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
+        first = group_at(op, group)
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
             simd.prefetch_line(first + 64 * line)
 
-    return Parts(unpack_group, multiply_row, multiply_rows, stream_bytes, row_of, prefetch_weights)
+    return Parts(unpack_group, multiply_row, multiply_rows, row_of, ahead_of, prefetch_weights)
 
 
-def _prefetch(packed: PackedType) -> Any:
-    """Return an intrinsic that prefetches one block's share of each stream, rounded up to whole cache lines."""
+def _prefetch_group(packed: PackedType) -> Any:
+    """Return an intrinsic that prefetches one block's share of each stream of a group, in whole cache lines."""
     n_lines = -(-packed.whole_block_bytes // (STREAMS * records.CACHE_LINE))
 
     @intrinsic
-    def prefetch(typingctx: Any, ahead: Any, stride: Any) -> Any:
+    def prefetch(typingctx: Any, address: Any, stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             address, stride = args
             for _ in range(STREAMS):
@@ -184,5 +221,41 @@ def _prefetch(packed: PackedType) -> Any:
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
+
+    return prefetch
+
+
+def _prefetch_unit(packed: PackedType) -> Any:
+    """Return an intrinsic that prefetches one block's share of the values of a unit, and of the scales of a group."""
+    scale_bytes = packed.whole_block_bytes - 64 * packed.bits
+
+    @intrinsic
+    def prefetch(
+        typingctx: Any, values: Any, more_values: Any, group: Any, number: Any, block: Any, n_blocks: Any
+    ) -> Any:
+        """Prefetch for block `number` of a unit of `n_blocks` blocks, which is block `block` of its group.
+
+        `values` and `more_values` are the addresses of the values to prefetch, and `group` is that of the scales.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            values, more_values, group, number, block, n_blocks = args
+
+            def emit_lines(address: Any, index: Any, n_bytes: int) -> None:
+                at = builder.add(address, builder.mul(index, simd.I64(n_bytes)))
+                for line in range(-(-n_bytes // records.CACHE_LINE)):
+                    simd.emit_prefetch(builder, simd.emit_offset(builder, at, records.CACHE_LINE * line))
+
+            n_streams = STREAMS if packed.planes[0] % STREAMS == 0 else 1
+            n_bytes = 64 * packed.planes[0] // n_streams
+            for stream in range(n_streams):
+                ahead = builder.mul(n_blocks, simd.I64(stream * n_bytes))
+                emit_lines(builder.add(values, ahead), number, n_bytes)
+            if len(packed.planes) > 1:
+                emit_lines(more_values, number, 64 * packed.planes[1])
+            emit_lines(group, block, scale_bytes)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), codegen
 
     return prefetch
