@@ -224,7 +224,10 @@ def _path_of(module: str) -> Path:
 
 
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile and cache kernels, and yield each as it is finished. Runs a process per processor, 8 at most."""
+    """Compile and cache kernels, and yield each when it is finished.
+
+    Uses one compiler process for each processor that this process may use, up to 8.
+    """
     if not names:
         return
     n_children = min(len(names), most_threads(), 8)

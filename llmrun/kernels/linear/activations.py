@@ -11,24 +11,25 @@ from llmrun.quants.packed import PackedType
 
 
 class Activations:
-    """The record of one row's block of 32 columns (layouts/quantized_rows.py)."""
+    """Emits loads from one block of a quantized row (layouts/quantized_rows.py)."""
 
     def __init__(self, builder: Any, row: Any, block: Any) -> None:
-        """Refer to a block of the quantized row at the address `row`. Both arguments are LLVM i64 values."""
+        """`row` is the row's address and `block` the index of the block, both LLVM i64 values."""
         self._builder = builder
-        self._address = builder.add(row, builder.mul(block, simd.I64(quantized_rows.RECORD_BYTES)))
+        self._address = builder.add(row, builder.mul(block, simd.I64(quantized_rows.BLOCK_BYTES)))
 
     def columns(self, index: int) -> Any:
-        """Load columns 4 * index to 4 * index + 3 as an i32."""
+        """Emit a load of columns 4 * index to 4 * index + 3 as an i32."""
         return self._load(quantized_rows.INTEGERS + 4 * index, simd.I32)
 
     def scale(self) -> Any:
+        """Emit a load of the block's scale as a float."""
         return self._load(quantized_rows.SCALE, simd.F32)
 
     def starts(self, level: str, packed: PackedType) -> list[Any]:
         """Emit -bias x the sum of the integers for each sub-block, in all lanes.
 
-        The record contains -8 x the sum of the block and -1 x the sum of its first half. Biases are powers of two, so a
+        The block contains -8 x the sum of the block and -1 x the sum of its first half. Biases are powers of two, so a
         shift is sufficient.
         """
         builder, bias = self._builder, bias_of(level, packed)

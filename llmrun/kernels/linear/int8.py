@@ -61,7 +61,8 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             first = n_tiles * tile_rows
             for index in range(n_here):
                 to = y + first * y_stride + 64 * (group + index)
-                multiply_rows(op, group + index, first, rows - first, to, panel)  # nothing is left to prefetch
+                # The next weights are already prefetched, so what is prefetched here is in the cache anyway.
+                multiply_rows(op, group + index, first, rows - first, to, panel)
             group = next_group
 
     @inline_function

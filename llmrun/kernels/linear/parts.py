@@ -23,10 +23,10 @@ from llmrun.quants.packed import PackedType
 
 PRODUCT = records.offsets(IntegerWords)
 
-# A thread prefetches weights while it multiplies earlier ones: as several sequential streams, because the hardware
-# prefetcher recognizes only long sequential streams, and a core reads several of them faster than one. The table shows
-# the bandwidth in GB/s for a matrix of 2,048 columns that is larger than the caches, on an AMD Zen 3 with AVX2, with
-# chunks of 72 KB. These are medians of 20 alternating rounds with one thread, and of 8 with two:
+# While a thread multiplies weights, it prefetches later ones as several sequential streams. The hardware prefetcher
+# recognizes only long sequential streams, and a core reads several of them faster than one. The table shows the
+# bandwidth in GB/s for a matrix of 2,048 columns that is larger than the caches, on an AMD Zen 3 with AVX2, with chunks
+# of 72 KB. These are medians of 20 alternating rounds with one thread, and of 8 with two:
 #
 #                                              Q4_0           Q8_0           Q4_K
 #   threads                                   1      2       1      2       1      2
@@ -37,18 +37,20 @@ PRODUCT = records.offsets(IntegerWords)
 # Two streams and eight were slower than four in most runs. Prefetching only every second line halved the bandwidth.
 STREAMS = 4
 
-# A single row prefetches this many bytes ahead, which stay in the first cache until they are used. The table shows
-# milliseconds per step on a Xeon with AVX-512 and 2 threads, in alternating rounds (1.24B models, and SmolLM2 with
-# Q4_1). Each row of the table has its own machine load:
+# The prefetch distance for values when a single row is multiplied, in bytes. It is rounded up, to equal units of a
+# large group, or to several small groups. At this distance, weights are still in the L1 cache when they are used. A
+# whole chunk, as in the table above, is too far for some processors. This table shows milliseconds per step on a Xeon
+# (Emerald Rapids) with AVX-512 and 2 threads. The two pairs of rows were measured under different loads of the machine,
+# so only rows of the same pair can be compared. SmolLM2 (Q4_1) has groups of 6 KB, the 1.24B models larger ones:
 #
-#                                          Q4_0   Q4_K_M   Q8_0   SmolLM2
-#   the next chunk, of about 72 KB         35.5     37.9   51.3      4.12
-#   the next group (of 6 KB: the third)    30.8     33.4   47.3      3.27
+#                                            Q4_0   Q4_K_M   Q8_0   SmolLM2
+#   the next chunk                           35.5     37.9   51.3      4.12
+#   16 KB, in whole groups                   30.8     33.4   47.3      3.27
 #
-#   the next group (of 6 KB: the next)     36.2     35.5   60.4      4.86
-#   the next 8 KB of the values            31.6     36.5   53.1      4.92
+#   4 KB, in whole groups                    36.2     35.5   60.4      4.86
+#   8 KB, in units of a group (this code)    31.6     36.5   53.1      4.92
 #
-# A tile of several rows takes longer for each block, so it prefetches whole groups, which needs fewer registers.
+# Tiles of several rows prefetch whole groups, because this needs fewer registers.
 _UNIT_BYTES = 8 << 10
 
 
@@ -140,7 +142,10 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
 
     @inline_function
     def multiply_row(op: Any, group: Any, row: Any, to: Any, ahead: Any) -> Any:
-        """Multiply a row by a group and store the result at `to`. Meanwhile, prefetch the group at `ahead`."""
+        """Multiply a row by a group and store the result at `to`.
+
+        Meanwhile, prefetch the values of the next unit (`unit_ahead`), and the scales of the group at `ahead`.
+        """
         n_blocks, n_together = load_i64(op + PRODUCT.blocks), unit_blocks(op)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
         x = row_of(op, row)
@@ -184,7 +189,7 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
     def multiply_rows(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any) -> Any:
         """Multiply `count` rows by a group, and store the results at `to` and every `out_stride` bytes after it.
 
-        `rows` is the word that tells which rows (RowIndices). Prefetches as `multiply_row` does.
+        `rows` is the word that selects the rows (RowIndices). Meanwhile, prefetch the whole group at `ahead`.
         """
         y_stride = load_i64(op + PRODUCT.out_stride)
         while count > small:
@@ -233,9 +238,10 @@ def _prefetch_unit(packed: PackedType) -> Any:
     def prefetch(
         typingctx: Any, values: Any, more_values: Any, group: Any, number: Any, block: Any, n_blocks: Any
     ) -> Any:
-        """Prefetch for block `number` of a unit of `n_blocks` blocks, which is block `block` of its group.
+        """Prefetch a share of the next unit while a block is multiplied.
 
-        `values` and `more_values` are the addresses of the values to prefetch, and `group` is that of the scales.
+        The block has the index `block` in its group and `number` in its unit, which has `n_blocks` blocks. `values` and
+        `more_values` are the addresses of the next unit, and `group` is the address of the scales.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -246,6 +252,7 @@ def _prefetch_unit(packed: PackedType) -> Any:
                 for line in range(-(-n_bytes // records.CACHE_LINE)):
                     simd.emit_prefetch(builder, simd.emit_offset(builder, at, records.CACHE_LINE * line))
 
+            # A block's share of each stream must be whole cache lines.
             n_streams = STREAMS if packed.planes[0] % STREAMS == 0 else 1
             n_bytes = 64 * packed.planes[0] // n_streams
             for stream in range(n_streams):

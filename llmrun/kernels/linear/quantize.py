@@ -16,7 +16,7 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
-from llmrun.layouts.quantized_rows import INTEGERS, RECORD_BYTES, SCALE
+from llmrun.layouts.quantized_rows import BLOCK_BYTES, INTEGERS, SCALE
 from llmrun.plan.ops.linear import QuantizeWords
 
 _QUANTIZE = records.offsets(QuantizeWords)
@@ -30,7 +30,7 @@ _TOGETHER = 16
 def _quantize_blocks(count: int) -> Any:
     @intrinsic
     def quantize_blocks(typingctx: Any, x: Any, y: Any) -> Any:
-        """Quantize `count` (1 or 16) blocks of 32 floats at x, and write their records to y."""
+        """Quantize `count` (1 or 16) blocks of 32 floats at x to the blocks at y."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x, y = args
@@ -46,7 +46,7 @@ def _quantize_blocks(count: int) -> Any:
             for index, half in enumerate(halves):
                 factor = _emit_lane(builder, inverse, index // 2)
                 rounded.append(simd.emit_rounded(builder, builder.fmul(half, factor)))
-                at = index // 2 * RECORD_BYTES + INTEGERS + 16 * (index % 2)
+                at = index // 2 * BLOCK_BYTES + INTEGERS + 16 * (index % 2)
                 integers = builder.trunc(rounded[-1], ir.VectorType(simd.I8, 16))
                 simd.emit_store(builder, simd.emit_offset(builder, y, at), integers, 16)
             low_sum, high_sum = (_emit_fold_each(builder, rounded[first::2], _emit_added) for first in (0, 1))
@@ -57,7 +57,7 @@ def _quantize_blocks(count: int) -> Any:
             low = builder.sub(zero, low_sum)
             four = [builder.bitcast(scale, simd.I32X16), offset, product, low]
             for index, words in enumerate(_emit_transposed(builder, four)[:count]):
-                simd.emit_store(builder, simd.emit_offset(builder, y, index * RECORD_BYTES + SCALE), words, 16)
+                simd.emit_store(builder, simd.emit_offset(builder, y, index * BLOCK_BYTES + SCALE), words, 16)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
@@ -104,13 +104,15 @@ def _emit_lane(builder: Any, vector: Any, lane: int) -> Any:
 
 
 def _emit_transposed(builder: Any, vectors: list[Any]) -> list[Any]:
-    """Return, for each lane of four <16 x i32>, a <4 x i32> with that lane of each vector.
+    """Transpose four <16 x i32> into sixteen <4 x i32>: vector i contains lane i of each input.
 
-    The shuffles stay within parts of four lanes, as the instructions of x86 do.
+    Each shuffle stays within 128-bit lanes, so on x86 it is a single instruction.
     """
-    low = [16 * (i % 2) + 4 * (i // 4) + i % 4 // 2 for i in range(16)]  # lanes 0 and 1 of each part, by turns
+    # Interleave the elements 0 and 1, or 2 and 3, of each 128-bit lane.
+    low = [16 * (i % 2) + 4 * (i // 4) + i % 4 // 2 for i in range(16)]
     high = [lane + 2 for lane in low]
-    firsts = [4 * (i // 4) + 16 * (i % 4 // 2) + i % 2 for i in range(16)]  # the first halves of each part
+    # Join the low, or the high, 64 bits of each 128-bit lane.
+    firsts = [4 * (i // 4) + 16 * (i % 4 // 2) + i % 2 for i in range(16)]
     seconds = [lane + 2 for lane in firsts]
 
     def shuffled(pair: list[Any], order: list[int]) -> Any:
@@ -128,7 +130,7 @@ _quantize_together, _quantize_one = _quantize_blocks(_TOGETHER), _quantize_block
 
 @kernel
 def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Quantize rows to int8 in blocks of 32. For each block, also store sums that the dot products use."""
+    """Quantize rows to int8 in blocks of 32, each with its scale and sums (layouts/quantized_rows.py)."""
     rows = n_rows(op, step)
     x_stride = load_i64(op + _QUANTIZE.x_stride)
     y_stride = load_i64(op + _QUANTIZE.out_stride)
@@ -140,9 +142,9 @@ def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         x, y = x0 + row * x_stride, y0 + row * y_stride
         block = 0
         while block + _TOGETHER <= n_blocks:
-            _quantize_together(x + 128 * block, y + RECORD_BYTES * block)
+            _quantize_together(x + 128 * block, y + BLOCK_BYTES * block)
             block += _TOGETHER
         while block < n_blocks:
-            _quantize_one(x + 128 * block, y + RECORD_BYTES * block)
+            _quantize_one(x + 128 * block, y + BLOCK_BYTES * block)
             block += 1
         row = next_item(op, step, row, n_threads, rows)

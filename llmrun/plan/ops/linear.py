@@ -79,7 +79,7 @@ class HeadLinear(Product):
 
 
 class QuantizeWords(NamedTuple):
-    """The op record of `quantize`. Its rows are those of layouts/quantized_rows.py."""
+    """The op record of `quantize`. The rows at `out` have the layout described in layouts/quantized_rows.py."""
 
     x: int
     x_stride: int

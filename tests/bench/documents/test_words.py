@@ -67,6 +67,6 @@ def test_equal_and_different_answers_are_counted_over_all_workloads() -> None:
 
 
 @pytest.mark.parametrize(("different", "expected"), [(0, "equals"), (1, "differs from")])
-def test_a_single_answer_is_counted_in_the_singular(different: int, expected: str) -> None:
+def test_a_single_answer_is_reported_in_the_singular(different: int, expected: str) -> None:
     made = replace(two_backends(), answer_checks=(AnswerCheck(1, 0, 1, different, is_exact=True),))
     assert answer_sentences(made) == [f"llama: the answer {expected} that of cpu"]

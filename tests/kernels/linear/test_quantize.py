@@ -21,7 +21,7 @@ EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 def run_quantize(
     x: NDArray[np.float32], level: str, threads: int = 1
 ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Return (integers, scales, offsets, sums, first halves).
+    """Return (integers, scales, offsets, sums, negated sums of the first halves).
 
     Integers are int8[rows, blocks, 32]; the others are [rows, blocks].
     """

@@ -124,7 +124,7 @@ class Lowering:
         self._sums_of_products = {op.out for op in plan.ops if isinstance(op, Linear) and op.adds}
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[Value, Buffer] = {}
-        self.quantized: dict[Value, Buffer] = {}  # rows of layouts/quantized_rows.py
+        self.quantized: dict[Value, Buffer] = {}  # their layout: layouts/quantized_rows.py
         self.tables: dict[Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}

@@ -127,7 +127,7 @@ def quantized(work: Lowering, value: Value) -> Buffer:
     if value in work.quantized:
         return work.quantized[value]
     x = work.buffers[value]
-    stride = round_up(quantized_rows.row_bytes(value.width), CACHE_LINE)  # rows of different threads share no line
+    stride = round_up(quantized_rows.row_bytes(value.width), CACHE_LINE)  # threads never share a line
     made = work.quantized[value] = Buffer(work.take(value, stride), stride, private=True)
     words = QuantizeWords(
         x=x.address, x_stride=x.stride, out=made.address, out_stride=stride, blocks=value.width // BLOCK_COLUMNS

@@ -33,7 +33,7 @@ KV = LayerKV(SHAPE, 0, 0)
 X, WANTED = Value(64), Value(64, Rows.WANTED)
 # Bytes of 32 weights of a row: 16 + 2 for Q4_0, 32 + 2 for Q8_0.
 Q4_0, Q8_0, F32 = (random_matrix(kind, 48, 64, name=kind) for kind in ("q4_0", "q8_0", "f32"))
-ACTIVATIONS = 2 * 48  # a row of 64 is two records of layouts/quantized_rows.py
+ACTIVATIONS = 2 * 48  # 64 columns are two blocks of 48 bytes (layouts/quantized_rows.py)
 
 
 def needs(op: object, rows: int = 1, start: int = 0, wanted: int = 1, kv_type: str = "f16") -> Needs:
