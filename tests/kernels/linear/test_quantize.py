@@ -91,3 +91,14 @@ def test_a_block_that_is_not_finite_harms_no_other(level: str, poison: float, bl
     others[1, block] = False
     for index in range(len(clean)):
         np.testing.assert_array_equal(poisoned[index][others], clean[index][others])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 2, 5, 64, 65, 129, 200, 257])
+def test_every_row_is_quantized_whatever_the_number_of_threads(rows: int, threads: int) -> None:
+    """Up to 64 rows per thread are divided equally, and more are claimed in runs."""
+    x = np.random.default_rng(rows).standard_normal((rows, 32)).astype(np.float32)
+    integers, scales, *_ = run_quantize(x, LEVELS_HERE[0], threads)
+    expected, expected_scales = quantize_reference(x)
+    np.testing.assert_array_equal(integers, expected)
+    np.testing.assert_array_equal(scales, expected_scales)
