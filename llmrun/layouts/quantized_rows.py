@@ -10,6 +10,8 @@ longer.
 
 from __future__ import annotations
 
+from llmrun.quants.packed import BLOCK_COLUMNS
+
 INTEGERS = 0  # int8[32]
 SCALE = 32  # float32: the value of an integer is scale x integer
 OFFSET = 36  # int32: -8 x the sum of the integers, which corrects a zero point of 8, as in Q4_0
@@ -20,4 +22,4 @@ BLOCK_BYTES = 48
 
 def row_bytes(width: int) -> int:
     """Return the size in bytes of a quantized row of `width` columns, a multiple of 32."""
-    return width // 32 * BLOCK_BYTES
+    return width // BLOCK_COLUMNS * BLOCK_BYTES

@@ -101,6 +101,17 @@ def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
     assert reports == [(1, 1)]
 
 
+@pytest.mark.slow
+def test_there_are_no_more_compilers_than_processors_for_this_process(cold: Path) -> None:
+    with (
+        mock.patch.object(store, "most_threads", return_value=1),
+        mock.patch.object(store, "_Child", wraps=store._Child) as child,
+    ):
+        object_images(TEAM_KERNELS, host_target())
+    assert len(TEAM_KERNELS) > 1
+    assert child.call_count == 1
+
+
 def test_a_loaded_kernel_is_not_loaded_again() -> None:
     first = load_kernels([NAME])[NAME]
     assert load_kernels([NAME])[NAME] is first

@@ -130,12 +130,11 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         return (n_blocks + n_units - 1) // n_units
 
     @inline_function
-    def unit_ahead(op: Any, values: Any, more_values: Any, unit: Any, ahead: Any) -> Any:
-        """Return the addresses of the values to prefetch while a thread multiplies rows by the blocks from `unit` on.
+    def unit_ahead(op: Any, values: Any, more_values: Any, following: Any, ahead: Any) -> Any:
+        """Return the addresses of the values of the unit that starts with block `following`.
 
-        They are the values of the group's next unit, or of the first unit of the group at `ahead`.
+        If the group has no such block, they are those of the first unit of the group at `ahead`.
         """
-        following = unit + unit_blocks(op)
         if following < load_i64(op + PRODUCT.blocks):
             return values + following * value_bytes, more_values + following * more_value_bytes
         return ahead + load_i64(op + PRODUCT.values), ahead + load_i64(op + PRODUCT.more_values)
@@ -151,7 +150,7 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         x = row_of(op, row)
         total = row_zero()
         for unit in range(0, n_blocks, n_together):
-            values_at, more_at = unit_ahead(op, values, more_values, unit, ahead)
+            values_at, more_at = unit_ahead(op, values, more_values, unit + n_together, ahead)
             for block in range(unit, min(unit + n_together, n_blocks)):
                 prefetch_unit(values_at, more_at, ahead, block - unit, block, n_together)
                 total = row_block(total, block, scales, mins, upper_scales, upper_mins, values, more_values, x)
