@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmrun.sampling_params import SamplingParams
 
     Logits = NDArray[np.float32]
+    Masks = NDArray[np.uint32]
 
 # With at least this many logits, rows are divided among threads. Milliseconds with one and with two threads, for normal
 # random logits on an AMD Zen 3:
@@ -47,6 +48,7 @@ class SequenceRows:
     history   all tokens before the first draw, including the prompt
     position  the position of the first token to draw
     draft     the tokens that the rows assume: row i is valid only if the tokens drawn before it equal draft[:i]
+    masks     uint32[rows, mask_words]: the tokens that a constraint allows in each row; None if it allows all
     """
 
     logits: Logits
@@ -54,6 +56,7 @@ class SequenceRows:
     params: SamplingParams
     position: int
     draft: Sequence[int] = ()
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,17 @@ class Sampler:
         self._vocabulary = 0
         self._scratch = np.empty(0, np.uint8)
 
-    def sample(self, logits: Logits, history: Sequence[int], params: SamplingParams, position: int) -> int:
+    def sample(
+        self,
+        logits: Logits,
+        history: Sequence[int],
+        params: SamplingParams,
+        position: int,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> int:
         """Draw the next token from float32[vocabulary]. Equal to `sampling.sample`, with the same errors."""
-        (drawn,) = self.sample_rows([SequenceRows(logits[np.newaxis], history, params, position)])
+        masks = None if mask is None else mask[np.newaxis]
+        (drawn,) = self.sample_rows([SequenceRows(logits[np.newaxis], history, params, position, masks=masks)])
         if drawn.error is not None:
             raise drawn.error
         return drawn.tokens[0]
@@ -171,27 +182,28 @@ class _Rows:
         params, logits = rows.params, _contiguous(rows.logits)
         history, ends = _recent_tokens(rows)
         bias_ids, biases = sampling.bias_arrays(params.logit_bias) if params.logit_bias else (_NO_IDS, _NO_BIASES)
-        self._keep += [logits, history, bias_ids, biases]
+        self._keep += [logits, history, bias_ids, biases, rows.masks]
         bias_words = (address_of(bias_ids), address_of(biases), len(bias_ids)) if params.logit_bias else (0, 0, 0)
         first_id = address_of(history) if len(history) else 0
         numbers = (params.temperature, params.top_p, params.min_p)
         penalties = (params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
         address, stride = address_of(logits), logits.strides[0]
+        mask, mask_bytes = (0, 0) if rows.masks is None else (address_of(rows.masks), rows.masks.strides[0])
         for index, end in enumerate(ends):
             start = max(0, end - params.repeat_last_n) if params.repeat_last_n >= 0 else 0
             draft = rows.draft[index] if index < len(rows.draft) else layout.NO_TOKEN
             u = sampling.uniform(params.seed, rows.position + index)
             window = (first_id + _ID_BYTES * start, end - start)
             self._add(
-                *(address + index * stride, layout.DRAW, 0, *window, *bias_words, index, draft, params.top_k),
-                *(*numbers, *penalties, u),
+                *(address + index * stride, layout.DRAW, 0, *window, *bias_words, mask + index * mask_bytes),
+                *(index, draft, params.top_k, *numbers, *penalties, u),
             )
 
     def add_log_probabilities(self, logits: Logits, top_ids: NDArray[np.int64]) -> None:
         """Add a record that computes the largest logit and the sum of weights, and stores the likeliest ids."""
         logits = _contiguous(logits)
         self._keep += [logits, top_ids]
-        draws_nothing = (0, 0, 0, 0, 0, 0, layout.NO_TOKEN, 0, *(0.0,) * 7)
+        draws_nothing = (0, 0, 0, 0, 0, 0, 0, layout.NO_TOKEN, 0, *(0.0,) * 7)
         self._add(address_of(logits), len(top_ids), address_of(top_ids), *draws_nothing)
 
     def _add(self, *inputs: float) -> None:

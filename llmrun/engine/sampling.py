@@ -3,7 +3,7 @@
 These functions define sampling. The engine runs a kernel with bit-identical results (sampler.py, kernels/sampling).
 `sample` applies the functions in the order of llama.cpp's default chain:
 
-    logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
+    mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
 llama.cpp's full chain is penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. A new sampler
 goes at its position in that chain (see docs/adding-a-sampler.md).
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Logits = NDArray[np.float32]
+    Mask = NDArray[np.uint32]  # one bit per token; see mask_words in layouts/sampling.py
     # The ids and their logits (float64) are parallel arrays, sorted by id at first and by probability after top-k or
     # top-p.
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]
@@ -45,20 +46,23 @@ _EXP_CHUNK = 4096  # elements per chunk; temporary arrays fit into the L1 cache:
 _LARGEST = np.finfo(np.float32).max
 
 
-def sample(logits: Logits, history: Sequence[int], params: SamplingParams, position: int) -> int:
+def sample(
+    logits: Logits, history: Sequence[int], params: SamplingParams, position: int, mask: Mask | None = None
+) -> int:
     """Draw the next token and return its id.
 
     logits    float32[vocabulary], not modified
     history   all previous tokens, including the prompt; the penalties use the most recent ones
     position  the new token's position in its sequence; together with the seed it determines the draw
+    mask      the tokens that a constraint allows, uint32[mask_words]; None if it allows all
 
-    Raises ModelFileError if a logit is NaN or +inf or if all are -inf, and LlmrunError if the logit bias bans every
-    token.
+    Raises ModelFileError if a logit is NaN or +inf or if all are -inf, and LlmrunError if no allowed token is left.
     """
     likeliest = int(np.argmax(logits))
     _check_output(float(logits[likeliest]))
     with np.errstate(over="ignore", invalid="ignore"):  # both functions replace overflows and NaN
-        changed = apply_logit_bias(logits, params.logit_bias)
+        changed = apply_mask(logits, mask)
+        changed = apply_logit_bias(changed, params.logit_bias)
         changed = apply_penalties(changed, history, params)
     if params.temperature <= 0:  # the filters below can be skipped, because all of them keep the likeliest token
         return likeliest if changed is logits else greedy(changed)
@@ -66,6 +70,14 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
     candidates = top_p(candidates, params.top_p)
     candidates = min_p(candidates, params.min_p)
     return draw(candidates, params.temperature, uniform(params.seed, position))
+
+
+def apply_mask(logits: Logits, mask: Mask | None) -> Logits:
+    """Set the logits of all tokens that the mask bans to -inf and return the result."""
+    if mask is None:
+        return logits
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=len(logits)).view(np.bool_)
+    return np.where(allowed, logits, np.float32(-np.inf))
 
 
 def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
@@ -216,8 +228,8 @@ def bad_output(best: float) -> ModelFileError:
 
 
 def nothing_left() -> LlmrunError:
-    """Return the error for a logit bias that bans every token."""
-    return LlmrunError("cannot choose a token: logit_bias bans every token that the model allows")
+    """Return the error for a logit bias that bans every allowed token."""
+    return LlmrunError("cannot choose a token: logit_bias bans every token that the model and the format allow")
 
 
 def _check_output(best: float) -> None:

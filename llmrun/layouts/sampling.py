@@ -33,24 +33,25 @@ ROW_HISTORY_LENGTH: Final = 4 * WORD
 ROW_BIAS_IDS: Final = 5 * WORD  # addresses of int32[n] and float32[n]
 ROW_BIASES: Final = 6 * WORD
 ROW_N_BIASES: Final = 7 * WORD
-ROW_INDEX: Final = 8 * WORD  # the index of the row in its sequence
-ROW_DRAFT: Final = 9 * WORD  # the token that the next row of the sequence assumes, or NO_TOKEN
-ROW_TOP_K: Final = 10 * WORD
-ROW_TEMPERATURE: Final = 11 * WORD  # float64, like the words up to ROW_PRESENCE_PENALTY
-ROW_TOP_P: Final = 12 * WORD
-ROW_MIN_P: Final = 13 * WORD
-ROW_REPEAT_PENALTY: Final = 14 * WORD
-ROW_FREQUENCY_PENALTY: Final = 15 * WORD
-ROW_PRESENCE_PENALTY: Final = 16 * WORD
-ROW_UNIFORM: Final = 17 * WORD  # the random number of the draw
-ROW_LIMIT: Final = 18 * WORD  # in a sequence's first row: the index of its last valid row; rows after it are skipped
-ROW_STATUS: Final = 19 * WORD  # output: one of the constants below
-ROW_TOKEN: Final = 20 * WORD  # output: the token drawn
-ROW_LARGEST: Final = 21 * WORD  # output, float64: the largest of the unmodified logits, or NaN if any logit is NaN
-ROW_TOTAL: Final = 22 * WORD  # output of logprobs, float64: the sum of exp(logit - largest)
+ROW_MASK: Final = 8 * WORD  # address of the allowed tokens, one bit each (`mask_words`), or 0 if all are allowed
+ROW_INDEX: Final = 9 * WORD  # the index of the row in its sequence
+ROW_DRAFT: Final = 10 * WORD  # the token that the next row of the sequence assumes, or NO_TOKEN
+ROW_TOP_K: Final = 11 * WORD
+ROW_TEMPERATURE: Final = 12 * WORD  # float64, like the words up to ROW_PRESENCE_PENALTY
+ROW_TOP_P: Final = 13 * WORD
+ROW_MIN_P: Final = 14 * WORD
+ROW_REPEAT_PENALTY: Final = 15 * WORD
+ROW_FREQUENCY_PENALTY: Final = 16 * WORD
+ROW_PRESENCE_PENALTY: Final = 17 * WORD
+ROW_UNIFORM: Final = 18 * WORD  # the random number of the draw
+ROW_LIMIT: Final = 19 * WORD  # in a sequence's first row: the index of its last valid row; rows after it are skipped
+ROW_STATUS: Final = 20 * WORD  # output: one of the constants below
+ROW_TOKEN: Final = 21 * WORD  # output: the token drawn
+ROW_LARGEST: Final = 22 * WORD  # output, float64: the largest of the unmodified logits, or NaN if any logit is NaN
+ROW_TOTAL: Final = 23 * WORD  # output of logprobs, float64: the sum of exp(logit - largest)
 ROW_WORDS: Final = 24
 ROW_BYTES: Final = ROW_WORDS * WORD
-ROW_INPUTS: Final = Struct("=11q7d2q")  # the words up to ROW_STATUS
+ROW_INPUTS: Final = Struct("=12q7d2q")  # the words up to ROW_STATUS
 ROW_OUTPUTS: Final = Struct("=2q2d")  # the words from ROW_STATUS
 
 DRAW: Final = -1
@@ -62,7 +63,7 @@ NO_LIMIT: Final = 1 << 62  # the first value of ROW_LIMIT
 SKIPPED: Final = 0  # an earlier row of the sequence did not draw the token that this row assumes
 DONE: Final = 1
 BAD_OUTPUT: Final = 2  # the largest logit is not finite
-ALL_BANNED: Final = 3  # the logit bias bans every token
+ALL_BANNED: Final = 3  # the mask and the logit bias ban every token
 NO_SUCH_TOKEN: Final = 4  # the history or the logit bias contains an id that is not in the vocabulary
 
 # --- scratch memory of a thread: arrays of `room` elements, in this order -------------------------------------------
@@ -75,6 +76,11 @@ SCRATCH_WEIGHTS: Final = 8  # float64
 SCRATCH_WORDS: Final = 16  # int64, to sort
 SCRATCH_SPARE_WORDS: Final = 24  # int64, the output of a pass of the sort
 SCRATCH_COUNTS: Final = 32  # int32[N_DIGITS << DIGIT_BITS]
+
+
+def mask_words(vocabulary: int) -> int:
+    """Return the number of 32-bit words of a mask. Bit i % 32 of word i // 32 is set if token i is allowed."""
+    return round_up(vocabulary, 32) // 32
 
 
 def scratch_room(vocabulary: int) -> int:

@@ -16,6 +16,7 @@ from llmrun.engine import sampler as sampler_module
 from llmrun.engine import sampling
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.errors import LlmrunError, ModelFileError
+from llmrun.layouts.sampling import mask_words
 from llmrun.sampling_params import SamplingParams
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
@@ -79,7 +80,14 @@ PARAMS = st.builds(
     repeat_last_n=st.sampled_from([-1, 0, 1, 5, 64]),
     seed=st.integers(-(2**70), 2**70),
 )
+MASKED = st.sampled_from([None, 0.0, 0.5, 0.99, 1.0])  # the share of allowed tokens; None for no mask
 BIASES = st.lists(st.sampled_from([-math.inf, -1e300, 0.0, 0.5, 1e38, 1e300]), max_size=4)
+
+
+def random_mask(size: int, share: float, seed: int) -> NDArray[np.uint32]:
+    """Return a mask that allows about this share of the tokens. The bits after the last token are random."""
+    bits = np.random.default_rng(seed).random(32 * mask_words(size)) < share
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def outcome(draw: object) -> object:
@@ -91,7 +99,9 @@ def outcome(draw: object) -> object:
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
-@given(logits_of_any_shape(), PARAMS, BIASES, st.lists(st.integers(0, 10**6), max_size=80), st.integers(0, 10**6))
+@given(
+    logits_of_any_shape(), PARAMS, BIASES, st.lists(st.integers(0, 10**6), max_size=80), st.integers(0, 10**6), MASKED
+)
 def test_draws_equal_the_twins(
     level: str,
     logits: NDArray[np.float32],
@@ -99,12 +109,14 @@ def test_draws_equal_the_twins(
     biases: list[float],
     history: list[int],
     position: int,
+    share: float | None,
 ) -> None:
+    mask = None if share is None else random_mask(len(logits), share, position)
     history = [token % len(logits) for token in history]
     params = replace(params, logit_bias={i * 7 % len(logits): bias for i, bias in enumerate(biases)})
     before = logits.copy()
-    drawn = outcome(lambda: sampler_at(level).sample(logits, history, params, position))
-    assert drawn == outcome(lambda: sampling.sample(logits, history, params, position))
+    drawn = outcome(lambda: sampler_at(level).sample(logits, history, params, position, mask))
+    assert drawn == outcome(lambda: sampling.sample(logits, history, params, position, mask))
     np.testing.assert_array_equal(logits, before)
 
 
@@ -147,6 +159,15 @@ def test_banning_every_token_is_the_twins_error(params: SamplingParams) -> None:
         sampler_at(LEVELS_HERE[0]).sample(np.zeros(3, np.float32), [], everything, 0)
 
 
+@pytest.mark.parametrize("params", CHAINS)
+@pytest.mark.parametrize("size", [31, 5001])
+def test_only_allowed_tokens_are_drawn(params: SamplingParams, size: int) -> None:
+    for token in (0, 15, 16, 30, size - 1):
+        mask = np.zeros(mask_words(size), np.uint32)
+        mask[token // 32] = 1 << token % 32
+        assert sampler_at(LEVELS_HERE[0]).sample(random_logits(size, token), [], params, 0, mask) == token
+
+
 @pytest.mark.parametrize("token", [-1, 3, 2**31 - 1])
 def test_tokens_outside_the_vocabulary_are_an_error(token: int) -> None:
     here = sampler_at(LEVELS_HERE[0])
@@ -165,17 +186,21 @@ def different_sequences(rows: int, size: int = 6000) -> list[SequenceRows]:
         params = replace(params, seed=seed)
         logits = np.stack([random_logits(size, 100 * seed + row, decimals=1) for row in range(rows)])
         history = np.random.default_rng(seed).integers(0, size, 5 * seed).tolist()
-        tokens = one_by_one(SequenceRows(logits, history, params, len(history), [0] * (rows - 1)), drafted=False)
+        masks = np.stack([random_mask(size, 0.5, row) for row in range(rows)]) if seed % 2 else None
+        free = SequenceRows(logits, history, params, len(history), [0] * (rows - 1), masks)
+        tokens = one_by_one(free, drafted=False)
         draft = [*tokens[: rows - 2], (tokens[rows - 2] + 1) % size] if rows > 1 else []
-        sequences.append(SequenceRows(logits, history, params, len(history), draft))
+        sequences.append(replace(free, draft=draft))
     return sequences
 
 
 def one_by_one(rows: SequenceRows, *, drafted: bool = True) -> list[int]:
     """Draw the rows of a sequence with the twin, up to the first that differs from the draft if `drafted`."""
     tokens: list[int] = []
-    for row in rows.logits:
-        tokens.append(sampling.sample(row, [*rows.history, *tokens], rows.params, rows.position + len(tokens)))
+    for index, row in enumerate(rows.logits):
+        mask = None if rows.masks is None else rows.masks[index]
+        history = [*rows.history, *tokens]
+        tokens.append(sampling.sample(row, history, rows.params, rows.position + len(tokens), mask))
         if drafted and len(tokens) <= len(rows.draft) and tokens[-1] != rows.draft[len(tokens) - 1]:
             break
     return tokens

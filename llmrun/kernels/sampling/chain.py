@@ -31,6 +31,7 @@ from llmrun.kernels.sampling.vectors import (
     WEIGHTS,
     any_nan,
     any_weight_at_least,
+    copy_allowed_lanes,
     lanes_at_least,
     not_inlined,
     note_nan,
@@ -93,6 +94,18 @@ def first_of(logits: Any, n: Any, largest: Any) -> Any:
     while load_f32(logits + 4 * token) != largest:
         token += 1
     return token
+
+
+@called_function
+def apply_mask(logits: Any, allowed: Any, masked: Any, n: Any) -> None:
+    """Copy n logits to `masked`, with -inf for the tokens that the mask `allowed` bans."""
+    not_inlined()
+    whole = n // _LANES * _LANES
+    for i in range(0, whole, _LANES):
+        copy_allowed_lanes(masked + 4 * i, logits + 4 * i, load_i32(allowed + 4 * (i // 32)) >> (i & 31))
+    for i in range(whole, n):
+        is_allowed = (load_i32(allowed + 4 * (i // 32)) >> (i & 31)) & 1
+        store_f32(masked + 4 * i, load_f32(logits + 4 * i) if is_allowed else -_INFINITY)
 
 
 @called_function
@@ -323,10 +336,13 @@ def sample_candidates(logits: Any, scratch: Any, room: Any, n: Any, row: Any, la
 @inline_function
 def sample_row(row: Any, scratch: Any, room: Any, n: Any, largest: Any) -> Any:
     """Draw the token of a row, store it, and return the row's status."""
-    logits = load_i64(row + sampling.ROW_LOGITS)
-    changes = load_i64(row + sampling.ROW_N_BIASES) + load_i64(row + sampling.ROW_HISTORY_LENGTH) > 0
+    logits, mask = load_i64(row + sampling.ROW_LOGITS), load_i64(row + sampling.ROW_MASK)
+    changes = mask != 0 or load_i64(row + sampling.ROW_N_BIASES) + load_i64(row + sampling.ROW_HISTORY_LENGTH) > 0
     greedy = load_f64(row + sampling.ROW_TEMPERATURE) <= 0
-    if changes or (not greedy and load_i64(row + sampling.ROW_TOP_K) <= 0):
+    if mask != 0:
+        apply_mask(logits, mask, scratch, n)
+        logits = scratch
+    elif changes or (not greedy and load_i64(row + sampling.ROW_TOP_K) <= 0):
         copy_bytes(scratch, logits, 4 * n)
         logits = scratch
     if changes:

@@ -64,6 +64,21 @@ def lanes_at_least(typingctx: Any, address: Any, bound: Any) -> Any:
 
 
 @intrinsic
+def copy_allowed_lanes(typingctx: Any, target: Any, source: Any, bits: Any) -> Any:
+    """Copy 16 floats, replacing those whose bit is 0 with -inf."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, source, bits = args
+        allowed = builder.bitcast(builder.trunc(bits, simd.I16), ir.VectorType(ir.IntType(1), WEIGHTS))
+        banned = simd.constant(simd.F32X16, float("-inf"))
+        values = builder.select(allowed, simd.emit_load(builder, source, simd.F32X16, 4), banned)
+        simd.emit_store(builder, target, values, 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def any_weight_at_least(typingctx: Any, address: Any, bound: Any) -> Any:
     """Return whether one of the 16 weights (float64) at an address is not below `bound`."""
 
