@@ -92,6 +92,7 @@ class Timings:
     steps: int = 0  # forward passes that generated one or more tokens; 0 if unknown (remote)
     drafted_tokens: int = 0  # tokens that were predicted and then verified in a step
     accepted_tokens: int = 0  # drafted tokens that were right
+    forced_tokens: int = 0  # tokens to which the response format or the thinking budget left no alternative
 
     @property
     def prompt_per_second(self) -> float:

@@ -19,8 +19,8 @@ KV_TYPES: Final = ("f16", "q8_0")
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
 
 
-def _discard(words: str) -> None:
-    """Discard the explanation."""
+def _discard(value: object) -> None:
+    """Discard an explanation or a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class OpenOptions:
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
     progress       called with the progress of loading or compiling
     explain        called with a short text that says which backend "auto" chose, and why
+    on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
     """
 
     backend: str = AUTO
@@ -50,6 +51,7 @@ class OpenOptions:
     gpu_layers: int | str = AUTO
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
+    on_tokenizer: Callable[[Tokenizer], None] = _discard
 
     def without_gpus(self) -> OpenOptions:
         """Return a copy of these options that puts no layers on a GPU."""

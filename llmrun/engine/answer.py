@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
     from llmrun.engine.sharing import PrefixWait
@@ -38,15 +39,17 @@ class Answer:
     prefill_started  start of the request's first forward pass
     last_cancel      the engine's cancel counter when the request was submitted
     sampler          draws tokens
+    constraint       the tokens that the request's response format allows, or None
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     wait             the prefix that a queued request waits for, as of its last check, or None (sharing.py)
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
     step_times       when each step that generated tokens ended; a step can generate several tokens
-    forced           tokens to emit next without sampling
+    forced           tokens to add next without sampling
     drafted_tokens   tokens that drafters predicted and a step verified
     accepted_tokens  how many of them were right
+    forced_tokens    tokens that were run before the logits from which they follow
     over             True once the last event has been returned
     """
 
@@ -63,6 +66,7 @@ class Answer:
     sampler: Sampler
     drafters: Sequence[Drafter]
     pace: AnswerPace
+    constraint: AnswerConstraint | None = None
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
@@ -73,7 +77,11 @@ class Answer:
     forced: deque[int] = field(default_factory=deque)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    forced_tokens: int = 0
     over: bool = False
+    _failed: LlmrunError | None = field(
+        default=None, init=False
+    )  # an error of the constraint, until the step that it fails has run
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -91,21 +99,56 @@ class Answer:
     def rows_to_draw(self, logits: NDArray[np.float32], draft: Sequence[int]) -> SequenceRows:
         """Return the rows of logits, float32[1 + len(draft), vocabulary], from which to draw tokens.
 
-        There are none if the next token is forced, or if `logits` has no rows, as inside a prompt.
+        There are none if the answer is over, if the next token is forced, or if `logits` has no rows, as inside a
+        prompt.
         """
-        rows = logits[:0] if self.forced else logits
-        return SequenceRows(rows, self.tokens, self.request.sampling, len(self.tokens), draft)
+        rows = logits[:0] if self.forced or self.over else logits
+        masks = None
+        if self.constraint is not None and len(rows):
+            try:
+                masks = self.constraint.masks(draft)
+            except LlmrunError as error:
+                self._failed = error
+                rows = logits[:0]
+        return SequenceRows(rows, self.tokens, self.request.sampling, len(self.tokens), draft, masks)
+
+    def n_allowed(self, draft: Sequence[int]) -> int:
+        """Return how many of the first tokens of a draft the response format allows."""
+        if self.constraint is None:
+            return len(draft)
+        try:
+            return self.constraint.n_allowed(draft)
+        except LlmrunError as error:
+            self._failed = error
+            return 0
+
+    def add_certain(self, logits: NDArray[np.float32], certain: Sequence[int]) -> list[Event]:
+        """Begin a step: add the forced tokens that it has run, and return the resulting events.
+
+        logits  float32[len(certain), vocabulary], from which these tokens follow, if the request asks for
+                log-probabilities; otherwise no rows
+        """
+        self.step_times.append(time.perf_counter())
+        events: list[Event] = []
+        for index, token in enumerate(certain):
+            if self.over:
+                break
+            self.forced.popleft()
+            self.forced_tokens += 1
+            events += self._add(token, logits[index] if len(logits) else None, forced=True)
+        return events
 
     def accept(self, logits: NDArray[np.float32], draft: Sequence[int], drawn: Drawn) -> list[Event]:
-        """Add the step's new tokens to the answer, and return the resulting events.
+        """Add the step's other new tokens to the answer, and return the resulting events.
 
         Row 0 of `logits`, a float32[1 + len(draft), vocabulary], yields the next token. The row of a draft token is
         valid only if all tokens up to it equal the draft, so no tokens are taken after the first difference. `drawn`
         has the tokens drawn from the result of `rows_to_draw`.
         """
-        self.step_times.append(time.perf_counter())
-        self.drafted_tokens += len(draft)
         events: list[Event] = []
+        if self.over:
+            return events
+        self.drafted_tokens += len(draft)
         for index, (row, drafted) in enumerate(zip(logits, [*draft, None], strict=True)):
             events += self._accept_row(row, drafted, index, drawn)
             if self.over or self.tokens[-1] != drafted:
@@ -119,16 +162,24 @@ class Answer:
             token = self.forced.popleft() if forced else self._drawn(logits, index, drawn)
         except LlmrunError as error:
             return [self.fail(error)]
-        self.tokens.append(token)
         self.accepted_tokens += token == drafted
+        return self._add(token, logits, forced=forced)
+
+    def _add(self, token: int, logits: NDArray[np.float32] | None, *, forced: bool) -> list[Event]:
+        """Add a token, whose logits are needed only for log-probabilities, and return the events."""
+        self.tokens.append(token)
         if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):
             return self.finish(FinishReason.STOP)
         self.thinking_tokens += self.decoder.thinking
         split = self.decoder.feed(token, self._bytes_of(token))
         self._note_first_answer(split)
         self._enforce_think_budget()
+        try:
+            self._follow_format(token)
+        except LlmrunError as error:
+            return [self.fail(error)]
         delta = self._delta(split, (token,), self._logprobs(logits, token))
-        if self.decoder.stopped_by is not None:
+        if self.decoder.stopped_by is not None or (self.constraint is not None and self.constraint.is_complete):
             return [delta, *self.finish(FinishReason.STOP)]
         if len(self.tokens) >= self.limit:
             return [delta, *self.finish(FinishReason.LENGTH)]
@@ -140,11 +191,19 @@ class Answer:
         Rows after forced tokens are drawn here, because the step drew tokens only up to the first difference from the
         draft.
         """
+        if self._failed is not None:
+            raise self._failed
         if index < len(drawn.tokens):
             return drawn.tokens[index]
         if index == len(drawn.tokens) and drawn.error is not None:
             raise drawn.error
-        return self.sampler.sample(logits, self.tokens, self.request.sampling, position=len(self.tokens))
+        mask = None if self.constraint is None else self.constraint.masks(())[0]
+        return self.sampler.sample(logits, self.tokens, self.request.sampling, len(self.tokens), mask)
+
+    def _follow_format(self, token: int) -> None:
+        """Tell the constraint about a new token, and force the tokens after which there is no choice."""
+        if self.constraint is not None:
+            self.forced.extend(self.constraint.take(token, len(self.forced)))
 
     def _note_first_answer(self, split: Split) -> None:
         if split.unopened:
@@ -186,6 +245,7 @@ class Answer:
             steps=len(self.step_times),
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            forced_tokens=self.forced_tokens,
         )
         finished = Finished(
             self.request_id,
@@ -217,8 +277,8 @@ class Answer:
         begins = self.generated_tokens == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
         return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)
 
-    def _logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[TokenLogprobs, ...]:
-        if self.request.logprobs is None:
+    def _logprobs(self, logits: NDArray[np.float32] | None, token: int) -> tuple[TokenLogprobs, ...]:
+        if self.request.logprobs is None or logits is None:
             return ()
         chosen, top = self.sampler.log_probabilities(logits, token, self.request.logprobs)
         described = [TokenLogprob(i, self.tokenizer.token_bytes(i), value) for i, value in [(token, chosen), *top]]

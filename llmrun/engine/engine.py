@@ -12,17 +12,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrun.engine.answer import Answer
-from llmrun.engine.drafting.base import NO_DRAFT, Draft, DraftSource
+from llmrun.engine.constraint.matcher import ConstraintCompiler
+from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
-from llmrun.engine.requests import Event, Failed, PrefillProgress, Request, ban_tokens, check_request
-from llmrun.engine.sampler import Drawn, Sampler
+from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
+from llmrun.engine.sampler import Sampler
 from llmrun.engine.sharing import rows_until_copy, wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
-from llmrun.engine.work import Work, batch_of, draw
+from llmrun.engine.work import Work, batch_of, take_results
 from llmrun.errors import Cancelled, ContextExceeded, KVFull, UsageError
 from llmrun.types import FinishReason
 
@@ -56,6 +57,7 @@ class Engine:
         load_s: float = 0.0,
         rows_per_step: int = ROWS_PER_STEP,
         drafts: Sequence[DraftSource] = (),
+        constraints: ConstraintCompiler | None = None,
     ) -> None:
         """Create an engine that owns an open backend, `templates` and `drafts`; `close` closes them all.
 
@@ -66,6 +68,7 @@ class Engine:
         load_s         time to open the backend, in seconds; included in the timings
         rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         drafts         draft sources, with which a step can generate several tokens; they do not affect the answers
+        constraints    compiles response formats; by default, it is prepared on first use
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
@@ -83,7 +86,8 @@ class Engine:
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self._templates = templates or TemplateProcess()
-        self._prompts = PromptReader(backend, self._templates, chat_template, thinking_tags)
+        constraints = constraints or ConstraintCompiler()
+        self._prompts = PromptReader(backend, self._templates, constraints, chat_template, thinking_tags)
         self._speculation = Speculation(drafts)
         self.speculates = bool(drafts)
 
@@ -98,18 +102,23 @@ class Engine:
         templates: TemplateProcess | None = None,
         speculate: bool | None = None,
         draft: Path | None = None,
+        will_constrain: bool = False,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
 
         `chat_template` is Jinja source, not a path. `speculate` turns speculation by lookup on or off; None turns it on
         if the backend guarantees the same answers with it. `draft` is a small model with the same vocabulary, which
-        predicts tokens; it turns speculation on. `__init__` describes the other parameters. Raises ModelFileError,
-        UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
+        predicts tokens; it turns speculation on. `will_constrain` prepares the vocabulary for response formats while
+        the weights are loaded; otherwise, the first such request waits for it. `__init__` describes the other
+        parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
         from llmrun.engine.drafting.sources import open_sources
 
         started = time.perf_counter()
+        constraints = ConstraintCompiler()
+        if will_constrain:
+            options = replace(options, on_tokenizer=constraints.prepare)
         opened = open_backend(path, options)
         drafts: list[DraftSource] = []
         try:
@@ -122,6 +131,7 @@ class Engine:
                 templates=templates,
                 load_s=loaded,
                 drafts=drafts,
+                constraints=constraints,
             )
         except BaseException:
             for source in drafts:
@@ -171,7 +181,7 @@ class Engine:
 
     def prompt_tokens(self, request: Request) -> int:
         """Count the tokens of a request's prompt without running it. Raises the same errors as `submit`."""
-        return len(self._prompts.read(request)[0])
+        return len(self._prompts.read(request).tokens)
 
     def submit(self, request: Request) -> int:
         """Queue a request and return the id that its events will have. `Timings` are measured from this call.
@@ -183,14 +193,24 @@ class Engine:
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
         request = ban_tokens(request, self.info.suppressed_tokens)
-        tokens, decoder = self._prompts.read(request)
+        prompt = self._prompts.read(request)
         ending = self._prompts.closing_tokens() if request.think_budget is not None else ()
-        limit = self._prompts.token_limit(len(tokens), request.max_tokens)
+        limit = self._prompts.token_limit(len(prompt.tokens), request.max_tokens)
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request)
         answer = Answer(
-            *(request_id, request, self.tokenizer, tokens, decoder, ending, limit, self.load_s, submitted, last_cancel),
-            *(self._sampler, drafters, pace),
+            *(
+                request_id,
+                request,
+                self.tokenizer,
+                prompt.tokens,
+                prompt.decoder,
+                ending,
+                limit,
+                self.load_s,
+                submitted,
+            ),
+            *(last_cancel, self._sampler, drafters, pace, prompt.constraint),
         )
         self._waiting.append(answer)
         return request_id
@@ -217,8 +237,11 @@ class Engine:
         except BaseException:
             self._forget(work)
             raise
-        for part, rows, drawn in draw(self._sampler, work, logits):
-            events += self._take_results(part, rows, drawn)
+        for part, new_events, drawn in take_results(self._sampler, work, logits):
+            events += new_events
+            if part.is_last:
+                self._speculation.observe_draft(part, drawn)
+                self._cut_back(part)
         if all(part.decodes for part in work):
             self._speculation.observe_step(work, time.perf_counter() - started)
         self._retire()
@@ -292,18 +315,19 @@ class Engine:
             self._running[answer] = slot
 
     def _pick_rows(self) -> list[Work]:
-        """Choose the next tokens of each running request: one token of an answer and a draft, or a chunk of a prompt.
+        """Choose the next tokens of each running request: those of an answer and a draft, or a chunk of a prompt.
 
         Steps with prompts have no drafts, because additional rows are not cheap in large steps.
         """
         work: list[Work] = []
         prompts: list[tuple[Answer, Slot]] = []
+        most = max(self._rows_per_step // max(len(self._running), 1), 1)
         for answer, slot in self._running.items():
             if len(answer.tokens) - len(slot.tokens) == 1:
-                work.append(Work.next_of(answer, slot, 1))
+                work.append(Work.next_of(answer, slot, most))
             else:
                 prompts.append((answer, slot))
-        room = max(self._rows_per_step - len(work), 1)
+        room = max(self._rows_per_step - sum(part.rows for part in work), 1)
         if not prompts:
             work = self._speculation.with_drafts(work, room)
         for answer, slot in prompts:
@@ -315,36 +339,24 @@ class Engine:
         return work
 
     def _forward(self, work: list[Work]) -> tuple[list[Work], NDArray[np.float32]]:
-        """Run a step and return its work and logits. If the KV cache is too full for drafts, run it without them."""
+        """Run a step and return its work and logits.
+
+        If the KV cache is too full for drafts and for tokens that are certain to follow, run the step without them.
+        """
         try:
             return work, self._backend.forward(batch_of(work))
         except Cancelled:
             self._slots.recount([part.slot for part in work])
             raise
         except KVFull:
-            if not any(part.draft.tokens for part in work):
+            if not any(part.certain or part.draft.tokens for part in work):
                 raise
-        return self._forward([replace(part, draft=NO_DRAFT) for part in work])
+        return self._forward([replace(part, certain=(), draft=NO_DRAFT) for part in work])
 
-    def _take_results(self, part: Work, logits: NDArray[np.float32], drawn: Drawn) -> list[Event]:
-        """Update a request with the logits and draws of its rows and return its events."""
-        answer, slot = part.answer, part.slot
-        slot.tokens += part.tokens
-        events: list[Event] = []
-        if answer.in_prefill:
-            events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
-        if part.is_last:
-            known = len(answer.tokens)
-            events += answer.accept(logits, part.draft.tokens, drawn)
-            self._speculation.observe_draft(part, answer.tokens[known:])
-            if part.draft.tokens:
-                self._cut_back(slot, part.draft, len(answer.tokens) - 1)
-        return events
-
-    def _cut_back(self, slot: Slot, draft: Draft, n: int) -> None:
-        """Remove the wrong tokens of a draft from the cache, so that n tokens are left."""
-        slot.tokens += draft.tokens
-        if n < len(slot.tokens) and self._slots.truncate(slot, n) < n:
+    def _cut_back(self, part: Work) -> None:
+        """Remove the rows that a step has run in vain from the cache."""
+        n = len(part.answer.tokens) - 1
+        if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n:
             # A cache with a recurrent state would have to repeat earlier rows after each wrong draft.
             self._speculation.stop()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.engine.constraint.answer import NO_PRELUDE, AnswerConstraint, Prelude, prelude_of
 from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.process import TemplateProcess
@@ -14,10 +16,20 @@ from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, Usag
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.engine.constraint.matcher import ConstraintCompiler
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """The tokens of a prompt, with the decoder and the constraint of its answer."""
+
+    tokens: list[int]
+    decoder: ThinkingDecoder
+    constraint: AnswerConstraint | None
 
 
 class PromptReader:
-    """Renders chat templates and tokenizes prompts for one open model.
+    """Renders chat templates, tokenizes prompts and compiles response formats for one open model.
 
     chat_template  Jinja source that replaces the model's own template
     thinking_tags  see Engine
@@ -27,6 +39,7 @@ class PromptReader:
         self,
         backend: Backend,
         templates: TemplateProcess,
+        constraints: ConstraintCompiler,
         chat_template: str | None,
         thinking_tags: Sequence[str] | None,
     ) -> None:
@@ -34,20 +47,30 @@ class PromptReader:
         self._path = backend.info.path
         self._tokenizer = backend.tokenizer
         self._templates = templates
+        self._constraints = constraints
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self.thinking = ModelThinking(self.template, backend.tokenizer, templates, thinking_tags)
 
-    def read(self, request: Request) -> tuple[list[int], ThinkingDecoder]:
-        """Return the tokens of a request's prompt and the decoder for its answer.
+    def read(self, request: Request) -> ReadPrompt:
+        """Turn a request's prompt into tokens.
 
-        Raises TemplateRefused if the chat template fails or is missing, and ModelFileError if the vocabulary has no
-        token for the prompt's text.
+        Raises TemplateRefused if the chat template fails or is missing, ModelFileError if the vocabulary has no token
+        for the prompt's text, and UsageError if the response format cannot be enforced.
         """
-        prompt = request.prompt
+        tokens, decoder, prelude = self._read(request)
+        wanted, constraint = request.response_format, None
+        if wanted is not None:
+            compiled = self._constraints.compile(wanted, self._tokenizer)
+            constraint = AnswerConstraint(compiled, decoder, self._tokenizer, prelude)
+        return ReadPrompt(tokens, decoder, constraint)
+
+    def _read(self, request: Request) -> tuple[list[int], ThinkingDecoder, Prelude]:
+        """Return the tokens, the decoder, and the tags that may precede an answer with a response format."""
+        prompt, text_decoder = request.prompt, ThinkingDecoder(request.stop)
         if isinstance(prompt, TokenPrompt):
-            return list(prompt.tokens), ThinkingDecoder(request.stop)
+            return list(prompt.tokens), text_decoder, NO_PRELUDE
         if isinstance(prompt, TextPrompt):
-            return self._tokens_of_text(prompt.text), ThinkingDecoder(request.stop)
+            return self._tokens_of_text(prompt.text), text_decoder, NO_PRELUDE
         if self.template is None:
             raise TemplateRefused(
                 f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
@@ -56,12 +79,14 @@ class PromptReader:
         think = False if request.think_budget == 0 else request.think
         rendered = self.template.render(self.thinking.asked(prompt, think), self._tokenizer, self._templates)
         if not prompt.add_generation_prompt:
-            return self._tokenizer.encode_rendered(rendered).tolist(), ThinkingDecoder(request.stop)
+            return self._tokenizer.encode_rendered(rendered).tolist(), text_decoder, NO_PRELUDE
         beginning = self.thinking.begun(rendered, think)
-        decoder = ThinkingDecoder(
-            request.stop, self.thinking.spelling, opened=beginning.opened, may_close=beginning.may_close
-        )
-        return self._tokenizer.encode_rendered(beginning.text).tolist(), decoder
+        style, formatted = self.thinking.style, request.response_format is not None
+        # A text with a format cannot turn out to be thinking. Thinking before it has an opening tag.
+        may_close = beginning.may_close and not formatted
+        decoder = ThinkingDecoder(request.stop, self.thinking.spelling, opened=beginning.opened, may_close=may_close)
+        prelude = prelude_of(style, beginning, think, self._tokens_of_tag) if style and formatted else NO_PRELUDE
+        return self._tokenizer.encode_rendered(beginning.text).tolist(), decoder, prelude
 
     def token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""
@@ -81,11 +106,10 @@ class PromptReader:
 
     def closing_tokens(self) -> list[int]:
         """Return the tokens that end the model's thinking, or [] if the model never thinks."""
-        if self.thinking.style is None:
-            return []
-        ids: list[int] = self._tokenizer.encode(
-            self.thinking.style.ending, add_special=False, parse_special=True
-        ).tolist()
+        return [] if self.thinking.style is None else self._tokens_of_tag(self.thinking.style.ending)
+
+    def _tokens_of_tag(self, tag: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(tag, add_special=False, parse_special=True).tolist()
         return ids
 
     def _tokens_of_text(self, text: str) -> list[int]:

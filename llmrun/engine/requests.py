@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.sampling_params import SAMPLING, SamplingParams
 from llmrun.settings import RULES
 from llmrun.types import FinishReason, Timings, TokenLogprob
+
+if TYPE_CHECKING:
+    from llmrun.engine.constraint.base import ResponseFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Request:
     logprobs    N >= 0 returns the log-probabilities of the chosen token and the N likeliest tokens; None returns none
     think       switches thinking on or off for a ChatPrompt; None leaves the template's default
     think_budget  the maximum number of thinking tokens; None means no limit, 0 means the same as think=False
+    response_format  the format of the answer, which begins after the thinking; None means any text. An answer that ends
+                   with FinishReason.STOP and without a stop string has this format
     sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
                    Local models use all parameters
     """
@@ -69,6 +74,7 @@ class Request:
     logprobs: int | None = None
     think: bool | None = None
     think_budget: int | None = None
+    response_format: ResponseFormat | None = None
     sent_sampling: frozenset[str] | None = None
 
     def sends(self, name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from llmrun.engine.drafting.acceptance import Acceptance, AssumedRates
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import Request
     from llmrun.engine.work import Work
 
-_FORCED: Final[Kind] = ("forced", 0)  # tokens that the engine will emit whatever the logits are
-
 
 class Speculation:
     """Drafts tokens for the steps of an engine, and keeps the statistics that decide how many.
@@ -28,7 +26,7 @@ class Speculation:
 
     def __init__(self, sources: Sequence[DraftSource]) -> None:
         self._sources = sources
-        expected = {_FORCED: 1.0}
+        expected: dict[Kind, float] = {}
         for source in sources:
             expected |= source.expected
         self._costs = StepCosts()
@@ -72,7 +70,7 @@ class Speculation:
         self._costs.observe(size_of(work), seconds)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
-        """Record how much of a draft was right. `accepted` are the tokens that the step added to the answer.
+        """Record how much of a draft was right. `accepted` are the tokens that the step added after certain ones.
 
         The first token that was found but not run is compared too, so even steps without drafts show how often drafts
         would be right.
@@ -142,14 +140,13 @@ def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
 def _found(part: Work, plan: StepPlan, most: int) -> Draft:
     """Return the best draft of at most `most` tokens.
 
-    Forced tokens take precedence. A draft model is asked only if its draft will probably be better than the best so
-    far, or to measure it again.
+    There is none after forced tokens: what they have in common with earlier text says nothing about the next token. A
+    draft model is asked only if its draft will probably be better than the best so far, or to measure it again.
     """
     answer, depth = part.answer, part.depth
-    if answer.forced:
-        forced = tuple(answer.forced)[:most]
-        return Draft(forced, (_FORCED,) * len(forced))
     best, pace = NO_DRAFT, answer.pace
+    if answer.forced:
+        return best
     for drafter in answer.drafters:
         if drafter.token_seconds:
             if not _is_promising(drafter, best, plan, pace, depth):
@@ -158,7 +155,7 @@ def _found(part: Work, plan: StepPlan, most: int) -> Draft:
         found = drafter.draft(answer.tokens, most, partial(plan.worth, drafter, pace, depth)).first(most)
         plan.spend(found.seconds)
         best = _better(best, found, plan, pace, depth)
-    return best
+    return best.first(answer.n_allowed(best.tokens))
 
 
 def _is_promising(drafter: Drafter, best: Draft, plan: StepPlan, pace: AnswerPace, depth: int) -> bool:

@@ -21,6 +21,7 @@ def request_timings(
     steps: int = 0,
     drafted_tokens: int = 0,
     accepted_tokens: int = 0,
+    forced_tokens: int = 0,
 ) -> Timings:
     """Return the Timings of one request. All timestamps are in seconds of the same monotonic clock.
 
@@ -45,4 +46,5 @@ def request_timings(
         steps=steps,
         drafted_tokens=drafted_tokens,
         accepted_tokens=accepted_tokens,
+        forced_tokens=forced_tokens,
     )

@@ -1,4 +1,4 @@
-"""The work of one step: selects the tokens to run, builds their batch, and draws the next tokens."""
+"""The work of one step: selects the tokens to run, builds their batch, and updates their requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, Draft
-from llmrun.engine.sampler import Drawn, Sampler
+from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.slots import Slot
 from llmrun.types import Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from llmrun.engine.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,9 @@ class Work:
 
     depth    number of tokens in the slot before the step
     tokens   tokens of the prompt or the answer, which follow those in the slot
-    is_last  True if `tokens` are the last known ones, so that the step yields the next token
-    draft    predicted tokens that follow them; only if `is_last`
+    is_last  True if `tokens` are the last ones of the answer so far, so that the step yields the next token
+    certain  tokens that will follow them whatever the logits are; only if `is_last`
+    draft    predicted tokens that follow `certain`; only if `is_last`
     found    all predicted tokens, of which `draft` are the first ones
     """
 
@@ -35,30 +38,43 @@ class Work:
     depth: int
     tokens: list[int]
     is_last: bool
+    certain: tuple[int, ...] = ()
     draft: Draft = NO_DRAFT
     found: Draft = NO_DRAFT
 
     @classmethod
     def next_of(cls, answer: Answer, slot: Slot, most: int) -> Work:
-        """Return the next work of a request, with at most `most` tokens."""
+        """Return the next work of a request, with at most `most` rows."""
         depth = len(slot.tokens)
         end = min(depth + most, len(answer.tokens))
-        return cls(answer, slot, depth, answer.tokens[depth:end], end == len(answer.tokens))
+        if end < len(answer.tokens):
+            return cls(answer, slot, depth, answer.tokens[depth:end], is_last=False)
+        n_certain = min(depth + most, answer.limit - 1) - end
+        certain = tuple(itertools.islice(answer.forced, max(n_certain, 0)))
+        return cls(answer, slot, depth, answer.tokens[depth:end], is_last=True, certain=certain)
 
     @property
     def decodes(self) -> bool:
-        """True if only the last known token and a draft are run, as in every step after the prompt."""
+        """True if only tokens of the answer are run, as in every step after the prompt."""
         return self.is_last and len(self.tokens) == 1
 
     @property
     def rows(self) -> int:
         """The number of rows in the step."""
-        return len(self.tokens) + len(self.draft.tokens)
+        return len(self.tokens) + len(self.certain) + len(self.draft.tokens)
+
+    @property
+    def described(self) -> int:
+        """The number of rows whose logits are needed only for the log-probabilities of certain tokens."""
+        return len(self.certain) if self.answer.request.logprobs is not None else 0
 
     @property
     def wanted(self) -> int:
-        """The number of rows whose logits are needed: those of the last known token and of the draft."""
-        return 1 + len(self.draft.tokens) if self.is_last else 0
+        """The number of rows whose logits are needed, which are the last rows.
+
+        Besides the described ones, they are the row of the last token that is certain and the rows of the draft.
+        """
+        return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
 
 
 def batch_of(work: Sequence[Work]) -> Batch:
@@ -68,21 +84,42 @@ def batch_of(work: Sequence[Work]) -> Batch:
     pos: list[int] = []
     want: list[bool] = []
     for part in work:
-        tokens += [*part.tokens, *part.draft.tokens]
+        tokens += [*part.tokens, *part.certain, *part.draft.tokens]
         seq += [part.slot.index] * part.rows
         pos += range(part.depth, part.depth + part.rows)
         want += [False] * (part.rows - part.wanted) + [True] * part.wanted
     return Batch(np.array(tokens, np.int32), np.array(seq, np.int32), np.array(pos, np.int32), np.array(want))
 
 
-def draw(
+def take_results(
     sampler: Sampler, work: Sequence[Work], logits: NDArray[np.float32]
-) -> Iterator[tuple[Work, NDArray[np.float32], Drawn]]:
-    """Draw the next tokens of all answers of a step, given the logits of its wanted rows.
+) -> Iterator[tuple[Work, list[Event], list[int]]]:
+    """Update the requests and slots of a step that has been run, given the logits of its wanted rows.
 
-    Yields each request's part of the step with its rows of logits and its draws.
+    Yields each request's part of the step with its events and the tokens that were drawn for it. A slot has all rows of
+    the step, including those of wrong drafts.
     """
     ends = itertools.accumulate(part.wanted for part in work)
-    rows = [logits[end - part.wanted : end] for part, end in zip(work, ends, strict=True)]
-    sequences = [part.answer.rows_to_draw(wanted, part.draft.tokens) for part, wanted in zip(work, rows, strict=True)]
-    return zip(work, rows, sampler.sample_rows(sequences), strict=True)
+    wanted = [logits[end - part.wanted : end] for part, end in zip(work, ends, strict=True)]
+    events = [_add_known(part, rows[: part.described]) for part, rows in zip(work, wanted, strict=True)]
+    undecided = [rows[part.described :] for part, rows in zip(work, wanted, strict=True)]
+    sequences = [part.answer.rows_to_draw(rows, part.draft.tokens) for part, rows in zip(work, undecided, strict=True)]
+    results = zip(work, events, undecided, sampler.sample_rows(sequences), strict=True)
+    for part, new_events, rows, drawn in results:
+        known = len(part.answer.tokens)
+        if part.is_last:
+            new_events += part.answer.accept(rows, part.draft.tokens, drawn)
+        yield part, new_events, part.answer.tokens[known:]
+
+
+def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
+    """Update a request and its slot with the tokens of its rows and return the request's events."""
+    answer, slot = part.answer, part.slot
+    slot.tokens += part.tokens
+    events: list[Event] = []
+    if answer.in_prefill:
+        events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
+    if part.is_last:
+        events += answer.add_certain(logits, part.certain)
+        slot.tokens += [*part.certain, *part.draft.tokens]
+    return events

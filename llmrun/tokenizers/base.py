@@ -33,6 +33,12 @@ class Tokenizer(Protocol):
         parse_special  turns control strings in the text into control tokens
         """
 
+    def encode_continuation(self, text: str) -> NDArray[np.int32]:
+        """Encode plain text that continues other text as token ids, int32[tokens].
+
+        There are no control tokens, no BOS and no leading space that some tokenizers add.
+        """
+
     def protect(self, text: str) -> str:
         """Mark the control strings in untrusted text, so that `encode_rendered` keeps them as text.
 
@@ -51,6 +57,9 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to the decoded text. Control tokens add none."""
+
+    def all_token_bytes(self) -> list[bytes]:
+        """Return the result of `token_bytes` for every token, in order of id."""
 
     def token_text(self, token_id: int) -> str:
         """Return a token's text for display. Control tokens appear as in the vocabulary, for example `<|im_end|>`."""

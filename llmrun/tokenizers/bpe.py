@@ -87,7 +87,9 @@ class BPETokenizer(TextTokenizer):
         self._rule = rule
         self._splitter = splitter(rule.stages)
         self._merge = load_kernel("tokens.bpe_merge", "merge")
-        self._byte_of_character = {character: byte for byte, character in enumerate(byte_characters())}
+        # Other characters below 256 are no byte characters, so they become one that Latin-1 cannot encode.
+        others = dict.fromkeys(range(256), "\uffff")
+        self._latin_1 = others | {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables
         bytes_ = [bytes([byte]) for byte in range(256)]
         spellings = bytes_ if rule.by_character else _spellings()
@@ -110,8 +112,8 @@ class BPETokenizer(TextTokenizer):
         if self._rule.escapes_spaces:
             return text.replace(SPACE, b" ")
         try:
-            return bytes([self._byte_of_character[character] for character in text.decode()])
-        except (KeyError, UnicodeDecodeError):
+            return text.decode().translate(self._latin_1).encode("latin-1")
+        except UnicodeError:
             return text  # the token's text does not consist of byte characters
 
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:

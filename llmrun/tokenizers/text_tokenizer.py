@@ -66,6 +66,11 @@ class TextTokenizer(ABC):
                 parts = [*parts, self._vocabulary.eos_id]
         return self._encode_parts(parts)
 
+    def encode_continuation(self, text: str) -> NDArray[np.int32]:
+        written = self._written(without_surrogates(text).encode(), after_special=False)
+        ends = np.array([len(written)] if written else [], np.int64)
+        return self._encode_plain((written, ends, np.empty(0, np.int64), np.empty(0, np.int32)))
+
     def protect(self, text: str) -> str:
         return self._vocabulary.special.protect(without_surrogates(text))
 
@@ -80,8 +85,13 @@ class TextTokenizer(ABC):
     def token_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
         if known is None:
-            known = self._bytes[token_id] = self._bytes_of(self._checked(token_id))
+            kind = int(self._vocabulary.kinds[self._checked(token_id)])
+            known = self._bytes[token_id] = self._bytes_of(kind, self._vocabulary.tables.text(token_id))
         return known
+
+    def all_token_bytes(self) -> list[bytes]:
+        texts = self._vocabulary.tables.texts(self.vocabulary_size)
+        return list(map(self._bytes_of, self._vocabulary.kinds.tolist(), texts))
 
     def token_text(self, token_id: int) -> str:
         if self._vocabulary.kinds[self._checked(token_id)] in (CONTROL, UNKNOWN):
@@ -108,9 +118,8 @@ class TextTokenizer(ABC):
             )
         return token_id
 
-    def _bytes_of(self, token_id: int) -> bytes:
-        kind = int(self._vocabulary.kinds[token_id])
-        text = self._vocabulary.tables.text(token_id)
+    def _bytes_of(self, kind: int, text: bytes) -> bytes:
+        """Return the bytes of a token of this kind, whose text is spelled as in the vocabulary."""
         if kind == NORMAL:
             return self._normal_bytes(text)
         if kind == USER_DEFINED:

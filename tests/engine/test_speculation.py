@@ -147,14 +147,17 @@ def test_channels_are_told_apart_inside_a_draft(name: str) -> None:
     assert (gathered.reasoning, gathered.text) == ("Hm 🙂.", "Yes.")
 
 
-def test_forced_tokens_are_drafted() -> None:
-    """Without any drafter's help, the tokens that close a thinking block take one step."""
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_forced_tokens_take_one_step(logprobs: int | None) -> None:
+    """The tokens that close a thinking block are run in one step, which changes nothing else."""
     backend = thinking_backend(OPENED)
     question = ChatPrompt([{"role": "user", "content": "Is it so?"}])
-    request = Request(question, 80, sampling=GREEDY, think_budget=5)
-    [gathered] = check(backend, "nothing", request)
-    timings = gathered.finished.timings
-    assert timings.drafted_tokens == timings.accepted_tokens > 5
+    request = Request(question, 80, sampling=GREEDY, think_budget=5, logprobs=logprobs)
+    [together] = answer_all(Engine(backend), [request])
+    forget_all(backend)
+    [one_by_one] = answer_all(Engine(backend, rows_per_step=1), [request])
+    assert_same(together, one_by_one)
+    assert together.finished.timings.steps < one_by_one.finished.timings.steps - 5
 
 
 # --- several requests, small caches, cancellation and errors

@@ -69,6 +69,7 @@ class CpuBackend:
         self.lowered.link()
         with filling(packed, n_threads) as weights:
             self.tokenizer: Tokenizer = load_tokenizer(file)
+            options.on_tokenizer(self.tokenizer)
             weights.finish(_load_progress(options.progress))
         file.check_unchanged()
         by_window = {

@@ -154,6 +154,8 @@ class LlamaBackend:
             vocabulary_size=vocabulary_size,
         )
         own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
+        if own is not None:
+            options.on_tokenizer(own)
         answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"], answer["log"])

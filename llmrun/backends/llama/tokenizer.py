@@ -51,6 +51,11 @@ class LlamaTokenizer:
             del ids[0]
         return np.array(ids, np.int32)
 
+    def encode_continuation(self, text: str) -> NDArray[np.int32]:
+        ids = self._tokenize(without_surrogates(text), add_special=False, parse_special=False)
+        starts_with_space = self._space_prefix and ids and self.token_bytes(ids[0]) == b" "
+        return np.array(ids[1:] if starts_with_space and not text.startswith(" ") else ids, np.int32)
+
     def protect(self, text: str) -> str:
         return self._special.protect(without_surrogates(text))
 
@@ -74,9 +79,12 @@ class LlamaTokenizer:
             raise ValueError(f"token id out of range: {token_id}, the vocabulary has {self.vocabulary_size}")
         known = self._pieces.get(token_id)
         if known is None:
-            answer = self._process.ask("piece", "reading the vocabulary", token=token_id)
-            known = self._pieces[token_id] = answer["piece"].encode("latin-1")
+            (known,) = self._pieces_of(token_id, token_id + 1)
+            self._pieces[token_id] = known
         return known
+
+    def all_token_bytes(self) -> list[bytes]:
+        return self._pieces_of(0, self.vocabulary_size)
 
     def token_text(self, token_id: int) -> str:
         return self._control.get(token_id) or self.token_bytes(token_id).decode(errors="backslashreplace")
@@ -84,6 +92,10 @@ class LlamaTokenizer:
     def decode(self, ids: Sequence[int]) -> bytes:
         decoded = b"".join([self.token_bytes(int(token)) for token in ids])
         return decoded.removeprefix(b" ") if self._space_prefix else decoded
+
+    def _pieces_of(self, first: int, end: int) -> list[bytes]:
+        answer = self._process.ask("pieces", "reading the vocabulary", first=first, end=end)
+        return [piece.encode("latin-1") for piece in answer["pieces"]]
 
     def _tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         answer = self._process.ask(

@@ -211,15 +211,18 @@ class LlamaWorker:
                 return tokens[:n]
             room = -n
 
-    def do_piece(self, token: int) -> dict[str, Any]:
-        """Return the bytes of a token, decoded as Latin-1 so that they can be sent as JSON."""
+    def do_pieces(self, first: int, end: int) -> dict[str, Any]:
+        """Return the bytes of tokens, decoded as Latin-1 so that they can be sent as JSON."""
+        return {"pieces": [self._piece(token).decode("latin-1") for token in range(first, end)]}
+
+    def _piece(self, token: int) -> bytes:
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         room = 64
         while True:
             piece = ctypes.create_string_buffer(room)
             n = self._llama.llama_token_to_piece(vocabulary, token, piece, room, 0, False)
             if n >= 0:
-                return {"piece": piece.raw[:n].decode("latin-1")}
+                return piece.raw[:n]
             room = -n
 
     def _load(self, path: str, gpu_layers: int) -> bool:

@@ -56,6 +56,9 @@ class ScriptedTokenizer:
             ids.insert(0, BOS)
         return np.array(ids, np.int32)
 
+    def encode_continuation(self, text: str) -> NDArray[np.int32]:
+        return self.encode(text, add_special=False, parse_special=False)
+
     def protect(self, text: str) -> str:
         doubled = text.replace(_MARK, _MARK * 2)
         return self._control.sub(lambda found: found[0][0] + _MARK + found[0][1:], doubled)
@@ -73,6 +76,9 @@ class ScriptedTokenizer:
         if token_id < 256:
             return bytes([token_id])
         return b"" if token_id < self._first_word else b" w%d" % (token_id - self._first_word)
+
+    def all_token_bytes(self) -> list[bytes]:
+        return list(map(self.token_bytes, range(self._size)))
 
     def token_text(self, token_id: int) -> str:
         if 256 <= token_id < self._first_word:

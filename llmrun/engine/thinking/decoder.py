@@ -104,6 +104,19 @@ class ThinkingDecoder:
         """True if the text so far ends with the beginning of a closing tag."""
         return self._splitter is not None and self._splitter.may_be_closing
 
+    @property
+    def closing_index(self) -> int:
+        """The index among the style's closing tags of the tag that has ended the thinking."""
+        if self._splitter is None or self._spelling is None:
+            raise ValueError("the model never thinks")
+        return self._spelling.marks.closing.index(self._splitter.closed_by)
+
+    @property
+    def last_closing_bytes(self) -> frozenset[int]:
+        """The last bytes of the closing tags that end with text. Without one of them, no text can end the thinking."""
+        marks = () if self._spelling is None else self._spelling.marks.closing
+        return frozenset(mark.encode()[-1] for mark in marks if not "\ud800" <= mark[-1] <= "\udfff")
+
     def disallow_thinking(self) -> None:
         """Treat any further opening tag as part of the answer."""
         if self._splitter is not None:

@@ -67,6 +67,7 @@ class ThinkingSplitter:
         self._thoughts = self._answers = 0  # number of thinking blocks and answer parts so far
         self._in_block = False
         self._split = Split()
+        self.closed_by = ""  # the tag that ended the last block of thinking
 
     @property
     def may_be_closing(self) -> bool:
@@ -130,6 +131,7 @@ class ThinkingSplitter:
         found = _first_completed(self._held, self._marks.closing)
         if found is not None:
             start, mark = found
+            self.closed_by = mark
             self._think(self._held[:start].rstrip())
             self._held = self._held[start + len(mark) :]
             self._enter(Phase.THOUGHT)

@@ -276,7 +276,7 @@ def test_smollm2_drafts_for_itself_at_any_temperature() -> None:
         assert engine.draft_error == ""
         source = engine._speculation._sources[1]
         for request, expected in zip(requests, plain, strict=True):
-            tokens = engine._prompts.read(request)[0]
+            tokens = engine._prompts.read(request).tokens
             drafter = source.drafter(request)
             assert drafter.draft(tokens, 15, always).tokens == tuple(expected.tokens[:15])
             drafter.release()

@@ -123,16 +123,6 @@ def test_a_slower_machine_changes_no_length() -> None:
     assert costs.of_row(size, 100) / costs.of_step(size) == pytest.approx(before, rel=0.25)
 
 
-def test_forced_tokens_are_always_drafted() -> None:
-    costs = StepCosts()
-    size = StepSize(1, 1, 100, 100)
-    costs.observe(size, 1.0)
-    costs.observe(size_with_draft(size, 3, 100), 1.3)
-    forced = "forced", 0
-    pace = AnswerPace(AssumedRates({forced: 1.0}))
-    assert StepPlan(costs, size).best_length([forced] * 6, pace, 100)[0] == 6
-
-
 def test_a_draft_model_is_not_asked_if_it_takes_too_long() -> None:
     class Timed(Drafter):
         name = "model"

@@ -162,12 +162,13 @@ _NO_TIMINGS = Timings(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def assert_counts_add_up(timings: Timings) -> None:
-    """Check that each step yielded the draft tokens that were right and one more token.
+    """Check that each step yielded its forced tokens, the draft tokens that were right and one more token.
 
-    The last step yields no other token if the answer ended with a draft token.
+    The last step yields no other token if the answer ended with a forced or a draft token.
     """
     assert 0 <= timings.accepted_tokens <= timings.drafted_tokens
-    assert timings.accepted_tokens + timings.steps - timings.generated_tokens in (0, 1)
+    in_vain = timings.forced_tokens + timings.accepted_tokens + timings.steps - timings.generated_tokens
+    assert in_vain in (0, 1)
     assert timings.steps <= timings.generated_tokens
     assert len(timings.gaps_s) == max(timings.steps - 1, 0)
     assert math.isclose(sum(timings.gaps_s), timings.decode_s, abs_tol=1e-9)
