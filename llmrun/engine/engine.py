@@ -17,13 +17,13 @@ from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
-from llmrun.engine.sharing import rows_until_copy, wait_for_prefix
+from llmrun.engine.sharing import wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
-from llmrun.engine.work import Work, batch_of, take_results
+from llmrun.engine.work import Work, batch_of, pick_rows, take_results
 from llmrun.errors import Cancelled, ContextExceeded, KVFull, UsageError
 from llmrun.types import FinishReason
 
@@ -224,7 +224,7 @@ class Engine:
         """
         events = self._end_cancelled()
         self._admit()
-        work = self._pick_rows()
+        work = pick_rows(self._running, self._waiting, self._rows_per_step, self._speculation)
         if not work:
             return events
         started = time.perf_counter()
@@ -313,30 +313,6 @@ class Engine:
             if answer.cached_tokens is None:
                 answer.cached_tokens = len(slot.tokens)
             self._running[answer] = slot
-
-    def _pick_rows(self) -> list[Work]:
-        """Choose the next tokens of each running request: those of an answer and a draft, or a chunk of a prompt.
-
-        Steps with prompts have no drafts, because additional rows are not cheap in large steps.
-        """
-        work: list[Work] = []
-        prompts: list[tuple[Answer, Slot]] = []
-        most = max(self._rows_per_step // max(len(self._running), 1), 1)
-        for answer, slot in self._running.items():
-            if len(answer.tokens) - len(slot.tokens) == 1:
-                work.append(Work.next_of(answer, slot, most))
-            else:
-                prompts.append((answer, slot))
-        room = max(self._rows_per_step - sum(part.rows for part in work), 1)
-        if not prompts:
-            work = self._speculation.with_drafts(work, room)
-        for answer, slot in prompts:
-            if room > 0:
-                work.append(Work.next_of(answer, slot, min(room, rows_until_copy(answer, slot, self._waiting))))
-                room -= work[-1].rows
-        for part in work:
-            part.answer.prefill_started = part.answer.prefill_started or time.perf_counter()
-        return work
 
     def _forward(self, work: list[Work]) -> tuple[list[Work], NDArray[np.float32]]:
         """Run a step and return its work and logits.
