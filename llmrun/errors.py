@@ -1,6 +1,7 @@
 """All errors that llmrun raises on purpose, with the exit code of each.
 
     LlmrunError                 1  any other failure
+    ├── InvalidAnswer           1  the answer does not have the requested format
     ├── UsageError              2  an invalid flag or argument
     ├── ModelFileError          3  the file is broken, malicious or not supported
     │   ├── BadGGUF                the file violates the GGUF format
@@ -32,6 +33,10 @@ class LlmrunError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+class InvalidAnswer(LlmrunError):
+    """The answer does not have the requested format, because it was cut off or violates the format."""
 
 
 class UsageError(LlmrunError):

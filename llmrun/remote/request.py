@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.grammars import schema_object
 from llmrun.engine.requests import ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
@@ -40,6 +42,8 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         body["seed"] = request.seed
     if request.max_tokens is not None:
         body["max_tokens"] = request.max_tokens
+    if request.response_format is not None:
+        body["response_format"] = _response_format(request.response_format)
     if request.stop:
         body["stop"] = [*request.stop]
     if sampling.logit_bias:
@@ -67,6 +71,19 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
     ]
     return RemoteRequest("/chat/completions", body, extras)
+
+
+def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
+    """Return OpenAI's `response_format`, which is sent in the body because a server must not ignore it."""
+    if wanted.kind is FormatKind.JSON_OBJECT:
+        return {"type": "json_object"}
+    if wanted.kind is not FormatKind.JSON_SCHEMA:
+        raise UsageError(
+            f"{wanted.origin}: not supported for models on a server",
+            hint="OpenAI's API has only JSON schemas and JSON objects",
+        )
+    schema = {"name": "answer", "schema": schema_object(wanted.text, wanted.origin), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _thinking_variables(request: Request) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.amounts import counted as in_words
 from llmrun.cli.answers.collected import CollectedAnswer
+from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     completion_body,
@@ -44,7 +45,8 @@ def answer(
     """Run a request, print the answer and its statistics, call `log` if it is given, and return the exit code.
 
     If `stream` is false, the answer is printed when it is complete. Ctrl-C or SIGTERM stops the answer. The text
-    generated so far is still printed, with the usual statistics.
+    generated so far is still printed, with the usual statistics. Raises LlmrunError at the end if the answer does not
+    have the request's format.
     """
     collected = CollectedAnswer()
     thinking = ThinkingView(hidden=hide_thinking or as_json, stream=stream)
@@ -81,6 +83,7 @@ def answer(
     show_statistics(done)
     if log is not None:
         log(done)
+    check_format(done)
     return 128 + signals[0] if signals else 0
 
 

@@ -59,7 +59,12 @@ def lasting_name(settings: Settings) -> str:
 
 @contextmanager
 def open_model(
-    settings: Settings, *, chat_template: str | None, will_chat: bool, max_sequences: int = 1
+    settings: Settings,
+    *,
+    chat_template: str | None,
+    will_chat: bool,
+    max_sequences: int = 1,
+    will_constrain: bool = False,
 ) -> Iterator[OpenModel]:
     """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
 
@@ -68,6 +73,7 @@ def open_model(
     will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
     max_sequences  how many requests may run at a time; they share a cache, so fewer run if it is too small
+    will_constrain  see Engine.open
     """
     if is_endpoint(settings.model):
         with _open_remote(settings, max_sequences) as opened:
@@ -100,6 +106,7 @@ def open_model(
                 templates=templates,
                 speculate=settings.wants_speculation,
                 draft=draft,
+                will_constrain=will_constrain,
             )
         held.enter_context(engine)
         out.clear_progress()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.answers.answering import cancelling
 from llmrun.cli.answers.collected import CollectedAnswer
+from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import AnsweredRequest, logprob_fields, waiting_words
 from llmrun.cli.answers.samples_report import Best, best_of_mean_logprob, best_of_vote, samples_body, samples_fields
 from llmrun.cli.answers.sampling import is_remote
@@ -99,7 +100,7 @@ class _Run:
             out.progress(f"samples    {n_done} of {len(self._done)} complete, {n_deltas} tokens")
 
     def end(self) -> None:
-        """Print the remaining output and the statistics. Raises LlmrunError."""
+        """Print the remaining output and the statistics. Raises LlmrunError if an answer does not have its format."""
         answered = [done for done in self._done if done is not None]
         if len(answered) < len(self._done):
             raise LlmrunError("the engine stopped without finishing all samples")
@@ -116,6 +117,8 @@ class _Run:
             out.note(f"stopped when {len(complete)} of {len(answered)} samples were complete")
         _explain_lengths(answered, as_json=self._showing.as_json)
         out.fields(samples_fields(answered, best))
+        for done in [answered[best.index]] if best else answered:
+            check_format(done)
 
     def _answered(self, index: int, finished: Finished) -> AnsweredRequest:
         collected = self._collected[index]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import formats, options
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.remote.url import is_endpoint
@@ -36,6 +36,11 @@ class AnswerFlags:
     think: options.Think = None
     think_budget: options.ThinkBudget = None
     hide_thinking: options.HideThinking = False
+    json_schema: options.JsonSchema = None
+    json_object: options.JsonObject = False
+    regex: options.Regex = None
+    grammar: options.Grammar = None
+    choice: options.Choice = None
     stream: options.Stream = None
     chat_template: options.ChatTemplate = None
     chat_template_kwargs: options.ChatTemplateKwargs = None
@@ -52,6 +57,11 @@ class AnswerFlags:
         known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
         values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
         return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
+
+    def response_format(self) -> tuple[str, str] | None:
+        """Return the name and the text of the answer's format, or None. Raises UsageError (see formats.py)."""
+        values = {name: getattr(self, name) for name in formats.NAMES}
+        return formats.one_format(values | {formats.JSON_OBJECT: formats.ON if self.json_object else None})
 
     def check_model(self, model: str) -> None:
         """Raise UsageError if the model is remote and its server controls a setting that was given as a flag."""

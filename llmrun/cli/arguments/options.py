@@ -118,6 +118,21 @@ ChatTemplateKwargs = Annotated[
     str | None,
     typer.Option("--chat-template-kwargs", metavar="JSON", help="Extra chat template variables, as a JSON object."),
 ]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option("--json-schema", metavar="FILE|JSON", help="Answer in JSON that matches this JSON Schema."),
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")]
+Regex = Annotated[
+    str | None, typer.Option("--regex", metavar="REGEX", help="Answer with text that matches this regular expression.")
+]
+Grammar = Annotated[
+    str | None,
+    typer.Option("--grammar", metavar="FILE", help="Answer with text that matches a grammar in GBNF or Lark syntax."),
+]
+Choice = Annotated[
+    str | None, typer.Option("--choice", metavar="A,B,C", help="Answer with one of these texts, separated by commas.")
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only local files; do not access the network.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback if the command fails.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be removed without removing it.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import counted
+from llmrun.cli.arguments import formats
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
@@ -72,7 +73,10 @@ def set_preference(chat: Chat, argument: str) -> None:
 
 
 def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
-    """Set a preference. Thinking and a budget of 0 exclude each other, so setting either one resets the other."""
+    """Set a preference. Thinking and a budget of 0 exclude each other, so setting either one resets the other.
+
+    Setting a format resets any other one.
+    """
     known, set_before = chat.engine.thinking, chat.conversation.preferences
     if name == preferences.THINK and value and known:
         known.require()
@@ -82,6 +86,8 @@ def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
         chat.record.add(PreferenceSet(preferences.THINK, None))
     if name == preferences.THINK_BUDGET and value is not None and known and known.style is None:
         out.note("this model has no known thinking tags, so the budget has no effect")
+    for other in [other for other in formats.NAMES if name in formats.NAMES and other in set_before and other != name]:
+        chat.record.add(PreferenceSet(other, None))
     chat.record.add(PreferenceSet(name, value))
 
 
@@ -281,9 +287,10 @@ def _preference_lines(chat: Chat) -> list[str]:
     others = ("seed", "max_tokens", preferences.STOP, preferences.ON_FULL)
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
     thinking = [f"{name} {_shown(chat.preference(name))}" for name in preferences.THINKING]
+    formatted = [f"{name} {_shown(chat.preference(name))}" for name in formats.NAMES if chat.preference(name)]
     return [
         *beside("settings    ", described_sampling(chat.sampling, chat.sent_sampling), room(sys.stderr)),
-        *(f"            {', '.join(x)}" for x in (chosen, thinking)),
+        *(f"            {', '.join(x)}" for x in (chosen, thinking, formatted) if x),
     ]
 
 
@@ -318,7 +325,11 @@ def _shown(value: object) -> str:
         return "not set"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return visible_line(", ".join(map(repr, value))) if isinstance(value, list) else f"{value}"
+    return (
+        visible_line(", ".join(map(repr, value)))
+        if isinstance(value, list)
+        else shortened(visible_line(f"{value}"), 100)
+    )
 
 
 _SHOWN = {

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from llmrun.cli.arguments import formats
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES
+
+if TYPE_CHECKING:
+    from llmrun.engine.constraint.base import ResponseFormat
 
 Value = int | float | str | list[str]
 
@@ -17,9 +23,11 @@ THINK_BUDGET = "think_budget"
 ON_FULL = "on_full"
 FORGET = "forget"  # the value of ON_FULL that drops the oldest turns
 THINKING = (THINK, THINK_BUDGET, "hide_thinking")
-NAMES = (*SAMPLING, "seed", "max_tokens", STOP, CONTEXT, *THINKING, ON_FULL)
+NAMES = (*SAMPLING, "seed", "max_tokens", STOP, *formats.NAMES, CONTEXT, *THINKING, ON_FULL)
 
-_BY_FLAG = {flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.items() for flag in parameter.flags}
+_BY_FLAG = {"schema": formats.JSON_SCHEMA} | {
+    flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.items() for flag in parameter.flags
+}
 
 
 def name_of(typed: str) -> str:
@@ -44,6 +52,8 @@ def parse_value(name: str, text: str) -> Value:
     value: object = text
     if name == STOP:
         value = _stops(text)
+    elif name in formats.NAMES:
+        value = formats.format_text(name, text, f"/set {name}")
     else:
         try:
             value = RULES[name].parse(text)
@@ -58,6 +68,10 @@ def checked_value(name: str, value: object) -> Value:
         if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
             return value
         raise UsageError(f"{name}: {value!r:.60} is not a list of texts")
+    if name in formats.NAMES:
+        if isinstance(value, str) and value:
+            return value
+        raise UsageError(f"{name}: {value!r:.60} is not a text")
     if name not in NAMES:
         raise UsageError(f"{name!r:.40}: no such setting")
     try:
@@ -66,6 +80,14 @@ def checked_value(name: str, value: object) -> Value:
         raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}", hint=RULES[name].hint) from None
     assert isinstance(checked, int | float | str)  # the rules for NAMES allow only these types
     return checked
+
+
+def chosen_format(preferences: Mapping[str, Value]) -> ResponseFormat | None:
+    """Return the format of the answers, or None if they may be any text."""
+    for name in formats.NAMES:
+        if name in preferences:
+            return formats.response_format(name, str(preferences[name]), f"/set {name}")
+    return None
 
 
 def _stops(text: str) -> object:

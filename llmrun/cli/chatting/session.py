@@ -8,17 +8,19 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
 from llmrun.cli.answers.sampling import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.context.context_used import ContextUsed
-from llmrun.cli.chatting.context.prompt_window import FORGET_HINT, UNDO_OR_CLEAR, PromptWindow
+from llmrun.cli.chatting.context.prompt_window import PromptWindow
 from llmrun.cli.chatting.conversation import new_conversation, now
+from llmrun.cli.chatting.cut_off import explain_length
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
-from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL, STOP
+from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL, STOP, chosen_format
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
@@ -27,7 +29,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
 from llmrun.cli.messages import message_for
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
-from llmrun.errors import ContextExceeded, LlmrunError, NetworkError, TemplateRefused, UsageError
+from llmrun.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES, with_values
 from llmrun.types import FinishReason
@@ -49,6 +51,7 @@ SURVIVED = (
     TemplateRefused,
     ConversationFileError,
     NetworkError,
+    InvalidAnswer,
 )  # these errors end the turn, but not the chat
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
@@ -297,6 +300,7 @@ class Chat:
             sampling=replace(self.sampling, seed=seed or 0),
             think=wish.think,
             think_budget=wish.think_budget,
+            response_format=chosen_format(self.conversation.preferences),
             sent_sampling=self.sent_sampling,
         )
         try:
@@ -316,10 +320,11 @@ class Chat:
         out.detail(
             f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached from earlier turns"
         )
-        self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
+        explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
         show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context usage
+        check_format(done)
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""
@@ -377,27 +382,6 @@ class Chat:
         question = self.conversation.unanswered
         if question is not None and self._withdraw():
             out.note(f"the last question was not answered, so it was removed: {shortened(visible_line(question), 100)}")
-
-    def _explain_length(self, request: Request, finished: Finished) -> None:
-        """Print a note that says why the answer was cut off."""
-        if finished.reason is not FinishReason.LENGTH:
-            return
-        last = self.conversation.exchanges[-1]
-        if last.thoughts and not last.answer:
-            advice = ": /set think_budget limits its thinking" if self.engine.thinking else ""
-            out.note(f"the answer was cut while the model was thinking{advice}")
-        generated = finished.timings.generated_tokens
-        # Without a token count from the server, the number of chunks is used, and a chunk may hold several tokens.
-        counted = finished.timings.prompt_tokens > 0
-        if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
-            out.note(f"the answer was cut after {generated} tokens: /set max_tokens changes the limit")
-        elif not (size := self.engine.info.context_size):
-            where = self.engine.info.device
-            out.note(f"the answer was cut by {where}, whose context may be full: {UNDO_OR_CLEAR}")
-        else:
-            forgets = self.preference(ON_FULL) == FORGET
-            advice = "the next prompt will leave out the oldest turns" if forgets else FORGET_HINT
-            out.note(f"the answer was cut because the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
 
     @property
     def _now_set(self) -> Settings:

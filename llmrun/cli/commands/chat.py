@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import formats, options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
@@ -164,6 +164,9 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
             yield PreferenceSet(key, checked_value(key, value))
     if flags.stop:
         yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
+    if (formatted := flags.response_format()) is not None:
+        for name in formats.NAMES:
+            yield PreferenceSet(name, formatted[1] if name == formatted[0] else None)
 
 
 def _base_settings(flags: AnswerFlags) -> Settings:

@@ -5,6 +5,7 @@ Examples:
     git diff | llmrun generate "What does this change?" -
     llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
     llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
+    llmrun generate --json-schema person.json -f article.txt "Who is this about?"
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def command(
         raise UsageError("--raw: cannot be combined with --think, --no-think or --think-budget")
     wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.seed)
     bias = parse_logit_bias(logit_bias or ())
+    formatted = flags.response_format()
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
@@ -96,6 +98,7 @@ def command(
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.default_model import tell_of_default_model
+    from llmrun.cli.answers.formatted import flag_format
     from llmrun.cli.answers.open_model import open_model
     from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
@@ -104,7 +107,9 @@ def command(
     if flags.model is None:
         tell_of_default_model(settings, "llmrun generate -m")
     count = 1 if wanted is None else wanted.count
-    with open_model(settings, chat_template=template, will_chat=not raw, max_sequences=count) as opened:
+    with open_model(
+        settings, chat_template=template, will_chat=not raw, max_sequences=count, will_constrain=formatted is not None
+    ) as opened:
         seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
         sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)
         out.detail(f"sampling   {described_sampling(sampling, sent)}")
@@ -120,6 +125,7 @@ def command(
             logprobs=logprobs,
             think=wish.think,
             think_budget=wish.think_budget,
+            response_format=None if formatted is None else flag_format(*formatted),
             sent_sampling=sent,
         )
         log_answer = logger(prompting.name or None) if (settings.log if log is None else log) else None

@@ -6,7 +6,7 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes its
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.errors import UsageError
@@ -31,7 +31,7 @@ def grammar_of(response_format: ResponseFormat) -> str:
     from llguidance import LLMatcher
 
     if (schema := response_format.schema) is not None:
-        return LLMatcher.grammar_from_json_schema(_schema_object(schema, response_format.origin), None, _JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(schema_object(schema, response_format.origin), None, _JSON_OPTIONS)
     if response_format.kind is FormatKind.REGEX:
         return LLMatcher.grammar_from_regex(response_format.text)
     if response_format.kind is FormatKind.CHOICE:
@@ -39,17 +39,17 @@ def grammar_of(response_format: ResponseFormat) -> str:
     return LLMatcher.grammar_from_lark(_lark_of(response_format))
 
 
-def _schema_object(text: str, origin: str) -> str:
-    """Return a JSON schema that is an object. The schema `true` allows all JSON values, like an empty object."""
+def schema_object(text: str, origin: str) -> dict[str, Any]:
+    """Parse a JSON schema. The schema `true` allows all JSON values, like an empty object. Raises UsageError."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin}: not a JSON schema: {shown(str(error))}") from None
     if schema is True:
-        return "{}"
+        return {}
     if not isinstance(schema, dict):
         raise UsageError(f"{origin}: not a JSON schema: a JSON object is needed, not {shown(text, 40)}")
-    return text
+    return schema
 
 
 def _lark_of_choices(response_format: ResponseFormat) -> str:

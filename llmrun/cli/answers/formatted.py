@@ -1,0 +1,46 @@
+"""Checks that a finished answer has the format that was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.cli.arguments.formats import response_format
+from llmrun.cli.console.output import out
+from llmrun.errors import InvalidAnswer
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from llmrun.cli.answers.report import AnsweredRequest
+    from llmrun.engine.constraint.base import ResponseFormat
+
+
+def flag_format(name: str, text: str) -> ResponseFormat:
+    """Return the response format of a flag, named as in formats.py."""
+    return response_format(name, text, "--" + name.replace("_", "-"))
+
+
+def check_format(done: AnsweredRequest) -> None:
+    """Raise InvalidAnswer if an answer does not have the request's format, because it was cut off or is invalid.
+
+    Print a note if it could not be validated. Answers that the user cancelled are not checked.
+    """
+    wanted, finished = done.request.response_format, done.finished
+    if wanted is None or finished.reason is FinishReason.CANCELLED:
+        return
+    if finished.reason is FinishReason.LENGTH:
+        raise InvalidAnswer(
+            f"the answer is incomplete: it was cut off after {finished.timings.generated_tokens} tokens, "
+            f"before it matched {wanted.origin}",
+            hint="raise --max-tokens or --ctx-size, or let the format limit the length of its parts",
+        )
+    if finished.stop is not None:
+        raise InvalidAnswer(f"the answer is incomplete: a stop string cut it off before it matched {wanted.origin}")
+    if wanted.schema is None:
+        return
+    from llmrun.engine.constraint.validation import validate
+
+    verdict = validate(done.text, wanted.schema)
+    if verdict.kind == "invalid":
+        raise InvalidAnswer(f"the answer does not match {wanted.origin}: {verdict.reason}")
+    if verdict.kind == "not validated":
+        out.note(f"the answer was not validated: {verdict.reason}")
