@@ -27,6 +27,8 @@ def format_text(name: str, value: str, flag: str) -> str:
     flag  the flag or setting, for error messages
     """
     value = checked_text(value, flag)
+    if not value.strip():
+        raise UsageError(f"{flag}: the text must not be empty")
     if name in _FILES and not (value.lstrip().startswith(_TEXT_BEGINS[name]) and _TEXT_BEGINS[name]):
         return read_text(Path(value), flag)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,7 +108,8 @@ class AnswerConstraint:
             for mask, token in zip(masks, draft, strict=False):
                 self._constraint.allowed(mask)
                 self._constraint.take(token)
-            self._constraint.allowed(masks[-1])
+            if not self._constraint.is_complete:  # otherwise, the answer ends with the draft
+                self._constraint.allowed(masks[-1])
             self._constraint.back(len(draft))
         elif self._stage is _Stage.PRELUDE:
             self._allow_answer_and_tags(masks[0])
@@ -118,10 +120,12 @@ class AnswerConstraint:
     def n_allowed(self, draft: Sequence[int]) -> int:
         """Return how many of the first tokens of a draft are allowed.
 
-        Where the thinking may end, the draft ends too, because other tokens are allowed afterwards.
+        Where the thinking may end, the draft ends too, because other tokens are allowed afterwards. A draft never ends
+        the answer, because llguidance cannot remove an end-of-generation token again.
         """
         if self._stage is _Stage.ANSWER:
-            return self._constraint.n_allowed(draft)
+            ends = self._tokenizer.end_of_generation
+            return self._constraint.n_allowed(list(takewhile(lambda token: token not in ends, draft)))
         if self._stage is _Stage.THINKING:
             return next((i for i, token in enumerate(draft) if self._may_end_thinking(token)), len(draft))
         return 0

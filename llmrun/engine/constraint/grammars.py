@@ -28,12 +28,13 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
 
 def grammar_of(response_format: ResponseFormat) -> str:
     """Return the grammar of a response format. Raises UsageError if the format is malformed."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, regex_to_lark
 
     if (schema := response_format.schema) is not None:
         return LLMatcher.grammar_from_json_schema(schema_object(schema, response_format.origin), None, _JSON_OPTIONS)
     if response_format.kind is FormatKind.REGEX:
-        return LLMatcher.grammar_from_regex(response_format.text)
+        # As in PCRE and in most of its users, the classes of digits, word characters and spaces are ASCII.
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(response_format.text, 'dws')}/")
     if response_format.kind is FormatKind.CHOICE:
         return LLMatcher.grammar_from_lark(_lark_of_choices(response_format))
     return LLMatcher.grammar_from_lark(_lark_of(response_format))

@@ -56,9 +56,7 @@ class ConstraintCompiler:
         grammar = grammar_of(response_format)
         matcher = LLMatcher(self._vocabulary(tokenizer), grammar, log_level=0)
         if matcher.is_error():
-            raise UsageError(
-                f"{response_format.origin}: cannot be enforced: {shown(matcher.get_error(), _LONGEST_REASON)}"
-            )
+            raise UsageError(f"{response_format.origin}: cannot be enforced: {_reason(matcher)}")
         return matcher
 
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
@@ -114,8 +112,12 @@ class LlguidanceConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = shown(self._matcher.get_error(), _LONGEST_REASON)
-            raise LlmrunError(f"the response format is too complex to enforce: {reason}")
+            raise LlmrunError(f"the response format is too complex to enforce: {_reason(self._matcher)}")
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Return the error of a matcher on one line. What follows the first paragraph is the state of the parser."""
+    return shown(" ".join(matcher.get_error().partition("\n<state>")[0].split()), _LONGEST_REASON)
 
 
 class _Vocabulary:
