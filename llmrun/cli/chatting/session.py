@@ -15,9 +15,9 @@ from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.context.context_used import ContextUsed
+from llmrun.cli.chatting.context.cut_off import explain_length
 from llmrun.cli.chatting.context.prompt_window import PromptWindow
 from llmrun.cli.chatting.conversation import new_conversation, now
-from llmrun.cli.chatting.cut_off import explain_length
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
 from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL, STOP, chosen_format
