@@ -108,7 +108,7 @@ def _wait(child: Child, output: _Output, timeout_s: float, cancelled: tool.Cance
         if cancelled():
             raise Cancelled("cancelled")
         if time.monotonic() >= deadline:
-            raise ToolFailed(f"the command did not end within {timeout_s:g} s")
+            raise ToolFailed(f"the command did not end within {timeout_s:.3g} s")
 
 
 def _result(child: Child, output: _Output, limits: Limits) -> ToolResult:

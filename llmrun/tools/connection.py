@@ -116,7 +116,7 @@ class Connection:
                 self._end_pending()
             elif time.monotonic() >= deadline:
                 last = self._child.ending()
-                raise ToolFailed(f"no answer within {timeout_s:g} s" + (f"; its last words: {last}" if last else ""))
+                raise ToolFailed(f"no answer within {timeout_s:.3g} s" + (f"; its last words: {last}" if last else ""))
         if pending.answer is None:
             raise ToolFailed(pending.trouble)
 

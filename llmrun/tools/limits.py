@@ -19,7 +19,7 @@ class Limits:
     """
 
     line: int = 4 << 20
-    unasked: int = 64 << 20
+    unasked: int = 16 << 20
     result: int = 100_000
     depth: int = 64
     tools: int = 500

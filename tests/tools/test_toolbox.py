@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from llmrun.errors import Cancelled
@@ -28,8 +29,8 @@ def logged(path: Path) -> list[dict[str, Any]]:
 def is_alive(pid: int) -> bool:
     """Return whether a process runs. A dead process that nobody has waited for does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
