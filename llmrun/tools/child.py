@@ -22,6 +22,7 @@ from llmrun.tools.tool import ToolFailed
 
 _TAIL = 4096  # bytes of standard error that are kept for messages
 _PIECE = 1 << 16
+_LAST_WORDS_S = 1.0  # for reading the rest of standard error, which a descendant that escaped may hold open
 
 
 class Child:
@@ -108,7 +109,7 @@ class Child:
         If the process has not ended, only the line is returned. The result may be empty.
         """
         if self.ended():
-            self._stderr_reader.join(0.2)  # the pipe's last bytes; a descendant that escaped may hold it open
+            self._stderr_reader.join(_LAST_WORDS_S)
         line = next((line for line in reversed(self.stderr.splitlines()) if line.strip()), "")
         how = [child_processes.ending(self.status)] if self.ended() else []
         return ": ".join([*how, *([shown(line.strip(), 200)] if line else [])])

@@ -121,11 +121,11 @@ class Connection:
             raise ToolFailed(pending.trouble)
 
     def _end_pending(self) -> None:
-        """Fail all requests, because no more answers will arrive."""
-        self._child.wait(0.2)  # a server that closed its output is probably about to exit
+        """Fail all requests, now and later, because no more answers will arrive."""
+        ended = self._child.wait(self._limits.end_s)  # a server that closed its output is probably about to exit
+        self._trouble = self._trouble or (f"it ended: {self._child.ending()}" if ended else "it closed its output")
         self._closed.set()
-        how = self._trouble or (f"it ended: {self._child.ending()}" if self._child.ended() else "it closed its output")
-        self._fail_pending(how)
+        self._fail_pending(self._trouble)
 
     def _fail_pending(self, trouble: str) -> None:
         with self._lock:
@@ -142,7 +142,7 @@ class Connection:
         if len(line) > self._limits.line:
             raise ToolFailed(f"a message of {len(line):,} bytes is too long, the limit is {self._limits.line:,}")
         if self._closed.is_set():
-            raise ToolFailed(self._trouble or "its connection is closed")
+            raise ToolFailed(self._trouble)
         try:
             self._outgoing.put_nowait(line)
         except queue.Full:

@@ -14,7 +14,7 @@ from llmrun.tools.limits import Limits
 from llmrun.tools.toolbox import Toolbox
 
 FAKE_SERVER = Path(__file__).parent.parent / "servers" / "mcp_server.py"
-LIMITS = Limits(line=1 << 20, unasked=1 << 20, end_s=0.3)
+LIMITS = Limits(line=1 << 20, unasked=1 << 20, end_s=0.5)
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
