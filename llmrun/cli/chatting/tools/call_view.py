@@ -1,0 +1,95 @@
+"""Shows a tool call as rows of text. What the user sees is exactly what the tool gets, except where a row says so.
+
+Names, arguments, descriptions and results are untrusted. Characters that a terminal does not show, such as zero-width
+spaces, are written as escapes, because they could hide a part of a call from the user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrun.cli.console.terminal import visible_line
+from llmrun.tools.tool import ToolInfo, ToolResult
+
+_MOST_ROWS = 12
+_LONGEST_ROW = 300  # characters
+_LONGEST_ON_ONE_LINE = 80
+_LONGEST_SUMMARY = 100
+
+
+def call_rows(info: ToolInfo, arguments: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Return the rows that show a call, and whether they show all of it."""
+    rows, complete = _argument_rows(arguments), True
+    if len(rows) > _MOST_ROWS:
+        rows = [*rows[:_MOST_ROWS], f"… {len(rows) - _MOST_ROWS:,} more lines"]
+        complete = False
+    for number, row in enumerate(rows):
+        if len(row) > _LONGEST_ROW:
+            rows[number] = f"{row[:_LONGEST_ROW]}… {len(row) - _LONGEST_ROW:,} more characters"
+            complete = False
+    return _joined(f"tool {_title(info)}", rows), complete
+
+
+def full_rows(info: ToolInfo, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the rows that show a call without omissions, with the tool's description and its parameters."""
+    return [*_joined(f"tool {_title(info)}", _argument_rows(arguments)), *about_rows(info)]
+
+
+def about_rows(info: ToolInfo) -> list[str]:
+    """Return the rows that show a tool's description and its parameters."""
+    description = [f"  {_escaped(line)}" for line in info.description.splitlines()]
+    return ["description", *description, "parameters", *(f"  {row}" for row in _argument_rows(info.schema))]
+
+
+def result_row(result: ToolResult) -> str:
+    """Return a row that summarizes a result: its first line, its length and the time that it took."""
+    first = next((line.strip() for line in result.text.splitlines() if line.strip()), "(no text)")
+    shown = _escaped(first)
+    if len(shown) > _LONGEST_SUMMARY:
+        shown = f"{shown[:_LONGEST_SUMMARY]}…"
+    size = f"{len(result.text):,} characters" + (", cut" if result.truncated else "")
+    return f"{'failed' if result.is_error else 'result'}: {shown} ({size}, {result.seconds:.1f} s)"
+
+
+def tool_rows(tools: Sequence[ToolInfo]) -> list[str]:
+    """Return one row per tool, with its source and whether it runs without confirmation."""
+    return [f"{_title(info)}{_permission(info)}  {_first_sentence(info.description)}" for info in tools]
+
+
+def _joined(head: str, rows: Sequence[str]) -> list[str]:
+    if len(rows) == 1 and len(rows[0]) <= _LONGEST_ON_ONE_LINE:
+        return [f"{head} {rows[0]}"]
+    return [head, *(f"  {row}" for row in rows)]
+
+
+def _title(info: ToolInfo) -> str:
+    """Return a tool's name, with its server and, if that differs, the name that the server uses."""
+    if not info.server:
+        return info.name
+    original = "" if info.original == info.name else f": {_escaped(info.original)}"
+    return f"{info.name} (server {_escaped(info.server)}{original})"
+
+
+def _permission(info: ToolInfo) -> str:
+    if info.is_safe:
+        return ", runs without asking"
+    return f", asks because {_escaped(info.why_not)}" if info.why_not else ""
+
+
+def _first_sentence(description: str) -> str:
+    line = _escaped(visible_line(description.strip().partition("\n")[0]))
+    return line if len(line) <= _LONGEST_SUMMARY else f"{line[:_LONGEST_SUMMARY]}…"
+
+
+def _argument_rows(value: Mapping[str, Any]) -> list[str]:
+    """Return a JSON value on one line if it is short, and pretty-printed otherwise."""
+    compact = json.dumps(value, ensure_ascii=False)
+    text = compact if len(compact) <= _LONGEST_ON_ONE_LINE else json.dumps(value, ensure_ascii=False, indent=2)
+    return [_escaped(line) for line in text.split("\n")]
+
+
+def _escaped(line: str) -> str:
+    """Replace characters that a terminal does not show with JSON escapes. In a JSON text, the value stays the same."""
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)

@@ -1,0 +1,86 @@
+"""Runs the tool calls of a model: shows every call, asks the user unless the tool is safe, and returns a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from llmrun.cli.chatting.tools.call_view import call_rows, full_rows, result_row
+from llmrun.errors import LlmrunError
+from llmrun.tools.tool import ToolFailed, ToolInfo, ToolResult
+from llmrun.tools.toolbox import Toolbox
+
+REFUSED = "The user did not allow this call."
+NOBODY_ASKED = "This tool needs the user's confirmation, and nobody is there to give it."
+
+Ask = Callable[[str], str | None]  # shows a question and returns the line that the user types; None at the end of input
+Show = Callable[[Sequence[str]], None]  # shows rows to the user
+
+
+class Permission(Enum):
+    """The user's answer to whether a call may run."""
+
+    YES = "y"
+    NO = "n"
+    ALWAYS = "a"
+
+
+class ToolCalls:
+    """Runs the calls of one chat.
+
+    ask   asks the user; None if the chat is not interactive, so that only safe tools run
+    show  shows rows, which may be untrusted
+    """
+
+    def __init__(self, toolbox: Toolbox, ask: Ask | None, show: Show) -> None:
+        self._toolbox = toolbox
+        self._ask = ask
+        self._show = show
+
+    def run(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
+        """Run a call and return its result for the model. Failures are results too. Raises Cancelled.
+
+        KeyboardInterrupt from `ask` is not caught.
+        """
+        try:
+            result = self._allowed_result(name, arguments, cancelled)
+        except ToolFailed as error:
+            result = ToolResult(str(error), is_error=True)
+        self._show([result_row(result)])
+        return result
+
+    def _allowed_result(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
+        info = self._toolbox.describe(name)
+        rows, complete = call_rows(info, arguments)
+        self._show(rows)
+        if not info.is_safe:
+            if self._ask is None:
+                return ToolResult(NOBODY_ASKED, is_error=True)
+            permission = self._permission(self._ask, info, arguments, complete)
+            if permission is Permission.NO:
+                return ToolResult(REFUSED, is_error=True)
+            if permission is Permission.ALWAYS:
+                self._mark_safe(name)
+        return self._toolbox.call(name, arguments, cancelled)
+
+    def _permission(self, ask: Ask, info: ToolInfo, arguments: Mapping[str, Any], complete: bool) -> Permission:
+        if info.why_not:
+            self._show([f"asking because {info.why_not}"])
+        more = "[s]how it" if complete else "[s]how all of it"
+        while True:
+            typed = ask(f"run it? [y]es, [n]o, [a]lways this tool, {more}: ")
+            if typed is None:
+                return Permission.NO
+            word = typed.strip().lower()
+            if word in ("s", "show"):
+                self._show(full_rows(info, arguments))
+            elif found := next((one for one in Permission if word in (one.value, one.name.lower())), None):
+                return found
+
+    def _mark_safe(self, name: str) -> None:
+        """Remember the user's "always". If that fails, the call still runs, because the user has allowed it."""
+        try:
+            self._toolbox.mark_safe(name)
+        except LlmrunError as error:
+            self._show([f"this could not be remembered: {error}"])

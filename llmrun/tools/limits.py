@@ -1,0 +1,27 @@
+"""The limits that keep a tool from filling the memory, the context or the user's time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits for each tool server and each command.
+
+    line        bytes of one message from a server, or of the standard input of a command
+    unasked     bytes that a server may send without answering a request, and bytes that a command may write
+    result      characters of a result that the model gets to see
+    depth       nested arrays and objects in a message
+    tools       tools of one server
+    definition  characters of one tool's definition as JSON
+    end_s       seconds that a process has to end after each step: its input is closed, SIGTERM, SIGKILL
+    """
+
+    line: int = 4 << 20
+    unasked: int = 16 << 20
+    result: int = 100_000
+    depth: int = 64
+    tools: int = 500
+    definition: int = 65_536
+    end_s: float = 1.0
