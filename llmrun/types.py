@@ -59,6 +59,7 @@ class FinishReason(StrEnum):
     """The reason why generation ended, in OpenAI's terms. CANCELLED is specific to llmrun."""
 
     STOP = "stop"  # an end-of-generation token or a stop string was generated
+    TOOL_CALLS = "tool_calls"  # the answer ended with calls of tools
     LENGTH = "length"  # max_tokens was reached, or the context is full
     CANCELLED = "cancelled"  # the user pressed Ctrl-C
 

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat
 
 
+# The values of `tool_choice` that are not names of tools.
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation, rendered by the model's chat template.
 
-    messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`
-    tools     JSON schemas of the tools that the template may show to the model, or None
+    messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`.
+              Answers may have `tool_calls`, whose results follow as messages with the role "tool"
+    tools     definitions of the tools that the model may call, as in OpenAI's API, or None
+    tool_choice  "auto", "none", "required", or the name of the tool to call
+    parallel_tool_calls  whether one answer may have several calls
     add_generation_prompt  False only if the last message is an answer that the model should continue
     template_kwargs  extra variables for the template, such as `enable_thinking`
 
@@ -31,6 +38,8 @@ class ChatPrompt:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str = AUTO
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,6 +117,24 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call, as in OpenAI's API.
+
+    index      counts the calls of an answer from 0
+    id, name   complete in the first delta of a call, and empty in the others
+    arguments  the next piece of the JSON text of the arguments
+    problem    why the call is not valid after all, in its last delta; only if the answer was cut off or if the model
+               does not follow the format of its calls
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """The next token of the answer, with the text that can now be shown. A server's delta may combine several tokens.
 
@@ -120,6 +147,7 @@ class TextDelta:
     unopened   True if the text of all previous deltas was thinking, because the model closed a thinking block that it
                never opened
     tentative  True if a later delta with `unopened` may still turn `text` into thinking
+    tool_calls pieces of tool calls, which follow `text`
 
     The answer is the joined `text` of all deltas, starting at the last delta with `unopened` if there is one. An
     end-of-generation token has no delta.
@@ -132,6 +160,7 @@ class TextDelta:
     reasoning: str = ""
     unopened: bool = False
     tentative: bool = False
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class _RemoteAnswer:
         """Return the events for a chunk."""
         self.usage = chunk.usage or self.usage
         self.finish = chunk.finish or self.finish
-        if not (chunk.text or chunk.reasoning):
+        if not (chunk.text or chunk.reasoning or chunk.tool_calls):
             return []
         self.moments.append(chunk.arrived)
         split = self.splitter.feed(chunk.text) if self.splitter else Split(answer=chunk.text)
@@ -88,7 +88,11 @@ class _RemoteAnswer:
         logprobs = tuple(TokenLogprobs(chosen, top) for chosen, top in chunk.logprobs)
         reasoning = chunk.reasoning + split.thought
         tentative = self.splitter is not None and self.splitter.tentative
-        return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative)]
+        return [
+            TextDelta(
+                *(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative, chunk.tool_calls)
+            )
+        ]
 
     def end(self, ended: float, reason: FinishReason, load_s: float) -> list[Event]:
         """Return events for the text that is still buffered, followed by the Finished event."""
@@ -346,7 +350,8 @@ class RemoteEngine:
             answer.over = True
             return [Failed(answer.request_id, arrival.error)]
         self._tell_left_out()
-        reason = FinishReason.LENGTH if answer.finish == "length" else FinishReason.STOP
+        known = {"length": FinishReason.LENGTH, "tool_calls": FinishReason.TOOL_CALLS}
+        reason = known.get(answer.finish, FinishReason.STOP)
         return answer.end(arrival.at, reason, self.load_s)
 
     def _tell_left_out(self) -> None:

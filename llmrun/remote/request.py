@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.grammars import schema_object
-from llmrun.engine.requests import ChatPrompt, Request, check_request
+from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
 
@@ -60,7 +60,9 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if request.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     if prompt.tools:
-        body["tools"] = [*prompt.tools]
+        body |= {"tools": [*prompt.tools], "tool_choice": _tool_choice(prompt)}
+        if not prompt.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
     variables = _thinking_variables(request) | dict(prompt.template_kwargs)
     # Template variables are sent in the body and not as extras, because extras are dropped if the server rejects them,
     # and the answer would then not be what the user asked for.
@@ -71,6 +73,12 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
     ]
     return RemoteRequest("/chat/completions", body, extras)
+
+
+def _tool_choice(prompt: ChatPrompt) -> str | dict[str, Any]:
+    if prompt.tool_choice in (AUTO, NONE, REQUIRED):
+        return prompt.tool_choice
+    return {"type": "function", "function": {"name": prompt.tool_choice}}
 
 
 def _response_format(wanted: ResponseFormat) -> dict[str, Any]:

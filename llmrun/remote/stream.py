@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.engine.requests import ToolCallDelta
 from llmrun.errors import NetworkError
 from llmrun.gguf.problems import shown
 from llmrun.types import TokenLogprob
 
 LONGEST_LINE = 1 << 20  # bytes
+_MOST_CALLS = 128  # tool calls in an answer
 UNKNOWN_TOKEN = -1  # Servers send the text of a token but not its ID.
 
 Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token and the most likely tokens
@@ -43,12 +45,14 @@ class Chunk:
     arrived    the arrival time of its last byte, from time.perf_counter
     text       text of the answer, which may be several tokens or none
     reasoning  text of the model's thinking before the answer
+    tool_calls pieces of tool calls
     finish     the server's reason for ending the answer, such as "stop" or "length"; None while the answer continues
     """
 
     arrived: float
     text: str = ""
     reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     finish: str | None = None
     usage: Usage | None = None
     logprobs: tuple[Logprobs, ...] = ()
@@ -173,9 +177,23 @@ def _chunk(arrived: float, event: object) -> Chunk:
         arrived,
         text=_whole(_value(delta, "content", str) or _value(choice, "text", str) or ""),
         reasoning=_whole(reasoning),
+        tool_calls=tuple(map(_tool_call, _value(delta, "tool_calls", list) or [])),
         finish=_value(choice, "finish_reason", str),
         usage=usage,
         logprobs=tuple(_logprobs(_value(choice, "logprobs", dict) or {})),
+    )
+
+
+def _tool_call(call: object) -> ToolCallDelta:
+    function = _value(call, "function", dict) or {}
+    index = _count(call, "index")
+    if index >= _MOST_CALLS:
+        raise _Unexpected(f"tool_calls: index {index} is too large")
+    return ToolCallDelta(
+        index,
+        id=_whole(_value(call, "id", str) or ""),
+        name=_whole(_value(function, "name", str) or ""),
+        arguments=_whole(_value(function, "arguments", str) or ""),
     )
 
 

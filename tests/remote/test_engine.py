@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import (
     ChatPrompt,
@@ -24,6 +25,7 @@ from llmrun.engine.requests import (
     TextDelta,
     TextPrompt,
     TokenPrompt,
+    ToolCallDelta,
 )
 from llmrun.errors import NetworkError, UsageError
 from llmrun.remote.engine import RemoteEngine
@@ -189,6 +191,7 @@ def test_everything_a_request_can_say_is_said() -> None:
         "model": "tiny",
         "messages": [{"role": "user", "content": "Say hello."}],
         "tools": [{"type": "function"}],
+        "tool_choice": "auto",
         "chat_template_kwargs": {"enable_thinking": False},
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -209,6 +212,73 @@ def test_everything_a_request_can_say_is_said() -> None:
         "top_logprobs": 2,
         "ignore_eos": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sent"),
+    [
+        (ResponseFormat(FormatKind.JSON_OBJECT), {"type": "json_object"}),
+        (
+            ResponseFormat(FormatKind.JSON_SCHEMA, '{"type": "array"}'),
+            {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "array"}, "strict": True}},
+        ),
+    ],
+)
+def test_servers_get_the_format_of_the_answer(wanted: ResponseFormat, sent: object) -> None:
+    with serving(response(HELLO)) as server:
+        answer_of(server, chat(response_format=wanted))
+    assert server.asked[0].body["response_format"] == sent
+
+
+@pytest.mark.parametrize("kind", [FormatKind.REGEX, FormatKind.GRAMMAR, FormatKind.CHOICE])
+def test_formats_that_servers_do_not_have_are_refused(kind: FormatKind) -> None:
+    wanted = ResponseFormat(kind, "a", ("a",), origin="--flag")
+    with serving(response(HELLO)) as server, pytest.raises(UsageError, match="--flag: not supported for models on a"):
+        answer_of(server, chat(response_format=wanted))
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [("none", "none"), ("required", "required"), ("weather", {"type": "function", "function": {"name": "weather"}})],
+)
+def test_servers_get_the_choice_of_tools(choice: str, sent: object) -> None:
+    prompt = ChatPrompt(CHAT.messages, [{"type": "function"}], tool_choice=choice, parallel_tool_calls=False)
+    with serving(response(HELLO)) as server:
+        answer_of(server, Request(prompt))
+    assert (server.asked[0].body["tool_choice"], server.asked[0].body["parallel_tool_calls"]) == (sent, False)
+
+
+def test_tool_calls_arrive_in_pieces() -> None:
+    pieces = [
+        {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"city": '}},
+        {"index": 0, "function": {"arguments": '"Oslo"}'}},
+        {"index": 1, "id": "call_2", "function": {"name": "time", "arguments": "{}"}},
+    ]
+    stream = said("Let me see.") + b"".join(said(tool_calls=[piece]) for piece in pieces) + said(finish="tool_calls")
+    with serving(response(stream + counted(7, 9) + DONE)) as server:
+        text, events = answer_of(server, chat())
+    deltas = [delta for event in events if isinstance(event, TextDelta) for delta in event.tool_calls]
+    assert deltas == [
+        ToolCallDelta(0, "call_1", "weather"),
+        ToolCallDelta(0, arguments='{"city": '),
+        ToolCallDelta(0, arguments='"Oslo"}'),
+        ToolCallDelta(1, "call_2", "time", "{}"),
+    ]
+    assert (text, finished(events).reason) == ("Let me see.", FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [{}, [5], [{"index": -1}], [{"index": 10**6}], [{"index": 0, "function": []}], [{"index": 0, "id": 7}]],
+)
+def test_malformed_tool_calls_are_an_error(calls: object) -> None:
+    with (
+        serving(response(said(tool_calls=calls) + DONE)) as server,
+        pytest.raises(NetworkError, match="does not match"),
+    ):
+        answer_of(server, chat())
 
 
 def test_only_chosen_sampling_is_sent() -> None:
