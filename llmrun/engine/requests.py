@@ -117,6 +117,19 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A complete tool call. `arguments` is JSON text, which is an object unless the model made a mistake."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the call as an item of `tool_calls` in a message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallDelta:
     """A piece of a tool call, as in OpenAI's API.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from llmrun.engine.requests import TextDelta, TokenLogprobs
+from llmrun.engine.requests import TextDelta, TokenLogprobs, ToolCall, ToolCallDelta
 
 
 @dataclass(slots=True)
@@ -31,3 +32,27 @@ class CollectedAnswer:
     @property
     def reasoning(self) -> str:
         return "".join(self.thoughts)
+
+
+@dataclass(slots=True)
+class CollectedCalls:
+    """The tool calls of an answer so far, by index."""
+
+    _calls: dict[int, ToolCall] = field(default_factory=dict)
+
+    def take(self, deltas: Iterable[ToolCallDelta]) -> None:
+        """Add the next pieces of calls. A call with a problem is dropped."""
+        for delta in deltas:
+            before = self._calls.get(delta.index, ToolCall("", "", ""))
+            if delta.problem:
+                self._calls.pop(delta.index, None)
+            else:
+                self._calls[delta.index] = ToolCall(
+                    before.id + delta.id, before.name + delta.name, before.arguments + delta.arguments
+                )
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls in order. A server may have left out the ids, which results need."""
+        ordered = [self._calls[index] for index in sorted(self._calls)]
+        return [replace(call, id=call.id or f"call_{number}") for number, call in enumerate(ordered)]

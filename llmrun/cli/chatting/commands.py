@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.screen import Completion
 from llmrun.cli.chatting.slash import answers, models
+from llmrun.cli.chatting.tools import slash as tools
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.terminal import room
 from llmrun.errors import UsageError
@@ -90,6 +91,14 @@ COMMANDS: tuple[Command, ...] = (
         group=SETTINGS,
     ),
     Command("nothink", "", "turn thinking off, like /think off", actions.answer_at_once, group=SETTINGS),
+    Command(
+        "tools",
+        "[NAME]",
+        "list the tools, or describe one; `allow` or `ask` before NAME",
+        tools.tools,
+        choices=tools.tool_choices,
+        group=SETTINGS,
+    ),
     Command(
         "show",
         "[WHAT]",

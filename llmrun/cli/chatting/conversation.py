@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from llmrun import __version__
 from llmrun.cli.chatting.events import (
@@ -23,12 +24,16 @@ from llmrun.cli.chatting.events import (
     QuestionAsked,
     SystemSet,
     Thought,
+    ToolAnswered,
+    ToolCalled,
     Undone,
     WasThinking,
 )
 from llmrun.cli.chatting.preferences import Value
+from llmrun.engine.requests import ToolCall
 
 TITLE_CHARACTERS = 60
+_NO_RESULT = "The call was interrupted, and its result is unknown."
 
 
 class Misplaced(ValueError):
@@ -36,9 +41,31 @@ class Misplaced(ValueError):
 
 
 @dataclass(slots=True)
+class ToolRound:
+    """An answer with tool calls and their results, which precedes the final answer.
+
+    results  by the id of the call; a call without a result was interrupted
+    """
+
+    answered: Answered
+    calls: list[ToolCalled] = field(default_factory=list)
+    results: dict[str, str] = field(default_factory=dict)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the message with the calls and those with the results."""
+        calls = [ToolCall(call.id, call.name, call.arguments).as_message() for call in self.calls]
+        thinking = {} if self.answered.thinking is None else {"reasoning_content": self.answered.thinking}
+        yield {"role": "assistant", "content": self.answered.text, **thinking, "tool_calls": calls}
+        for call in self.calls:
+            result = self.results.get(call.id, _NO_RESULT)
+            yield {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+
+
+@dataclass(slots=True)
 class Exchange:
     """A question and its answer.
 
+    rounds    the tool calls before the answer
     began     None if there is no answer yet
     thoughts  the thinking, in pieces
     pieces    the answer, in pieces
@@ -46,6 +73,7 @@ class Exchange:
     """
 
     asked: QuestionAsked
+    rounds: list[ToolRound] = field(default_factory=list)
     began: AnswerBegan | None = None
     thoughts: list[str] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -80,6 +108,16 @@ class Exchange:
             ttft_s=ended.ttft_s if ended else 0.0,
             decode_s=ended.decode_s if ended else 0.0,
         )
+
+    def call(self, called: ToolCalled) -> None:
+        """Add a tool call of the answer. The first one ends the answer's round. Raises Misplaced."""
+        answered = self.answered()
+        if answered is not None:
+            self.rounds.append(ToolRound(answered))
+            self.began, self.thoughts, self.pieces, self.ended = None, [], [], None
+        elif not self.rounds or self.rounds[-1].results:
+            raise Misplaced("a tool call without an answer")
+        self.rounds[-1].calls.append(called)
 
     def take(self, answered: Answered) -> None:
         """Replace the answer with a complete answer."""
@@ -142,6 +180,12 @@ class Conversation:
             case Answered():
                 self._last().take(event)
                 self.recount = False
+            case ToolCalled():
+                self._last().call(event)
+            case ToolAnswered(call_id, text):
+                if not any(call.id == call_id for call in self._last_calls()):
+                    raise Misplaced("the result of an unknown tool call")
+                self._last().rounds[-1].results[call_id] = text
             case Undone():
                 self._last()
                 self.exchanges.pop()
@@ -152,6 +196,10 @@ class Conversation:
         if not self.exchanges:
             raise Misplaced("nothing was asked yet")
         return self.exchanges[-1]
+
+    def _last_calls(self) -> list[ToolCalled]:
+        rounds = self._last().rounds
+        return rounds[-1].calls if rounds else []
 
     def _under_way(self) -> Exchange:
         last = self._last()
@@ -166,24 +214,25 @@ class Conversation:
         return self.exchanges[-1].question if waiting else None
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The messages to send for the last question, without the answer to that question."""
         return self.messages_from(0)
 
-    def messages_from(self, first: int) -> list[dict[str, str]]:
+    def messages_from(self, first: int) -> list[dict[str, Any]]:
         """Return the same as `messages`, but leave out all exchanges before the one with index `first`."""
         told = self._told_from(first)
         return told[:-1] if self.exchanges else told
 
     @property
-    def all_messages(self) -> list[dict[str, str]]:
+    def all_messages(self) -> list[dict[str, Any]]:
         """The system prompt and all questions and answers. If an answer is missing, its message is empty."""
         return self._told_from(0)
 
-    def _told_from(self, first: int) -> list[dict[str, str]]:
-        told = [] if self.system is None else [{"role": "system", "content": self.system}]
+    def _told_from(self, first: int) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange in self.exchanges[first:]:
             told.append({"role": "user", "content": exchange.question})
+            told += [message for one in exchange.rounds for message in one.messages()]
             thinking = {"reasoning_content": exchange.thinking} if exchange.thoughts else {}
             told.append({"role": "assistant", "content": exchange.answer, **thinking})
         return told
@@ -225,6 +274,10 @@ class Conversation:
             yield PreferenceSet(name, value)
         for exchange in self.exchanges:
             yield exchange.asked
+            for one in exchange.rounds:
+                yield one.answered
+                yield from one.calls
+                yield from (ToolAnswered(call_id, text) for call_id, text in one.results.items())
             if answered := exchange.answered():
                 yield answered
         if self.model != self.began.model and changed_last:

@@ -20,8 +20,9 @@ from llmrun.cli.chatting.preferences import Value, checked_value
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
-FORMAT: Final = 3  # version of the file format, incremented when older versions of llmrun cannot read a new feature
-READABLE: Final = (1, 2, 3)  # format 1 has no thoughts; formats 1 and 2 save every token on its own line
+FORMAT: Final = 4  # version of the file format, incremented when older versions of llmrun cannot read a new feature
+# Format 1 has no thoughts, and formats 1 to 3 have no tool calls. Formats 1 and 2 save every token on its own line.
+READABLE: Final = (1, 2, 3, 4)
 FAILED: Final = "failed"  # the finish reason if an answer ended with an error
 
 Name = str  # can be a path that is not UTF-8, in which "\\udcff" represents byte 0xff, both in memory and in the file
@@ -138,6 +139,27 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCalled:
+    """A tool call of the last answer. It is saved before it is run.
+
+    After the first call, the answer belongs to the calls, and another answer follows their results. `arguments` is the
+    JSON text that the model wrote.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswered:
+    """The result of the tool call with this id, or why there is none."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Undone:
     """The removal of the last question and of its answer, if any."""
 
@@ -159,6 +181,8 @@ Event = (
     | AnswerEnded
     | WasThinking
     | Answered
+    | ToolCalled
+    | ToolAnswered
     | Undone
     | Cleared
 )
@@ -176,6 +200,8 @@ _KINDS: Mapping[str, type[Event]] = {
     "end": AnswerEnded,
     "was-thinking": WasThinking,
     "answered": Answered,
+    "call": ToolCalled,
+    "result": ToolAnswered,
     "undo": Undone,
     "clear": Cleared,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmrun.cli.answers.collected import CollectedCalls
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought, WasThinking
 from llmrun.cli.console.output import out
@@ -42,6 +43,7 @@ class Saying:
         self._ended = False
         self._viewing = False  # True between the view's `begin` and `end`
         self.begun = False
+        self.calls = CollectedCalls()
 
     def take(self, delta: TextDelta) -> None:
         if delta.unopened:
@@ -50,6 +52,7 @@ class Saying:
             self.thought(delta.reasoning)
         if delta.text:
             self.text(delta)
+        self.calls.take(delta.tool_calls)
 
     def text(self, delta: TextDelta) -> None:
         self._begin()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
@@ -17,13 +17,15 @@ from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.context.context_used import ContextUsed
 from llmrun.cli.chatting.context.cut_off import explain_length
 from llmrun.cli.chatting.context.prompt_window import PromptWindow
+from llmrun.cli.chatting.context.request import chat_request
 from llmrun.cli.chatting.conversation import new_conversation, now
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
-from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL, STOP, chosen_format
+from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
+from llmrun.cli.chatting.tools.turns import MOST_ROUNDS, ToolTurns
 from llmrun.cli.chatting.totals import SessionTotals
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
@@ -36,14 +38,17 @@ from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.model_in_use import ModelInUse
+    from llmrun.cli.chatting.context.prompting import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.preferences import Value
     from llmrun.cli.chatting.screen import AnswerView, Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
     from llmrun.engine.base import Answering
+    from llmrun.engine.requests import ToolCall
     from llmrun.sampling_params import SamplingParams
     from llmrun.settings import Settings
+    from llmrun.tools.toolbox import Toolbox
 
 SURVIVED = (
     UsageError,
@@ -70,7 +75,7 @@ class Chat:
     models       the open model; the caller closes it
     record       the conversation and its file
     settings     values for all settings that the conversation does not override
-    variables    extra variables for the chat template
+    prompting    turns messages into prompts, and has the tools
     command_for  returns the slash command with a given name, or raises UsageError if there is none
     """
 
@@ -81,7 +86,7 @@ class Chat:
         store: Store,
         record: ConversationRecord,
         settings: Settings,
-        variables: Mapping[str, Any],
+        prompting: Prompting,
         turns: Turns,
         view: AnswerView,
         signals: Signals,
@@ -100,8 +105,10 @@ class Chat:
         self._command_for = command_for
         self._next_draft = ""
         self._failed = ""
-        self._window = PromptWindow(variables)
-        self._context_used = ContextUsed(variables)
+        self._window = PromptWindow(prompting)
+        self._context_used = ContextUsed(prompting)
+        self._tools = ToolTurns(prompting.toolbox, turns, signals) if prompting.toolbox else None
+        self._calls: Sequence[ToolCall] = ()  # of the last answer
         self._over = False
 
     def run(self) -> int:
@@ -185,6 +192,11 @@ class Chat:
     def sent_sampling(self) -> frozenset[str] | None:
         """The names of the sampling parameters that are sent to the server, or None for local models."""
         return sent_sampling(self.engine, self._now_set)
+
+    @property
+    def toolbox(self) -> Toolbox | None:
+        """The tools that the model may call."""
+        return self._window.prompting.toolbox
 
     @property
     def default_system(self) -> str | None:
@@ -291,18 +303,22 @@ class Chat:
         self._answer(seed)
 
     def _answer(self, seed: int | None) -> None:
-        """Answer the last question. If that fails and there is no earlier answer, withdraw the question."""
-        wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
-        request = Request(
-            prompt=self._window.prompt(self.conversation),
-            max_tokens=self._now_set.token_limit,
-            stop=tuple(self._stops),
-            sampling=replace(self.sampling, seed=seed or 0),
-            think=wish.think,
-            think_budget=wish.think_budget,
-            response_format=chosen_format(self.conversation.preferences),
-            sent_sampling=self.sent_sampling,
-        )
+        """Answer the last question, and run the tools that the model calls before its final answer."""
+        for _ in range(MOST_ROUNDS):
+            calls = self._answer_once(seed)
+            if not calls or self._tools is None or not self._tools.run(calls, self.record):
+                return
+        out.note(f"the model has called tools {MOST_ROUNDS} times without an answer, so it was stopped")
+
+    def _answer_once(self, seed: int | None) -> Sequence[ToolCall]:
+        """Answer the last question, and return the tool calls of the answer.
+
+        If that fails and there is no earlier answer, withdraw the question.
+        """
+        settings, preferences = self._now_set, self.conversation.preferences
+        wish = wanted_thinking(self.engine, settings, preferences)
+        prompt, sampling = self._window.prompt(self.conversation), replace(self.sampling, seed=seed or 0)
+        request = chat_request(prompt, settings, preferences, sampling, wish, self.sent_sampling)
         try:
             finished = self._stream_what_fits(request)
         except ContextExceeded as error:
@@ -314,7 +330,7 @@ class Chat:
             raise
         if finished is None:
             self._stopped_early()
-            return
+            return ()
         timings = finished.timings
         self.totals.add(timings)
         out.detail(
@@ -325,6 +341,7 @@ class Chat:
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
         show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context usage
         check_format(done)
+        return self._calls if finished.reason is FinishReason.TOOL_CALLS else ()
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""
@@ -358,6 +375,7 @@ class Chat:
                     if event.reason is FinishReason.CANCELLED and not saying.begun:
                         return None
                     saying.finish(event)
+                    self._calls = saying.calls.calls
                     return event
         raise LlmrunError("the engine stopped without reporting the end of the answer")
 
@@ -392,11 +410,6 @@ class Chat:
     def _last_seed(self) -> int | None:
         began = self.conversation.exchanges[-1].began
         return began.seed if began else None
-
-    @property
-    def _stops(self) -> list[str]:
-        stops = self.conversation.preferences.get(STOP, [])
-        return stops if isinstance(stops, list) else []
 
     def _new_seed(self) -> int | None:
         return next_seed(self.engine, self._now_set)

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,6 +39,7 @@ from llmrun.settings import RULES, Settings, load_settings, with_values
 if TYPE_CHECKING:
     from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.chatting.context.prompting import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.record import ConversationRecord
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.chatting.typing_ahead import QuietKeyboard
     from llmrun.cli.prompting.template import PromptTemplate
+    from llmrun.tools.toolbox import Toolbox
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
@@ -74,6 +77,10 @@ def command(
     flags: AnswerFlags,
     template_name: options.PromptTemplate = None,
     params: options.Params = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", metavar="FILE", help="Let the model call the tools declared in a TOML or JSON file."),
+    ] = None,
 ) -> int:
     if name is not None and flags.model is not None:
         raise UsageError("model: given twice: as an argument and as --model")
@@ -102,12 +109,14 @@ def command(
                 record.add(event)
         from llmrun.cli.answers.default_model import tell_of_default_model
         from llmrun.cli.answers.model_in_use import ModelInUse
+        from llmrun.cli.chatting.context.prompting import Prompting
 
         if flags.model is None and not continued:
             tell_of_default_model(settings, "llmrun chat")
         first = record.conversation.model
-        with ModelInUse(_Opener(flags, _for_opening(settings, record), template, first), first) as models:
-            return _talk(models, store, record, flags, variables, keyboard)
+        opener = _Opener(flags, _for_opening(settings, record), template, first)
+        with _opened_tools(tools) as toolbox, ModelInUse(opener, first) as models:
+            return _talk(models, store, record, flags, Prompting(variables, toolbox), keyboard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +239,7 @@ def _talk(
     store: Store,
     record: ConversationRecord,
     flags: AnswerFlags,
-    variables: Mapping[str, Any],
+    prompting: Prompting,
     keyboard: QuietKeyboard | None,
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
@@ -251,7 +260,7 @@ def _talk(
             store=store,
             record=record,
             settings=settings,
-            variables=variables,
+            prompting=prompting,
             turns=turns,
             view=answer_view(),
             signals=signals,
@@ -265,6 +274,20 @@ def _talk(
             return session.run()
         finally:
             session.record.close()  # /load may have replaced the record
+
+
+@contextmanager
+def _opened_tools(file: Path | None) -> Iterator[Toolbox | None]:
+    """Start the servers of a tools file. Yields None if there is no file. Raises UsageError."""
+    if file is None:
+        yield None
+        return
+    from llmrun.engine.constraint.validation import problem_with
+    from llmrun.tools.toolbox import Toolbox
+
+    with Toolbox.open(file, validate=problem_with, note=out.note, progress=out.progress) as toolbox:
+        out.clear_progress()
+        yield toolbox
 
 
 def _introduction(name: str, info: ModelInfo) -> list[str]:

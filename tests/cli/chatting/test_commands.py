@@ -55,7 +55,7 @@ def test_help_lists_commands_in_groups_with_their_other_names(
     assert groups == [f"{group}:" for group in commands.GROUPS]
     assert all(command.group in commands.GROUPS for command in COMMANDS)
     settings = listed[listed.index("Model and settings:") : listed.index("Chat:")]
-    assert [line.split()[0] for line in settings[1:]] == ["/model", "/system", "/set", "/think", "/nothink"]
+    assert [line.split()[0] for line in settings[1:]] == ["/model", "/system", "/set", "/think", "/nothink", "/tools"]
     assert any(line.startswith("  /exit, /bye, /quit  ") for line in listed)
 
 

@@ -15,6 +15,7 @@ from llmrun.backends.scripted.backend import ScriptedBackend, echo
 from llmrun.cli.answers.model_in_use import ModelInUse
 from llmrun.cli.answers.open_model import OpenModel
 from llmrun.cli.chatting.commands import command_for
+from llmrun.cli.chatting.context.prompting import Prompting
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.screen import Meter
@@ -25,6 +26,7 @@ from llmrun.engine.engine import Engine
 from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound
 from llmrun.sampling_params import SamplingParams
 from llmrun.settings import Settings
+from llmrun.tools.toolbox import Toolbox
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
 
 
@@ -196,6 +198,7 @@ def session(
     settings: Settings | None = None,
     interactive: bool = True,
     others: Mapping[str, ScriptedBackend | LlmrunError] | None = None,
+    toolbox: Toolbox | None = None,
 ) -> Iterator[Session]:
     """Yield a session on a scripted backend that echoes (or on `backend`), with conversations under `data`.
 
@@ -212,7 +215,7 @@ def session(
             store=store,
             record=record,
             settings=settings or Settings(),
-            variables={},
+            prompting=Prompting({}, toolbox),
             turns=turns,
             view=view,
             signals=signals,

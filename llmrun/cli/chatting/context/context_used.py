@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llmrun.engine.requests import ChatPrompt, Request
+from llmrun.engine.requests import Request
 from llmrun.errors import TemplateRefused
 
 if TYPE_CHECKING:
+    from llmrun.cli.chatting.context.prompting import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.engine.base import Answering
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class ContextUsed:
     """Counts a conversation's tokens and caches the last count.
 
-    variables  extra variables for the chat template
+    prompting  turns messages into a prompt
     """
 
-    variables: Mapping[str, Any]
+    prompting: Prompting
     _counted: tuple[object, int | None] | None = field(default=None, init=False)  # the cache key and the token count
 
     def tokens(self, engine: Answering, conversation: Conversation) -> int | None:
@@ -41,7 +41,7 @@ class ContextUsed:
         messages = conversation.all_messages
         if conversation.unanswered is not None:
             messages = messages[:-1]
-        prompt = ChatPrompt(messages, add_generation_prompt=False, template_kwargs=self.variables)
+        prompt = self.prompting.prompt(messages, add_generation_prompt=False)
         try:
             return engine.prompt_tokens(Request(prompt=prompt))
         except TemplateRefused:  # some templates refuse conversations that end with an answer

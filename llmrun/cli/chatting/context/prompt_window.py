@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting.context.left_out import turns_to_leave_out
 from llmrun.cli.chatting.preferences import FORGET, ON_FULL
 from llmrun.cli.console.output import out
-from llmrun.engine.requests import ChatPrompt
 from llmrun.errors import ContextExceeded
 
 if TYPE_CHECKING:
+    from llmrun.cli.chatting.context.prompting import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.engine.base import Answering
-    from llmrun.engine.requests import Request
+    from llmrun.engine.requests import ChatPrompt, Request
 
 UNDO_OR_CLEAR = "/undo removes the last turn, /clear starts over"
 FORGET_HINT = f"/set {ON_FULL} {FORGET} continues without the oldest turns"
@@ -25,17 +24,17 @@ FORGET_HINT = f"/set {ON_FULL} {FORGET} continues without the oldest turns"
 class PromptWindow:
     """The turns of a conversation that are part of the prompt.
 
-    variables  extra variables for the chat template
+    prompting  turns messages into a prompt
     left_out   how many of the oldest turns are left out. This number grows in large steps, because each step changes
                the beginning of the prompt and forces a new prefill
     """
 
-    variables: Mapping[str, Any]
+    prompting: Prompting
     left_out: int = 0
 
     def prompt(self, conversation: Conversation, first: int = 0) -> ChatPrompt:
         """Return the prompt, starting at the turn with index `first`. The system prompt is always included."""
-        return ChatPrompt(conversation.messages_from(first), template_kwargs=self.variables)
+        return self.prompting.prompt(conversation.messages_from(first))
 
     def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
         """Return the request without the oldest turns that do not fit in the context.

@@ -1,0 +1,30 @@
+"""Turns messages into the prompts of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmrun.engine.requests import ChatPrompt
+
+if TYPE_CHECKING:
+    from llmrun.tools.toolbox import Toolbox
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """What all prompts of a chat have in common.
+
+    variables  extra variables for the chat template
+    toolbox    the tools that the model may call, or None
+    """
+
+    variables: Mapping[str, Any]
+    toolbox: Toolbox | None = None
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> ChatPrompt:
+        tools = self.toolbox.definitions if self.toolbox is not None else None
+        return ChatPrompt(
+            messages, tools or None, add_generation_prompt=add_generation_prompt, template_kwargs=self.variables
+        )
