@@ -1,0 +1,215 @@
+"""Reads arguments that are written one by one, such as `<parameter=key>`, and converts them to JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmrun.engine.templates.tool_format import JSON_TYPES, KEY, ArgumentFormat, ValueForm, json_type
+from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
+from llmrun.engine.tool_calls.schemas import Tool, types
+
+_LONGEST_KEY = 256  # characters
+_DEEPEST = 60  # levels of nested values
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+_ROOT: Mapping[str, Any] = {}
+
+
+class ItemReader:
+    """Reads the arguments of one call.
+
+    tool  the definition of the tool; None if there is none with this name, so that types are guessed
+    end   the text that follows the arguments
+    emit  is called with each piece of the arguments as JSON text
+    texts maps the code points of placeholders to the text of their tokens
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        form: ArgumentFormat,
+        tool: Tool | None,
+        end: str,
+        emit: Callable[[str], None],
+        texts: Mapping[int, str],
+    ) -> None:
+        self._reader = reader
+        self._form = form
+        self._root = tool.parameters if tool else _ROOT
+        self._properties = tool.properties() if tool else {}
+        self._end = form.closing + end
+        self._emit = emit
+        self._texts = texts
+        self._prefixes = {each.prefix: each for each in form.forms.values()}
+        self._key_end = _shared_start([prefix.split()[0] for prefix in self._prefixes])
+
+    def read(self) -> Reading[None]:
+        """Read all arguments, but not the text that follows them. Raises Malformed."""
+        reader, form = self._reader, self._form
+        keys: set[str] = set()
+        yield from reader.match(form.opening)
+        while not (yield from self._is_end()):
+            if keys and form.separator.strip():
+                yield from reader.expect(form.separator)
+            if not keys and (yield from self._is_end()):
+                break
+            yield from reader.expect(form.key_prefix)
+            key, value = yield from self._item()
+            if key in keys:
+                raise Malformed(f"the argument {key[:40]} is given twice")
+            self._emit(("{" if not keys else ", ") + json.dumps(key, ensure_ascii=False) + ": " + value)
+            keys.add(key)
+        yield from reader.match(form.closing)
+        self._emit("{}" if not keys else "}")
+
+    def _is_end(self) -> Reading[bool]:
+        """Return True if the text after the arguments comes next. Between items, a separator is not the end."""
+        options = [self._end, self._form.key_prefix] if self._form.key_prefix.strip() else [self._end]
+        if not self._end.strip():
+            yield from self._reader.skip_space()
+            return self._reader.at_end() or (yield from self._reader.found([self._form.key_prefix])) is None
+        found = yield from self._reader.found(options)
+        return found is not None and found[0] == self._end
+
+    def _item(self) -> Reading[tuple[str, str]]:
+        """Read the name and the value of an argument. Returns the name and the value as JSON text."""
+        reader, form = self._reader, self._form
+        key, stop = yield from reader.until(self._key_end, longest=_LONGEST_KEY)
+        reader.at -= len(stop)
+        prefix = yield from reader.match(*self._prefixes)
+        if prefix is None:
+            raise Malformed("expected a value")
+        key = key.strip().translate(self._texts)
+        kinds = {kind for kind, each in form.forms.items() if each.prefix == prefix}
+        value = yield from self._value(self._prefixes[prefix], kinds, key)
+        return key, value
+
+    def _value(self, around: ValueForm, kinds: set[str], key: str) -> Reading[str]:
+        form = self._form
+        suffix = around.suffix.replace(KEY, key)
+        if suffix.strip():
+            text, _ = yield from self._reader.until(suffix.strip())
+            text = _trimmed(text, around.prefix, suffix)
+        else:
+            text = yield from self._balanced()
+        schema = self._properties.get(key, {})
+        if form.strings == "raw" and suffix.strip():
+            wanted = types(schema, self._root) if key in self._properties else frozenset(JSON_TYPES)
+            if kinds == {"string"} or wanted == {"string"}:
+                return json.dumps(text.translate(self._texts), ensure_ascii=False)
+            found = as_json(text, form, self._texts)
+            if found is not None and ("string" not in wanted or json_type(json.loads(found)) in wanted):
+                return found
+            if "string" not in kinds:
+                raise Malformed(f"the value of {key[:40]} is invalid")
+            return json.dumps(text.translate(self._texts), ensure_ascii=False)
+        found = as_json(text, form, self._texts)
+        if found is None:
+            raise Malformed(f"the value of {key[:40]} is invalid")
+        return found
+
+    def _balanced(self) -> Reading[str]:
+        """Read a value that ends before a separator or the end of the arguments."""
+        reader, form = self._reader, self._form
+        start, depth = reader.at, 0
+        quotes = (form.quote,) if form.values == "bare" else ('"', "'")
+        stops = {form.separator.strip()[:1], self._end.strip()[:1]}
+        while True:
+            try:
+                character = yield from reader.peek()
+            except Ended:
+                if self._end.strip():
+                    raise
+                break
+            if depth == 0 and character in stops:
+                break
+            if character in "([{":
+                depth += 1
+            elif character in ")]}":
+                depth -= 1
+            if depth < 0 or depth > _DEEPEST:
+                raise Malformed("the arguments are nested too deeply" if depth > 0 else "a bracket is never opened")
+            opened = [quote for quote in quotes if reader.text.startswith(quote, reader.at)]
+            reader.at += 1
+            if opened:
+                yield from self._quoted(opened[0])
+        return reader.text[start : reader.at].strip()
+
+    def _quoted(self, quote: str) -> Reading[None]:
+        """Read up to the end of a string."""
+        reader = self._reader
+        reader.at += len(quote) - 1
+        while True:
+            character = yield from reader.peek()
+            if reader.text.startswith(quote, reader.at):
+                reader.at += len(quote)
+                return
+            reader.at += 1
+            if character == "\\" and self._form.values != "bare":
+                yield from reader.peek()
+                reader.at += 1
+
+
+def _shared_start(texts: list[str]) -> str:
+    """Return the longest common prefix of texts."""
+    shared = ""
+    for letters in zip(*texts, strict=False):
+        if len(set(letters)) > 1:
+            break
+        shared += letters[0]
+    return shared
+
+
+def _trimmed(text: str, prefix: str, suffix: str) -> str:
+    """Remove the whitespace that belongs to the tags around a value: all of it, or none."""
+    before = prefix[len(prefix.rstrip()) :]
+    after = suffix[: len(suffix) - len(suffix.lstrip())]
+    return text.removeprefix(before).removesuffix(after)
+
+
+def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | None:
+    """Return the JSON text of a value that is written as JSON, as Python or without quotes around keys, or None."""
+    candidate = _quoted_keys(text, form.quote) if form.values == "bare" else text.strip()
+    candidate = candidate.translate(texts)
+    try:
+        json.loads(candidate, parse_constant=lambda name: _refuse(name))
+    except (ValueError, RecursionError):
+        return _python_as_json(candidate)
+    return candidate
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _python_as_json(text: str) -> str | None:
+    try:
+        value = ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False) if _is_plain(value) else None
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True if a Python value has an equal JSON value."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
+
+
+def _quoted_keys(text: str, quote: str) -> str:
+    """Convert JSON whose keys have no quotes, and whose strings have their own, to JSON."""
+    parts = text.strip().split(quote)
+    if len(parts) % 2 == 0:
+        return text
+    # Outside of strings, every key follows a bracket or a comma. A key right after a string begins its part.
+    for at in range(0, len(parts), 2):
+        parts[at] = _BARE_KEY.sub(lambda found: found[1] + json.dumps(found[2]) + found[3], parts[at])
+    for at in range(1, len(parts), 2):
+        parts[at] = json.dumps(parts[at], ensure_ascii=False)
+    return "".join(parts)
