@@ -90,32 +90,48 @@ class ItemReader:
     def _value(self, around: ValueForm, kinds: set[str], key: str) -> Reading[str]:
         form = self._form
         suffix = around.suffix.replace(KEY, key)
-        if suffix.strip():
+        wanted = types(self._properties[key], self._root) if key in self._properties else frozenset(JSON_TYPES)
+        raw = form.strings == "raw" and bool(suffix.strip())
+        only_string = raw and (kinds == {"string"} or wanted == {"string"})
+        text = None if only_string else (yield from self._structured(suffix))
+        if text is None and suffix.strip():
             text, _ = yield from self._reader.until(suffix.strip())
             text = _trimmed(text, around.prefix, suffix)
-        else:
+        elif text is None:
             text = yield from self._balanced()
-        schema = self._properties.get(key, {})
-        if form.strings == "raw" and suffix.strip():
-            wanted = types(schema, self._root) if key in self._properties else frozenset(JSON_TYPES)
-            if kinds == {"string"} or wanted == {"string"}:
-                return json.dumps(text.translate(self._texts), ensure_ascii=False)
-            found = as_json(text, form, self._texts)
-            if found is not None and ("string" not in wanted or json_type(json.loads(found)) in wanted):
-                return found
-            if "string" not in kinds:
-                raise Malformed(f"the value of {key[:40]} is invalid")
+        if only_string:
             return json.dumps(text.translate(self._texts), ensure_ascii=False)
         found = as_json(text, form, self._texts)
+        kind = json_type(json.loads(found)) if found is not None else ""
+        if raw and "string" in kinds & wanted and (found is None or kind == "string" or kind not in wanted):
+            return json.dumps(text.translate(self._texts), ensure_ascii=False)
         if found is None:
             raise Malformed(f"the value of {key[:40]} is invalid")
         return found
 
-    def _balanced(self) -> Reading[str]:
-        """Read a value that ends before a separator or the end of the arguments."""
+    def _structured(self, suffix: str) -> Reading[str | None]:
+        """Read an array or an object and the suffix after it, which strings inside it may contain.
+
+        Returns None, and reads nothing, if there is no array or object here, or something else follows it.
+        """
+        reader = self._reader
+        start = reader.at
+        yield from reader.skip_space()
+        try:
+            if (yield from reader.peek()) in "[{":
+                text = yield from self._balanced(once=True)
+                if not suffix.strip() or (yield from reader.match(suffix)) is not None:
+                    return text
+        except Malformed:
+            pass
+        reader.at = start
+        return None
+
+    def _balanced(self, once: bool = False) -> Reading[str]:
+        """Read a value that ends before a separator or the end of the arguments, or with the first bracket if `once`."""
         reader, form = self._reader, self._form
         start, depth = reader.at, 0
-        quotes = (form.quote,) if form.values == "bare" else ('"', "'")
+        quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.values, ('"',))
         stops = {form.separator.strip()[:1], self._end.strip()[:1]}
         while True:
             try:
@@ -124,7 +140,7 @@ class ItemReader:
                 if self._end.strip():
                     raise
                 break
-            if depth == 0 and character in stops:
+            if depth == 0 and character in stops and not once:
                 break
             if character in "([{":
                 depth += 1
@@ -136,6 +152,8 @@ class ItemReader:
             reader.at += 1
             if opened:
                 yield from self._quoted(opened[0])
+            elif once and depth == 0:
+                break
         return reader.text[start : reader.at].strip()
 
     def _quoted(self, quote: str) -> Reading[None]:

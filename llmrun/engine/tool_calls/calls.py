@@ -66,6 +66,7 @@ class CallReader:
             first = [self._json.head + '{"', NAME, '"']
         if first[0].strip() and (yield from self._reader.match(first[0])) is None:
             return False
+        yield from self._reader.skip_space()
         name = yield from self._reader.pattern(_WORD)
         if name not in self._tools:
             return False
