@@ -15,6 +15,7 @@ jinja.py          Jinja2, configured as in `transformers`
 probing.py        finds a template's thinking tags and its thinking switch by rendering test conversations
 tool_probing.py   finds the format of tool calls by rendering test conversations
 tool_layout.py    compares rendered texts to derive that format
+known_tools.py    the formats of tool calls that templates do not reveal
 mentions.py       finds the variables, keys and texts related to thinking in a template's source
 
 Both processes use this module:

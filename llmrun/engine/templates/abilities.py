@@ -33,13 +33,15 @@ class ToolAbilities:
 
     takes_tools        True if the prompt shows the tools
     takes_results      True if the prompt shows messages with the role "tool"
-    tool_format        the format of calls; None if the template does not show past calls or their format is unclear
+    tool_format        the format of calls; None if it is unclear
+    shows_calls        True if the prompt shows the calls of past messages
     arguments_as_text  True if past calls must have arguments as JSON text, not as an object
     null_content       True if a message with calls and without text must have the content None, not ""
     """
 
     takes_tools: bool = False
     takes_results: bool = False
+    shows_calls: bool = False
     tool_format: ToolCallFormat | None = None
     arguments_as_text: bool = False
     null_content: bool = False

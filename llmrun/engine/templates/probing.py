@@ -39,7 +39,7 @@ def probe(source: str) -> TemplateAbilities:
     named = mentions(source)
     tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
     switch = _switch(tries, named.variables, tags)
-    tools = tool_abilities(tries, tags)
+    tools = tool_abilities(source, tries, tags)
     if switch is None:
         return TemplateAbilities(thinking_tags=tags, tools=tools)
     return TemplateAbilities(switch.on, switch.off, tags, tools)

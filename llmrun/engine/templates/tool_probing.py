@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from llmrun.engine.templates import tool_layout as layout
 from llmrun.engine.templates.abilities import ThinkingTags, ToolAbilities
+from llmrun.engine.templates.known_tools import known_format, other_starts
 from llmrun.engine.templates.tool_format import (
     KEY,
     NAME,
@@ -43,6 +44,7 @@ _LONGEST_TEXT = 400  # characters of a text between two slots
 _HELP = "Qzhelp"
 _ANY = {"type": "string", "description": _HELP}
 _USER = {"role": "user", "content": _ASKED}
+_ANSWER = {"role": "assistant", "content": _SAID}
 
 Call = tuple[str, Mapping[str, Any]]
 
@@ -55,7 +57,7 @@ class Renderer(Protocol):
         ...
 
 
-def tool_abilities(tries: Renderer, tags: ThinkingTags | None) -> ToolAbilities:
+def tool_abilities(source: str, tries: Renderer, tags: ThinkingTags | None) -> ToolAbilities:
     """Find out whether a template accepts tools, and how it writes calls."""
     plain = tries.text([_USER], tools=None)
     shown = tries.text([_USER], tools=_tools()) or ""
@@ -66,8 +68,8 @@ def tool_abilities(tries: Renderer, tags: ThinkingTags | None) -> ToolAbilities:
         results = results or messages.takes_results()
         found = messages.format()
         if found is not None:
-            return ToolAbilities(takes, results, found, style.as_text, style.null_content)
-    return ToolAbilities(takes, results)
+            return ToolAbilities(takes, results, True, found, style.as_text, style.null_content)
+    return ToolAbilities(takes, results, tool_format=known_format(source) if takes else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,20 @@ class _Messages:
         found = self._calls(arguments)
         if found is None:
             return None
-        found = replace(found, plain_start=plain_start, after_plain=self._after_plain)
+        found = replace(
+            found,
+            other_starts=other_starts(found.call_start),
+            plain_start=plain_start,
+            after_plain=self._after_plain,
+        )
         return found if _is_sound(found) and self._predicts(found) else None
 
     def takes_results(self) -> bool:
-        """Return True if the template shows the result of a call."""
+        """Return True if the template shows the result of a call, at least if the call is written as text."""
         call = self._message([(_NAMES[0], {_KEYS[0]: _STRINGS[0]})])
         result = {"role": "tool", "tool_call_id": self._style.ids[0], "name": _NAMES[0], "content": _RESULT}
-        return _RESULT in (self._tries.text([_USER, call, result], tools=_tools()) or "")
+        texts = (self._tries.text([_USER, each, result], tools=_tools()) for each in (call, _ANSWER))
+        return any(_RESULT in (text or "") for text in texts)
 
     def _message(self, calls: Sequence[Call], content: str = "") -> dict[str, Any]:
         return {
@@ -165,8 +173,7 @@ class _Messages:
 
         They are shared with a message without calls. The generation prompt shows where the model's own text begins.
         """
-        answer = {"role": "assistant", "content": _SAID}
-        said = _after_question(self._tries.text([_USER, answer], tools=_tools(), add_generation_prompt=False))
+        said = _after_question(self._tries.text([_USER, _ANSWER], tools=_tools(), add_generation_prompt=False))
         prompt = _after_question(self._tries.text([_USER], tools=_tools(), add_generation_prompt=True))
         text = _after_question(text)
         start = layout.shared_prefix(text, said)

@@ -128,7 +128,7 @@ class ItemReader:
         return None
 
     def _balanced(self, once: bool = False) -> Reading[str]:
-        """Read a value that ends before a separator or the end of the arguments, or with the first bracket if `once`."""
+        """Read a value that ends before a separator or the end of the arguments; if `once`, one array or object."""
         reader, form = self._reader, self._form
         start, depth = reader.at, 0
         quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.values, ('"',))

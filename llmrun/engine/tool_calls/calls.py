@@ -97,13 +97,9 @@ class CallReader:
 
     def _read_start(self) -> Reading[None]:
         """Read everything before the arguments."""
-        firsts = [start[0] for start in self._starts]
-        found = yield from self._reader.match(*firsts)
-        start = next((start for start in self._starts if start[0] == found or not (found or start[0].strip())), None)
-        if start is None:
-            yield from self._reader.expect(firsts[0])
-            return
-        for part in start[1:]:
+        starts = self._starts
+        for at in range(max(map(len, starts))):
+            part = starts[0][at]
             if part == NAME:
                 name = yield from self._word("the name of the tool")
                 if self._name and name != self._name:
@@ -114,9 +110,20 @@ class CallReader:
             elif part == INDEX:
                 self._index = yield from self._reader.pattern(_DIGITS)
             else:
-                yield from self._reader.expect(part)
+                starts = yield from self._matching(starts, at)
+            starts = [start for start in starts if len(start) > at + 1]
+            if not starts:
+                break
         if not self._name:
             raise Malformed("the name of the tool is missing")
+
+    def _matching(self, starts: list[list[str]], at: int) -> Reading[list[list[str]]]:
+        """Read part number `at` of one of these texts. Returns the texts that have this part."""
+        found = yield from self._reader.match(*{start[at] for start in starts})
+        fitting = [start for start in starts if start[at] == found or not (found or start[at].strip())]
+        if not fitting:
+            yield from self._reader.expect(starts[0][at])
+        return fitting
 
     def _word(self, what: str) -> Reading[str]:
         yield from self._reader.skip_space()
@@ -148,6 +155,9 @@ class CallReader:
     def _announce(self) -> None:
         if not self.announced:
             self.announced = True
+            form = self._format.id_form
+            if NAME in form:
+                self._id = form.replace(NAME, self._name).replace(INDEX, self._index)
             self._start(self._name, self._id)
 
     def _read_arguments(self) -> Reading[None]:

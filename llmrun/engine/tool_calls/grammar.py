@@ -10,7 +10,7 @@ from typing import Any
 
 from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME
 from llmrun.engine.tool_calls import lark
-from llmrun.engine.tool_calls.openings import Opening, call_starts, is_sure, openings
+from llmrun.engine.tool_calls.openings import Opening, call_starts, openings
 from llmrun.engine.tool_calls.schemas import Tool, resolved
 from llmrun.engine.tool_calls.spelling import ToolSpelling
 from llmrun.engine.tool_calls.values import ItemGrammar
@@ -101,8 +101,8 @@ class _Grammar:
             section = self.rules.rule(self._section(""))
             return f"({text} {section})* {text}" if self._parallel else f"{text} ({section} {text})?"
         if tokens:  # a call may begin with a text at the beginning of the answer, and with a token anywhere
-            text = self._tokens_except(tokens)
-            return f"{self._section('')} | {text} ({self._section('')})?"
+            section = self.rules.rule(self._section(""))
+            return f"{section} | {self._text_without_start()} {section}?"
         calls = []
         for trigger in texts:
             head = self.rules.rule(f"/{_ANY}/ {lark.string(trigger)}", "[lazy]")
@@ -131,6 +131,9 @@ class _Grammar:
     def _text_without_start(self) -> str:
         """Return text that does not begin as a call does."""
         first = (self._format.section_start + self._format.call_start).strip()[:1]
+        if self._openings:
+            texts = "|".join(lark.regex(text) for text in self._triggers()[1])
+            return self.rules.terminal(f"/{_ANY}/ & ~/\\s*({texts}){_ANY}/")
         if not first or first == NAME or first in self.rules.tokens:
             return self._text()
         letter = lark.regex(first)
