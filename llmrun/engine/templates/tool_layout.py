@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from llmrun.engine.templates.tool_format import CALL_ID, INDEX, KEY, NAME, ArgumentFormat, ValueForm, bare
+from llmrun.engine.templates.tool_format import (
+    CALL_ID,
+    INDEX,
+    KEY,
+    NAME,
+    ArgumentFormat,
+    ValueForm,
+    bare,
+    written_value,
+)
 
 _MARKUP = re.compile(r"<[^<>\n]{1,80}>|\[/?[A-Z_]{2,40}\]")
 _NUMBER = r"(?<![\w.]){}(?![\w.])"
@@ -196,21 +205,38 @@ def _repeated(text: str, key: str) -> str:
 
 def value_form(text: str, layout: ItemLayout, key: str, value: Any) -> tuple[str, ValueForm, str] | None:
     """Return the notation of a value that is not a string, the texts around it and the quote, or None."""
-    before, end = layout.head + layout.opening + layout.key_prefix + key, layout.closing + layout.tail
-    if not text.startswith(before) or not text.endswith(end):
-        return None
-    rest = _repeated(text[len(before) : len(text) - len(end)], key)
+    rest = _after_key(text, layout, key)
     quote = layout.string.prefix[-len(layout.string.suffix) :] if layout.string.suffix else '"'
-    texts = {
-        "json": json.dumps(value),
-        "python": repr(value),
-        "bare": bare(value, quote),
-    }
-    for notation, text_ in texts.items():
-        at = rest.rfind(text_)
+    texts = {"json": json.dumps(value), "python": repr(value), "bare": bare(value, quote)}
+    for notation, written in texts.items():
+        at = rest.rfind(written)
         if at >= 0:
-            return notation, ValueForm(rest[:at], rest[at + len(text_) :]), quote
+            return notation, ValueForm(rest[:at], rest[at + len(written) :]), quote
     return None
+
+
+def tagged_form(
+    text: str, layout: ItemLayout, key: str, value: Any, form: ArgumentFormat
+) -> tuple[str, ValueForm] | None:
+    """Return the key of array items and the texts around an array or object that is written as items, or None.
+
+    form  the notation of the values inside it, as far as it is known
+    """
+    rest = _after_key(text, layout, key)
+    first = re.escape(form.key_prefix) + r"([\w.-]{1,40})" + re.escape(form.forms["boolean"].prefix) + "true"
+    found = re.search(first, rest) if "boolean" in form.forms else None
+    if found is None:
+        return None
+    written = written_value(replace(form, values="tags", item_key=found[1]), value)
+    at = rest.find(written)
+    return (found[1], ValueForm(rest[:at], rest[at + len(written) :])) if at >= 0 else None
+
+
+def _after_key(text: str, layout: ItemLayout, key: str) -> str:
+    """Return the value of an argument with the texts around it; "" if it is not where it should be."""
+    before, end = layout.head + layout.opening + layout.key_prefix + key, layout.closing + layout.tail
+    fits = text.startswith(before) and text.endswith(end)
+    return _repeated(text[len(before) : len(text) - len(end)], key) if fits else ""
 
 
 def string_notation(written: str, value: str) -> str | None:

@@ -221,12 +221,11 @@ class _Messages:
         found = layout.item_layout(texts)
         if found is None:
             return None
-        forms, notation, quote, values = self._forms(found)
-        if not forms:
-            return None
-        item_key = ""
         strings, string = self._strings(found)
-        return ArgumentFormat(
+        forms, scalars, objects, quote = self._forms(found)
+        if "integer" not in forms:
+            return None
+        form = ArgumentFormat(
             "items",
             (", ", ": "),
             found.opening,
@@ -235,10 +234,23 @@ class _Messages:
             found.separator,
             {"string": string, **forms},
             strings,
-            values or notation,
+            objects or scalars,
             quote,
-            item_key,
         )
+        if "array" not in forms:
+            form = self._tagged(found, form)
+        return replace(form, forms={**dict.fromkeys(_VALUES, forms["integer"]), **form.forms})
+
+    def _tagged(self, found: layout.ItemLayout, form: ArgumentFormat) -> ArgumentFormat:
+        """Return the format with the notation of arrays and objects if it is that of the arguments themselves."""
+        for kind in ("array", "object"):
+            text = self._body([(_NAMES[0], {_KEYS[0]: _VALUES[kind]})], kind) or ""
+            tagged = layout.tagged_form(text, found, _KEYS[0], _VALUES[kind], form)
+            if tagged is None:
+                return form
+            item_key, around = tagged
+            form = replace(form, values="tags", item_key=item_key, forms={**form.forms, kind: around})
+        return form
 
     def _strings(self, found: layout.ItemLayout) -> tuple[str, ValueForm]:
         """Return the notation of strings and the texts around them."""
@@ -256,10 +268,9 @@ class _Messages:
         )
 
     def _forms(self, found: layout.ItemLayout) -> tuple[dict[str, ValueForm], str, str, str]:
-        """Return the texts around values of each type, the notation of scalars, the quote, and that of objects."""
+        """Return the texts around values of each type found, the notations of scalars and of objects, and the quote."""
         forms: dict[str, ValueForm] = {}
-        scalars = objects = "json"
-        quote = '"'
+        scalars, objects, quote = "json", "", '"'
         for kind, value in _VALUES.items():
             text = self._body([(_NAMES[0], {_KEYS[0]: value})], kind)
             written = layout.value_form(text, found, _KEYS[0], value) if text is not None else None
@@ -270,11 +281,7 @@ class _Messages:
                 objects, quote = notation, found_quote if notation == "bare" else quote
             elif kind == "boolean":
                 scalars = notation
-        if "integer" not in forms:
-            return {}, "", "", ""
-        for kind in _VALUES:
-            forms.setdefault(kind, forms["integer"])
-        return forms, scalars, quote, objects
+        return forms, scalars, objects, quote
 
     # --- calls
 

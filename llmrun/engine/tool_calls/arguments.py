@@ -10,7 +10,7 @@ from typing import Any
 
 from llmrun.engine.templates.tool_format import JSON_TYPES, KEY, ArgumentFormat, ValueForm, json_type
 from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
-from llmrun.engine.tool_calls.schemas import Tool, types
+from llmrun.engine.tool_calls.schemas import Tool, resolved, types
 
 _LONGEST_KEY = 256  # characters
 _DEEPEST = 60  # levels of nested values
@@ -43,6 +43,7 @@ class ItemReader:
         self._end = form.closing + end
         self._emit = emit
         self._texts = texts
+        self._depth = 0
         self._prefixes = {each.prefix: each for each in form.forms.values()}
         self._key_end = _shared_start([prefix.split()[0] for prefix in self._prefixes])
 
@@ -57,7 +58,7 @@ class ItemReader:
             if not keys and (yield from self._is_end()):
                 break
             yield from reader.expect(form.key_prefix)
-            key, value = yield from self._item()
+            key, value = yield from self._item(self._properties)
             if key in keys:
                 raise Malformed(f"the argument {key[:40]} is given twice")
             self._emit(("{" if not keys else ", ") + json.dumps(key, ensure_ascii=False) + ": " + value)
@@ -74,23 +75,60 @@ class ItemReader:
         found = yield from self._reader.found(options)
         return found is not None and found[0] == self._end
 
-    def _item(self) -> Reading[tuple[str, str]]:
-        """Read the name and the value of an argument. Returns the name and the value as JSON text."""
+    def _item(self, schemas: Mapping[str, Any]) -> Reading[tuple[str, str]]:
+        """Read the name and the value of an argument. Returns the name and the value as JSON text.
+
+        schemas  the schemas of the arguments, by name
+        """
         reader, form = self._reader, self._form
         key, stop = yield from reader.until(self._key_end, longest=_LONGEST_KEY)
         reader.at -= len(stop)
-        prefix = yield from reader.match(*self._prefixes)
+        key = key.strip().translate(self._texts)
+        wanted = types(schemas[key], self._root) if key in schemas else frozenset(JSON_TYPES)
+        expected = {form.forms[kind].prefix for kind in wanted & form.forms.keys()}
+        prefix = (yield from reader.match(*expected)) or (yield from reader.match(*self._prefixes))
         if prefix is None:
             raise Malformed("expected a value")
-        key = key.strip().translate(self._texts)
         kinds = {kind for kind, each in form.forms.items() if each.prefix == prefix}
-        value = yield from self._value(self._prefixes[prefix], kinds, key)
+        around = self._prefixes[prefix]
+        if form.values == "tags" and kinds <= {"object", "array"}:
+            value = yield from self._nested(around.suffix.replace(KEY, key), schemas.get(key, {}), wanted)
+        else:
+            value = yield from self._value(around, kinds, key, wanted)
         return key, value
 
-    def _value(self, around: ValueForm, kinds: set[str], key: str) -> Reading[str]:
+    def _nested(self, suffix: str, schema: Any, wanted: frozenset[str]) -> Reading[str]:
+        """Read the items of an array or an object up to the suffix. Returns their JSON text."""
+        if self._depth > _DEEPEST:
+            raise Malformed("the arguments are nested too deeply")
+        self._depth += 1
+        found = resolved(schema, self._root)
+        found = found if isinstance(found, Mapping) else {}
+        schemas = found.get("properties")
+        schemas = dict(schemas) if isinstance(schemas, Mapping) else {}
+        name = self._form.item_key
+        if "object" not in wanted or not schemas:
+            schemas.setdefault(name, found.get("items", {}))
+        items: list[tuple[str, str]] = []
+        while (yield from self._reader.match(suffix)) is None:
+            yield from self._reader.expect(self._form.key_prefix)
+            items.append((yield from self._item(schemas)))
+        self._depth -= 1
+        is_array = (
+            "array" in wanted and all(key == name for key, _ in items) and (bool(items) or "object" not in wanted)
+        )
+        if is_array:
+            return "[" + ", ".join(value for _, value in items) + "]"
+        return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in items) + "}"
+
+    def _value(self, around: ValueForm, kinds: set[str], key: str, wanted: frozenset[str]) -> Reading[str]:
+        """Read a value and the text after it. Returns its JSON text.
+
+        kinds   the types that this notation may stand for
+        wanted  the types that the schema allows
+        """
         form = self._form
         suffix = around.suffix.replace(KEY, key)
-        wanted = types(self._properties[key], self._root) if key in self._properties else frozenset(JSON_TYPES)
         raw = form.strings == "raw" and bool(suffix.strip())
         only_string = raw and (kinds == {"string"} or wanted == {"string"})
         text = None if only_string else (yield from self._structured(suffix))

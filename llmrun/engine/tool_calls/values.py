@@ -151,10 +151,28 @@ class ItemGrammar:
     def _value(self, schema: Mapping[str, Any], depth: int) -> str:
         """Return the expression for a value in the format's notation."""
         form = self._form
-        if form.values == "json" and form.strings != "python":
+        if form.values == "tags" and types(schema, self._root) <= {"object", "array"}:
+            return self._tags(schema, depth + 1)
+        if form.values in ("json", "tags") and form.strings != "python":
             shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
             return lark.schema({**shared, **schema}, form.separators, f"the parameters of {self._tool}")
         return self._written(schema, depth)
+
+    def _tags(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Return the expression for an array or an object that is written as items."""
+        if depth > _DEEPEST:
+            raise self._refuse("the schema is nested too deeply")
+        self._check(schema)
+        options = []
+        for branch in schema.get("anyOf", [schema]):
+            kinds = types(branch, self._root)
+            if "object" in kinds:
+                options.append(self._object(branch, self._form.separator, "", "", depth) or '""')
+            if "array" in kinds:
+                least, most = _bounds(branch, "minItems", "maxItems")
+                item = self._item(self._form.item_key, branch.get("items", self._anything()), depth)
+                options.append(f"{item}{{{least},{'' if most is None else most}}}")
+        return self._rules.rule(lark.one_of(options))
 
     def _written(self, schema: Any, depth: int) -> str:
         """Return the expression for a value in Python or bare notation."""
@@ -211,9 +229,7 @@ class ItemGrammar:
     def _string(self, schema: Mapping[str, Any]) -> str:
         form = self._form
         if form.values == "bare":
-            quote = self._rules.literal(form.quote)
-            text = self._text(schema) + lark.without("" if form.quote in self._rules.tokens else form.quote)
-            return f"{quote} {self._rules.terminal(text)} {quote}"
+            return f"{self._rules.literal(form.quote)} {lark.one_of(self._raw(schema, form.quote, ambiguous=False))}"
         if "pattern" in schema:
             raise self._refuse("a pattern is not supported")
         least, most = _bounds(schema, "minLength", "maxLength")
