@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from llmrun.engine.templates.tool_format import ToolCallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +28,43 @@ class ThinkingTags:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolAbilities:
+    """What a template can do with tools.
+
+    takes_tools        True if the prompt shows the tools
+    takes_results      True if the prompt shows messages with the role "tool"
+    tool_format        the format of calls; None if it is unclear
+    shows_calls        True if the prompt shows the calls of past messages
+    arguments_as_text  True if past calls must have arguments as JSON text, not as an object
+    null_content       True if a message with calls and without text must have the content None, not ""
+    """
+
+    takes_tools: bool = False
+    takes_results: bool = False
+    shows_calls: bool = False
+    tool_format: ToolCallFormat | None = None
+    arguments_as_text: bool = False
+    null_content: bool = False
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ToolAbilities:
+        """Return the abilities that `dataclasses.asdict` converted to `value`. Raises KeyError or TypeError."""
+        found = value["tool_format"]
+        return cls(**{**value, "tool_format": ToolCallFormat.from_json(found) if found else None})
+
+
+@dataclass(frozen=True, slots=True)
 class TemplateAbilities:
-    """The abilities of a template. All fields are empty or None if the template rejects every test conversation.
+    """The abilities of a template. All fields are empty, None or False if it rejects every test conversation.
 
     reasoning_on   variables for `ChatPrompt.template_kwargs` that switch thinking on; may be empty if thinking is on by
                    default
     reasoning_off  variables that switch thinking off; empty if the template has no switch
     thinking_tags  the tags around thinking; None if the template does not reveal them
+    tools          what the template can do with tools
     """
 
     reasoning_on: Mapping[str, object] = field(default_factory=dict)
     reasoning_off: Mapping[str, object] = field(default_factory=dict)
     thinking_tags: ThinkingTags | None = None
+    tools: ToolAbilities = ToolAbilities()

@@ -1,4 +1,4 @@
-"""Probes a chat template to find its thinking tags and its thinking switch, without a list of known models.
+"""Probes a chat template to find its thinking tags, its thinking switch and its tool calls, without a list of models.
 
 The template renders small conversations made of marker words. The output shows how the template writes past thinking,
 and how each of its variables changes the end of the prompt, where the answer begins. The source is used only to find
@@ -18,6 +18,7 @@ from typing import Any
 from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 from llmrun.engine.templates.mentions import Constant, mentions
+from llmrun.engine.templates.tool_probing import tool_abilities
 
 _SECONDS = 1.0  # CPU time limit for all renderings together; after that, probing uses the results so far
 _ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
@@ -38,7 +39,10 @@ def probe(source: str) -> TemplateAbilities:
     named = mentions(source)
     tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
     switch = _switch(tries, named.variables, tags)
-    return TemplateAbilities(switch.on, switch.off, tags) if switch else TemplateAbilities(thinking_tags=tags)
+    tools = tool_abilities(source, tries, tags)
+    if switch is None:
+        return TemplateAbilities(thinking_tags=tags, tools=tools)
+    return TemplateAbilities(switch.on, switch.off, tags, tools)
 
 
 class _Tries:

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from llmrun import child_processes
-from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
+from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags, ToolAbilities
 from llmrun.engine.templates.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
 from llmrun.errors import LlmrunError, TemplateRefused
 
@@ -102,7 +102,10 @@ class TemplateProcess:
             found = self._request(encoded({"probe": source}), "", "abilities")
             tags = found["thinking_tags"]
             return TemplateAbilities(
-                {**found["reasoning_on"]}, {**found["reasoning_off"]}, ThinkingTags(**tags) if tags else None
+                {**found["reasoning_on"]},
+                {**found["reasoning_off"]},
+                ThinkingTags(**tags) if tags else None,
+                ToolAbilities.from_json(found["tools"]),
             )
         except (TemplateRefused, KeyError, TypeError):
             return TemplateAbilities()

@@ -31,23 +31,36 @@ class Spelling:
     texts: dict[int, str]
 
 
-def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
-    """Return a style's tags as spelled in a vocabulary, with placeholders for control tokens."""
-    placeholders: dict[int, str] = {}
-    texts: dict[int, str] = {}
+class Placeholders:
+    """Placeholders for the control tokens in a model's tags. Tags that share a token share its placeholder.
 
-    def written(mark: str) -> str:
+    characters  maps the id of a control token to its placeholder
+    texts       maps the code point of a placeholder to the token's text
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.characters: dict[int, str] = {}
+        self.texts: dict[int, str] = {}
+
+    def spelled(self, mark: str) -> str:
+        """Return a tag with its control tokens replaced by placeholders."""
         text = ""
-        for token in tokenizer.encode(mark, add_special=False, parse_special=True).tolist():
-            name = tokenizer.token_text(token)
-            if tokenizer.token_bytes(token) or not name or (at := mark.find(name)) < 0:
+        for token in self._tokenizer.encode(mark, add_special=False, parse_special=True).tolist():
+            name = self._tokenizer.token_text(token)
+            if self._tokenizer.token_bytes(token) or not name or (at := mark.find(name)) < 0:
                 continue
-            character = placeholders.setdefault(token, chr(_FIRST_PLACEHOLDER + len(placeholders)))
-            texts[ord(character)] = name
+            character = self.characters.setdefault(token, chr(_FIRST_PLACEHOLDER + len(self.characters)))
+            self.texts[ord(character)] = name
             text += mark[:at] + character
             mark = mark[at + len(name) :]
         return text + mark
 
+
+def spelled(style: ThinkingStyle, tokenizer: Tokenizer, placeholders: Placeholders | None = None) -> Spelling:
+    """Return a style's tags as spelled in a vocabulary, with placeholders for control tokens."""
+    placeholders = placeholders or Placeholders(tokenizer)
+    written = placeholders.spelled
     marks = Marks(
         written(style.opening),
         tuple(map(written, style.closing)),
@@ -55,7 +68,7 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
         tuple(map(written, style.trailers)),
         style.anywhere,
     )
-    return Spelling(marks, placeholders, texts)
+    return Spelling(marks, placeholders.characters, placeholders.texts)
 
 
 class ThinkingDecoder:

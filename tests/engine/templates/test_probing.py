@@ -145,12 +145,15 @@ def test_what_only_changes_past_thinking_is_no_switch() -> None:
         "{% for m in messages %}{{ m.role }}: {% if keep_thinking and m.thinking %}<think>{{ m.thinking }}</think>"
         "{% endif %}{{ m.content }}\n{% endfor %}assistant: "
     )
-    assert probe(source) == TemplateAbilities(thinking_tags=ThinkingTags(*THINK))
+    found = probe(source)
+    assert (found.reasoning_on, found.reasoning_off, found.thinking_tags) == ({}, {}, ThinkingTags(*THINK))
 
 
 def test_a_switch_that_must_be_set_to_end_thinking_needs_nothing_to_begin_it() -> None:
     source = "{{ messages[0].content }}<think>{% if reasoning_effort == 'none' %}</think>{% endif %}"
-    assert probe(source) == TemplateAbilities({}, {"reasoning_effort": "none"}, ThinkingTags(*THINK))
+    found = probe(source)
+    assert (found.reasoning_on, found.reasoning_off) == ({}, {"reasoning_effort": "none"})
+    assert found.thinking_tags == ThinkingTags(*THINK)
 
 
 def test_parts_written_out_as_they_are_show_no_tags() -> None:

@@ -1,0 +1,163 @@
+"""The description of a model's tool calls, found by probing its chat template. This module does not import Jinja2.
+
+The texts of a format contain slots: characters that stand for the parts that differ from call to call. They are Unicode
+noncharacters, which no text contains on purpose. A format is rejected if its template writes such a character itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NAME = "\ufdd1"  # the tool's name
+CALL_ID = "\ufdd2"  # the id of the call
+INDEX = "\ufdd3"  # the number of the call in its message
+KEY = "\ufdd4"  # the name of an argument
+SLOTS = NAME + CALL_ID + INDEX + KEY
+
+JSON_TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueForm:
+    """The texts around the value of an argument: `prefix` follows the argument's name, `suffix` the value."""
+
+    prefix: str
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentFormat:
+    """The notation for the arguments of a call.
+
+    style       "json" (one JSON object) or "items" (a list of names and values, which the fields below describe)
+    separators  the texts after a value and after a key in JSON; None if JSON is written over several lines
+    opening     the text before the first item, which is missing if there are no arguments
+    closing     the text after the last item, which is missing if there are no arguments
+    key_prefix  the text before the name of an argument: "<parameter=", "<arg_key>", ""
+    separator   the text between two items
+    forms       JSON type -> the texts around a value of this type: (">\\n", "\\n</parameter>\\n"), ("=", "")
+    strings     the notation for strings: "raw", "json" or "python"
+    values      the notation for other values: "json", "python", "bare" (JSON without quotes around keys) or "tags" (the
+                notation of the items, also inside arrays and objects)
+    quote       the text around strings inside bare values
+    item_key    the name for the items of an array, if `values` is "tags"
+    """
+
+    style: str = "json"
+    separators: tuple[str, str] | None = (", ", ": ")
+    opening: str = ""
+    closing: str = ""
+    key_prefix: str = ""
+    separator: str = ""
+    forms: Mapping[str, ValueForm] = field(default_factory=dict)
+    strings: str = "json"
+    values: str = "json"
+    quote: str = '"'
+    item_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """The texts of a message with tool calls.
+
+    A message consists of `section_start`, calls with `separator` between them, and `section_end`. Each call consists of
+    `call_start`, the arguments and `call_end`. Whitespace before and after all of this is not part of the format.
+
+    call_start   '<tool_call>\\n{"name": "NAME", "arguments": ', "[TOOL_CALLS]NAME[ARGS]", "<function=NAME>\\n"
+    call_end     "}\\n</tool_call>", "", "</function>"
+    first_index  the number that INDEX stands for in the first call of a message
+    parallel     True if one message may contain several calls
+    id_form      the form of ids that the template expects: "any", "short" (nine letters or digits), or a text with
+                 slots, such as "functions.NAME:INDEX"
+    other_starts other texts that models of this family write instead of call_start, although their template does not
+    plain_start  the text that begins an answer without calls, if no thinking tag does: "all\\n" (Functionary)
+    after_plain  the text between an answer and a call: "", ">>>" (Functionary)
+    """
+
+    call_start: str
+    call_end: str
+    arguments: ArgumentFormat
+    section_start: str = ""
+    separator: str = ""
+    section_end: str = ""
+    first_index: int = 0
+    parallel: bool = True
+    id_form: str = "any"
+    other_starts: tuple[str, ...] = ()
+    plain_start: str = ""
+    after_plain: str = ""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ToolCallFormat:
+        """Return the format that `dataclasses.asdict` converted to `value`. Raises KeyError or TypeError."""
+        arguments = dict(value["arguments"])
+        forms = {name: ValueForm(**form) for name, form in arguments.pop("forms").items()}
+        separators = arguments.pop("separators")
+        return cls(
+            **{
+                **value,
+                "other_starts": tuple(value["other_starts"]),
+                "arguments": ArgumentFormat(
+                    **arguments, forms=forms, separators=(separators[0], separators[1]) if separators else None
+                ),
+            }
+        )
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any], str]]) -> str:
+        """Return the text of a message with these calls, each a (name, arguments, id), as the template writes it."""
+        texts = []
+        for number, (name, arguments, call_id) in enumerate(calls, self.first_index):
+            call = self.call_start + "\0" + self.call_end
+            call = call.replace(NAME, name).replace(CALL_ID, call_id).replace(INDEX, str(number))
+            texts.append(call.replace("\0", written_arguments(self.arguments, arguments)))
+        return self.section_start + self.separator.join(texts) + self.section_end
+
+
+def written_arguments(form: ArgumentFormat, arguments: Mapping[str, Any]) -> str:
+    """Return arguments as the template writes them."""
+    if form.style != "items":
+        return json.dumps(arguments, ensure_ascii=False, separators=form.separators)
+    items = [_written_item(form, key, value) for key, value in arguments.items()]
+    return form.opening + form.separator.join(items) + form.closing if items else ""
+
+
+def _written_item(form: ArgumentFormat, key: str, value: Any) -> str:
+    around = form.forms[json_type(value)]
+    return form.key_prefix + key + around.prefix + written_value(form, value) + around.suffix.replace(KEY, key)
+
+
+def written_value(form: ArgumentFormat, value: Any) -> str:
+    """Return one value as the template writes it, without the texts around it."""
+    if isinstance(value, str):
+        if form.strings == "raw":
+            return value
+        return repr(value) if form.strings == "python" else json.dumps(value, ensure_ascii=False)
+    if form.values == "tags" and isinstance(value, list):
+        return "".join(_written_item(form, form.item_key, item) for item in value)
+    if form.values == "tags" and isinstance(value, Mapping):
+        return "".join(_written_item(form, key, item) for key, item in value.items())
+    if form.values == "bare":
+        return bare(value, form.quote)
+    return repr(value) if form.values == "python" else json.dumps(value, ensure_ascii=False, separators=form.separators)
+
+
+def bare(value: Any, quote: str) -> str:
+    """Return a value as JSON without spaces and quotes around keys, and with `quote` around other strings."""
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{bare(item, quote)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(bare(item, quote) for item in value) + "]"
+    return json.dumps(value)
+
+
+def json_type(value: Any) -> str:
+    """Return the JSON type of a value: one of JSON_TYPES."""
+    if value is None:
+        return "null"
+    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (Mapping, "object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "array")

@@ -1,0 +1,12 @@
+"""Tool calls: parses them from a model's output, enforces them with a grammar, and prepares those of past messages.
+
+messages.py   converts past messages with tool calls into the form that a template needs
+grammar.py    writes the Lark grammar that enforces calls
+values.py     the part of the grammar for arguments that are not written as JSON
+schemas.py    reads the JSON schemas of tools
+parser.py     finds calls in streamed text
+arguments.py  reads the arguments of a call and converts them to JSON
+openings.py   the texts that begin a call
+reader.py     reads streamed text, waiting for more where necessary
+spelling.py   replaces the control tokens in a format with placeholders
+"""

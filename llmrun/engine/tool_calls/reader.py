@@ -1,0 +1,230 @@
+"""Reads streamed text with generators, which yield where they need more text.
+
+Every method that is a generator is called with `yield from`. Decisions depend only on the text itself and never on how
+it is chunked: where the next characters matter, the reader waits for them or for the end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
+Reading = Generator[None, None, _T]
+
+_SPACE = " \t\r\n"
+_DEEPEST = 100  # levels of nested JSON
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_WORD = re.compile(r"[-+.\w]*")
+_ESCAPE = re.compile(r"""\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})""")
+
+
+class Malformed(Exception):
+    """The text is not a call in this format. The message is the reason."""
+
+
+class Ended(Malformed):
+    """The text ended in the middle of a call."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer ended inside a call")
+
+
+class Reader:
+    """The text so far, and the position of the next character to read.
+
+    ended  True once no more text will follow
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+
+    def forget(self) -> None:
+        """Drop the text that has been read. Positions from before become invalid."""
+        self.text, self.at = self.text[self.at :], 0
+
+    def more(self) -> Reading[bool]:
+        """Wait for more text. Returns False at the end."""
+        if self.ended:
+            return False
+        yield
+        return True
+
+    def peek(self) -> Reading[str]:
+        """Return the next character without reading it. Raises Ended."""
+        while self.at >= len(self.text):
+            if not (yield from self.more()):
+                raise Ended
+        return self.text[self.at]
+
+    def skip_space(self) -> Reading[None]:
+        """Read whitespace, if there is any."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at] in _SPACE:
+                self.at += 1
+            if self.at < len(self.text) or not (yield from self.more()):
+                return
+
+    def found(self, options: Sequence[str]) -> Reading[tuple[str, int] | None]:
+        """Return the longest of these texts that comes next, and where it ends, or None. Whitespace does not matter."""
+        letters = {option: "".join(option.split()) for option in options}
+        best: tuple[str, int] | None = None
+        at, read = self.at, ""
+        live = {option for option, text in letters.items() if text}
+        while live:
+            while at < len(self.text) and self.text[at] in _SPACE:
+                at += 1
+            if at >= len(self.text):
+                if not (yield from self.more()):
+                    break
+                continue
+            read += self.text[at]
+            at += 1
+            live = {option for option in live if letters[option].startswith(read)}
+            complete = {option for option in live if letters[option] == read}
+            if complete:
+                best = min(complete), at
+                live -= complete
+        return best
+
+    def match(self, *options: str) -> Reading[str | None]:
+        """Read the longest of these texts that comes next and return it, or None. Whitespace does not matter."""
+        found = yield from self.found(options)
+        if found is None:
+            return None
+        self.at = found[1]
+        return found[0]
+
+    def expect(self, text: str) -> Reading[None]:
+        """Read this text, apart from whitespace. Raises Malformed if something else comes next."""
+        if text.strip() and (yield from self.match(text)) is None:
+            raise Ended if self.ended and self.at_end() else Malformed(f"expected {_short(text)}")
+
+    def at_end(self) -> bool:
+        """Return True if only whitespace is left of the text so far."""
+        return not self.text[self.at :].strip()
+
+    def pattern(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Read the longest match of a pattern that may be extended character by character."""
+        while True:
+            match = pattern.match(self.text, self.at)
+            end = match.end() if match else self.at
+            if end < len(self.text) or not (yield from self.more()):
+                text = self.text[self.at : end]
+                self.at = end
+                return text
+
+    def until(self, *stops: str, longest: int | None = None) -> Reading[tuple[str, str]]:
+        """Read up to the first of these texts and past it. Returns the text before it and the stop. Raises Ended.
+
+        Raises Malformed if the text before it is longer than `longest`.
+        """
+        start, seen = self.at, self.at
+        width = max(map(len, stops))
+        while True:
+            places = [(place, -len(stop), stop) for stop in stops if (place := self.text.find(stop, seen)) >= 0]
+            if places:
+                place, _, stop = min(places)
+                if longest is not None and place - start > longest:
+                    raise Malformed("a name is too long")
+                self.at = place + len(stop)
+                return self.text[start:place], stop
+            if longest is not None and len(self.text) - start > longest + width:
+                raise Malformed("a name is too long")
+            seen = max(seen, len(self.text) - width + 1)
+            if not (yield from self.more()):
+                raise Ended
+
+    # --- JSON
+
+    def json_value(self, depth: int = 0) -> Reading[str]:
+        """Read one JSON value and return its text. Raises Malformed."""
+        yield from self.skip_space()
+        start = self.at
+        first = yield from self.peek()
+        if depth > _DEEPEST:
+            raise Malformed("the arguments are nested too deeply")
+        if first == "{":
+            yield from self.members(lambda _: self.json_value(depth + 1))
+        elif first == "[":
+            yield from self._elements(depth)
+        elif first == '"':
+            yield from self.json_string()
+        else:
+            word = yield from self.pattern(_WORD)
+            if not _is_scalar(word):
+                raise Malformed("the arguments are not valid JSON")
+        return self.text[start : self.at]
+
+    def members(self, read: Callable[[str], Reading[object]]) -> Reading[None]:
+        """Read a JSON object. `read` reads the value for a key."""
+        yield from self._symbol("{")
+        yield from self.skip_space()
+        if (yield from self.peek()) == "}":
+            self.at += 1
+            return
+        while True:
+            yield from self.skip_space()
+            key = yield from self.json_string()
+            yield from self._symbol(":")
+            yield from self.skip_space()
+            yield from read(key)
+            if (yield from self._symbol(",}")) == "}":
+                return
+
+    def _elements(self, depth: int) -> Reading[None]:
+        yield from self._symbol("[")
+        yield from self.skip_space()
+        if (yield from self.peek()) == "]":
+            self.at += 1
+            return
+        while True:
+            yield from self.json_value(depth + 1)
+            if (yield from self._symbol(",]")) == "]":
+                return
+
+    def json_string(self) -> Reading[str]:
+        """Read a JSON string and return what it means. Raises Malformed."""
+        start = self.at
+        yield from self._symbol('"')
+        while True:
+            yield from self.pattern(_PLAIN)
+            character = yield from self.peek()
+            if character == '"':
+                self.at += 1
+                value = json.loads(self.text[start : self.at])
+                return str(value)
+            while len(self.text) - self.at < 6 and not _ESCAPE.match(self.text, self.at):
+                if not (yield from self.more()):
+                    raise Ended
+            escape = _ESCAPE.match(self.text, self.at)
+            if escape is None:
+                raise Malformed("the arguments are not valid JSON")
+            self.at = escape.end()
+
+    def _symbol(self, symbols: str) -> Reading[str]:
+        """Read one of these characters, after whitespace. Raises Malformed."""
+        yield from self.skip_space()
+        character = yield from self.peek()
+        if character not in symbols:
+            raise Malformed("the arguments are not valid JSON")
+        self.at += 1
+        return character
+
+
+def _is_scalar(word: str) -> bool:
+    try:
+        json.loads(word, parse_constant=lambda _: [][0])
+    except (ValueError, IndexError):
+        return False
+    return True
+
+
+def _short(text: str) -> str:
+    from llmrun.gguf.problems import shown
+
+    return repr(shown(text.strip(), 40))

@@ -1,0 +1,104 @@
+"""Reads the definitions of tools and their JSON schemas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
+from llmrun.errors import UsageError
+from llmrun.gguf.problems import shown
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_LONGEST_PATH = 20  # references that a schema may follow before it is considered endless
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the model may call.
+
+    parameters  the JSON schema of its arguments, an object; {} if it takes none or does not say
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    def properties(self) -> dict[str, Any]:
+        """Return the schema of each argument."""
+        schema = resolved(self.parameters, self.parameters)
+        found = schema.get("properties") if isinstance(schema, Mapping) else None
+        return dict(found) if isinstance(found, Mapping) else {}
+
+
+def read_tools(definitions: Sequence[Any]) -> list[Tool]:
+    """Return the tools in OpenAI's form: {"type": "function", "function": {"name", "parameters", ...}}.
+
+    Raises UsageError, which names the tool, for definitions in another form, invalid names and duplicates.
+    """
+    tools: dict[str, Tool] = {}
+    for number, definition in enumerate(definitions, 1):
+        function = definition.get("function") if isinstance(definition, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise UsageError(
+                f"invalid tool: number {number} has no function with a name",
+                hint='Define it as {"type": "function", "function": {"name": ..., "parameters": ...}}.',
+            )
+        name = function["name"]
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"invalid tool name: {shown(name, 80)!r}",
+                hint="Use 1 to 64 letters, digits, underscores and hyphens.",
+            )
+        if name in tools:
+            raise UsageError(f"two tools have the same name: {name}", hint="Give each tool its own name.")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")
+        tools[name] = Tool(name, parameters or {})
+    return list(tools.values())
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Follow the `$ref` of a schema inside its root. Returns {} if it leads nowhere."""
+    for _ in range(_LONGEST_PATH):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            return schema
+        schema = root
+        if not reference.startswith("#"):
+            return {}
+        for step in reference[1:].split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(key, {}) if isinstance(schema, Mapping) else {}
+    return {}
+
+
+def types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a schema allows. A number may be an integer, so "number" implies "integer"."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > _LONGEST_PATH:
+        return frozenset(JSON_TYPES)
+    found = frozenset(_own_types(schema))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            found &= frozenset().union(*(types(each, root, depth + 1) for each in schema[key]))
+    if isinstance(schema.get("allOf"), list):
+        for each in schema["allOf"]:
+            found &= types(each, root, depth + 1)
+    return found
+
+
+def _own_types(schema: Mapping[str, Any]) -> Iterator[str]:
+    if "const" in schema:
+        yield json_type(schema["const"])
+    elif isinstance(schema.get("enum"), list):
+        yield from map(json_type, schema["enum"])
+    else:
+        given = schema.get("type", list(JSON_TYPES))
+        given = [given] if isinstance(given, str) else given if isinstance(given, list) else list(JSON_TYPES)
+        for kind in given:
+            yield str(kind)
+            if kind == "number":
+                yield "integer"

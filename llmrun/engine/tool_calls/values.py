@@ -1,0 +1,331 @@
+"""The grammar of arguments that are written one by one, with values as raw text, JSON, Python or bare JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, json_type, written_value
+from llmrun.engine.tool_calls import lark
+from llmrun.engine.tool_calls.schemas import resolved, types
+from llmrun.errors import UsageError
+
+_SAFE_KEY = re.compile(r"[\w.$@/-]{1,128}")
+_NAME_KEY = re.compile(r"[A-Za-z_]\w{0,127}")
+# Raw text that could also be read as a value of another type.
+_AMBIGUOUS = " & ~/\\s*([-+.(0-9{\\[](?s:.*)|true|false|null|True|False|None)\\s*/"
+_NUMBER_KEYS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_STRING_KEYS = frozenset({"minLength", "maxLength", "pattern"})
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "format", "$comment", "nullable"})
+_STRUCTURE = frozenset(
+    {"type", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "definitions", "properties", "required"}
+    | {"additionalProperties", "items", "minItems", "maxItems"}
+)
+_MOST = 1_000_000  # characters or items; more than any answer has
+_DEEPEST = 60
+
+
+class ItemGrammar:
+    """Writes the rules for the arguments of tools."""
+
+    def __init__(self, form: ArgumentFormat, rules: lark.Rules) -> None:
+        self._form = form
+        self._rules = rules
+        self._tool = ""
+        self._root: Mapping[str, Any] = {}
+        self._references: dict[str, str] = {}
+
+    def arguments(self, tool: str, schema: Mapping[str, Any]) -> str:
+        """Return the expression for the arguments of a tool; "" if it takes none. Raises UsageError."""
+        self._tool, self._root, self._references = tool, schema, {}
+        form = self._form
+        self._check(schema)
+        return self._object(schema, form.separator, form.opening, form.closing, 0)
+
+    def _refuse(self, what: str) -> UsageError:
+        return UsageError(
+            f"tool cannot be enforced in this model's call format: {self._tool}: {what}",
+            hint="Simplify the schema of its parameters.",
+        )
+
+    def _check(self, schema: Mapping[str, Any]) -> None:
+        """Raise UsageError for keywords that would be ignored."""
+        unknown = sorted(map(str, schema.keys() - _STRUCTURE - _NUMBER_KEYS - _STRING_KEYS - _NOTES))
+        if unknown and schema.get(unknown[0]) not in (False, None):
+            raise self._refuse(f"{unknown[0][:40]} is not supported")
+
+    # --- objects
+
+    def _object(self, schema: Mapping[str, Any], separator: str, opening: str, closing: str, depth: int) -> str:
+        """Return the expression for the items of an object in the order of its properties."""
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or []
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise self._refuse("properties or required are invalid")
+        names = [*properties, *(name for name in required if name not in properties)]
+        items = [self._item(str(name), properties.get(name, {}), depth) for name in names]
+        needed = [name in required for name in names]
+        between = self._rules.literal(separator)
+        listed = self._listed(items, needed, between)
+        if not listed:
+            return ""
+        listed = f"{self._rules.literal(opening)} {listed} {self._rules.literal(closing)}".strip()
+        return listed if any(needed) else f"({listed})?"
+
+    def _listed(self, items: Sequence[str], needed: Sequence[bool], between: str) -> str:
+        """Return the expression for at least one of the items, in order, with all that are needed."""
+        tail = ""
+        starts = []
+        for at in range(len(items) - 1, -1, -1):
+            starts.append(self._rules.rule(f"{items[at]} {tail}".strip()))
+            one = f"{between} {items[at]}".strip()
+            tail = self._rules.rule(f"{one if needed[at] else f'({one})?'} {tail}".strip())
+        starts.reverse()
+        first = next((at for at, need in enumerate(needed) if need), len(items) - 1)
+        return lark.one_of(starts[: first + 1]) if starts else ""
+
+    def _item(self, key: str, schema: Any, depth: int) -> str:
+        """Return the expression for an argument and its value."""
+        form = self._form
+        pythonic = form.strings == "python" and not form.key_prefix.strip()
+        if not (_NAME_KEY if pythonic else _SAFE_KEY).fullmatch(key):
+            raise self._refuse(f"the argument name {json.dumps(key)[:60]} cannot be written")
+        options = []
+        wanted = types(schema, self._root)
+        around: dict[ValueForm, set[str]] = {}
+        for kind in sorted(wanted & form.forms.keys()):
+            around.setdefault(form.forms[kind], set()).add(kind)
+        for each, kinds in around.items():
+            suffix = each.suffix.replace(KEY, key)
+            start = self._rules.literal(form.key_prefix + key + each.prefix)
+            if "string" in kinds and form.strings == "raw":
+                limits = self._limited(schema, frozenset({"string"}))
+                options += [f"{start} {text}" for text in self._raw(limits, suffix, ambiguous=len(kinds) > 1)]
+                kinds = kinds - {"string"}
+            if kinds:
+                value = self._value(self._limited(schema, frozenset(kinds)), depth)
+                options.append(f"{start} {value} {self._rules.literal(suffix)}".strip())
+        if not options:
+            raise self._refuse(f"no value is allowed for {key}")
+        return self._rules.rule(lark.one_of(options))
+
+    # --- strings without quotes
+
+    def _raw(self, schema: Mapping[str, Any], suffix: str, ambiguous: bool) -> list[str]:
+        """Return expressions for the strings that a schema allows, followed by the suffix."""
+        end = suffix.strip()
+        fixed = _fixed(schema)
+        if fixed is not None:
+            if any(end in text or _unprintable(text) for text in fixed):
+                raise self._refuse("a value contains text that ends values")
+            return [f"{self._rules.literal(text)} {self._rules.literal(suffix)}".strip() for text in fixed]
+        if "anyOf" in schema:
+            return [text for each in schema["anyOf"] for text in self._raw(each, suffix, ambiguous)]
+        stop = re.split(r"[\ud800-\udfff]", end)[0]
+        body = self._text(schema) + lark.without(stop) + (_AMBIGUOUS if ambiguous else "")
+        text = self._rules.terminal(body)
+        if not stop:
+            return [f"{text} {self._rules.literal(suffix)}"]
+        before, token, after = re.match(r"([^\ud800-\udfff]*)([\ud800-\udfff]?)(.*)", suffix, re.DOTALL).groups()  # type: ignore[union-attr]
+        ended = self._rules.rule(text, f"[suffix={lark.string(before)}]")
+        return [f"{ended} {self._rules.literal(token + after)}".strip()]
+
+    def _text(self, schema: Mapping[str, Any]) -> str:
+        """Return the terminal body for text with the length and the pattern of a schema."""
+        least, most = _bounds(schema, "minLength", "maxLength")
+        body = "/(?s:.*)/" if (least, most) == (0, None) else f"/(?s:.{{{least},{'' if most is None else most}}})/"
+        pattern = schema.get("pattern")
+        if pattern is None:
+            return body
+        if not isinstance(pattern, str) or re.search(r"\(\?[=!<]|\\[1-9bB]|[\ud800-\udfff\n/]", pattern):
+            raise self._refuse("a pattern is not supported")
+        start = "" if pattern.startswith("^") else "(?s:.*)"
+        end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+        inner = pattern.removeprefix("^")
+        return f"{body} & /{start}({inner.removesuffix('$') if not end else inner}){end}/"
+
+    # --- other values
+
+    def _value(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Return the expression for a value in the format's notation."""
+        form = self._form
+        if form.values == "tags" and types(schema, self._root) <= {"object", "array"}:
+            return self._tags(schema, depth + 1)
+        if form.values in ("json", "tags") and form.strings != "python":
+            shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            return lark.schema({**shared, **schema}, form.separators, f"the parameters of {self._tool}")
+        return self._written(schema, depth)
+
+    def _tags(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Return the expression for an array or an object that is written as items."""
+        if depth > _DEEPEST:
+            raise self._refuse("the schema is nested too deeply")
+        self._check(schema)
+        options = []
+        for branch in schema.get("anyOf", [schema]):
+            kinds = types(branch, self._root)
+            if "object" in kinds:
+                options.append(self._object(branch, self._form.separator, "", "", depth) or '""')
+            if "array" in kinds:
+                least, most = _bounds(branch, "minItems", "maxItems")
+                item = self._item(self._form.item_key, branch.get("items", self._anything()), depth)
+                options.append(f"{item}{{{least},{'' if most is None else most}}}")
+        return self._rules.rule(lark.one_of(options))
+
+    def _written(self, schema: Any, depth: int) -> str:
+        """Return the expression for a value in Python or bare notation."""
+        if depth > _DEEPEST:
+            raise self._refuse("the schema is nested too deeply")
+        if not isinstance(schema, Mapping):
+            schema = {}
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            return self._referenced(reference, schema, depth)
+        self._check(schema)
+        fixed = _fixed(schema)
+        if fixed is not None:
+            texts = [self._rules.literal(self._quoted(value)) for value in fixed]
+            return lark.one_of(texts) if texts else self._nothing()
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                return self._branches(schema[key], depth)
+        wanted = sorted(types(schema, self._root) - ({"integer"} if "number" in types(schema, self._root) else set()))
+        return self._rules.rule(lark.one_of([self._typed(kind, schema, depth) for kind in wanted] or [self._nothing()]))
+
+    def _quoted(self, value: Any) -> str:
+        text = written_value(self._form, value)
+        return f"{self._form.quote}{text}{self._form.quote}" if self._form.values == "bare" and value == text else text
+
+    def _nothing(self) -> str:
+        raise self._refuse("no value is allowed")
+
+    def _referenced(self, reference: str, schema: Mapping[str, Any], depth: int) -> str:
+        if reference not in self._references:
+            self._references[reference] = name = self._rules.new_name()
+            self._rules.define(name, self._written(resolved(schema, self._root), depth + 1))
+        return self._references[reference]
+
+    def _branches(self, branches: Any, depth: int) -> str:
+        if not isinstance(branches, list) or not branches:
+            raise self._refuse("anyOf or oneOf is invalid")
+        return self._rules.rule(lark.one_of([self._written(each, depth + 1) for each in branches]))
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
+        form = self._form
+        if kind == "string":
+            return self._string(schema)
+        if kind in ("integer", "number"):
+            limits = {key: schema[key] for key in _NUMBER_KEYS if key in schema}
+            return lark.schema({"type": kind, **limits}, (",", ":"), f"the parameters of {self._tool}")
+        if kind in ("boolean", "null"):
+            values: list[Any] = [None] if kind == "null" else [True, False]
+            return lark.one_of([self._rules.literal(written_value(form, value)) for value in values])
+        if kind == "array":
+            return self._array(schema, depth)
+        return self._mapping(schema, depth)
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        form = self._form
+        if form.values == "bare":
+            return f"{self._rules.literal(form.quote)} {lark.one_of(self._raw(schema, form.quote, ambiguous=False))}"
+        if "pattern" in schema:
+            raise self._refuse("a pattern is not supported")
+        least, most = _bounds(schema, "minLength", "maxLength")
+        times = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+        quotes = [f"/{quote}([^{quote}\\\\\\x00-\\x1f\\x7f]|\\\\[\\\\nrt'\"]){times}{quote}/" for quote in "'\""]
+        return lark.one_of([self._rules.terminal(text) for text in quotes])
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> str:
+        least, most = _bounds(schema, "minItems", "maxItems")
+        if most == 0:
+            return '"[]"'
+        item = self._rules.rule(self._written(schema.get("items", self._anything()), depth + 1))
+        between = self._comma()
+        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        some = f'"[" {item} ({between} {item}){more} "]"'
+        return self._rules.rule(some if least else f'"[]" | {some}')
+
+    def _mapping(self, schema: Mapping[str, Any], depth: int) -> str:
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or []
+        if not properties and not required:
+            return '"{}"' if schema.get("additionalProperties") is False else self._free_mapping(schema, depth)
+        names = [*properties, *(name for name in required if name not in properties)]
+        items = [
+            f"{self._rules.literal(self._key(str(name)))} {self._written(properties.get(name, {}), depth + 1)}"
+            for name in names
+        ]
+        needed = [name in required for name in names]
+        some = f'"{{" {self._listed(items, needed, self._comma())} "}}"'
+        return self._rules.rule(some if any(needed) else f'"{{}}" | {some}')
+
+    def _free_mapping(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Return the expression for an object with at most one entry of any name."""
+        given = schema.get("additionalProperties")
+        value = self._written(given if isinstance(given, Mapping) else self._anything(), depth + 1)
+        name = self._rules.terminal("/[A-Za-z_][A-Za-z0-9_]{0,30}/")
+        mark = "" if self._form.values == "bare" else '"\'"'
+        colon = '":"' if self._form.values == "bare" else '": "'
+        return self._rules.rule(f'"{{}}" | "{{" {mark} {name} {mark} {colon} {value} "}}"')
+
+    def _key(self, name: str) -> str:
+        if self._form.values != "bare":
+            return f"{name!r}: "
+        if not _SAFE_KEY.fullmatch(name):
+            raise self._refuse(f"the name {json.dumps(name)[:60]} cannot be written")
+        return f"{name}:"
+
+    def _comma(self) -> str:
+        return '","' if self._form.values == "bare" else '", "'
+
+    def _anything(self) -> dict[str, Any]:
+        """Return a schema for values of unknown type: scalars, because they are enough for a model to continue."""
+        return {"type": ["string", "number", "boolean", "null"]}
+
+    # --- schemas
+
+    def _limited(self, given: Any, kinds: frozenset[str], depth: int = 0) -> Mapping[str, Any]:
+        """Return the part of a schema that allows only values of these types."""
+        found = resolved(given, self._root)
+        schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+        if depth > _DEEPEST:
+            raise self._refuse("the schema is nested too deeply")
+        if types(schema, self._root) <= kinds and "anyOf" not in schema and "oneOf" not in schema:
+            return schema
+        for key in ("anyOf", "oneOf"):
+            branches = schema.pop(key, None)
+            if isinstance(branches, list):
+                branches = [each for each in branches if types(each, self._root) & kinds]
+                fitting = [self._limited(each, kinds, depth + 1) for each in branches]
+                if key == "oneOf" and len(fitting) > 1:
+                    raise self._refuse("oneOf is not supported; use anyOf")
+                schema["anyOf"] = fitting
+        fixed = _fixed(schema)
+        if fixed is not None:
+            schema.pop("const", None)
+            schema["enum"] = [value for value in fixed if json_type(value) in kinds]
+            schema.pop("type", None)
+        else:
+            schema["type"] = sorted(kinds & types({"type": schema["type"]} if "type" in schema else {}, {}))
+        return schema
+
+
+def _fixed(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the only values that a schema allows, or None if it does not list them."""
+    if "const" in schema:
+        return [schema["const"]]
+    return list(schema["enum"]) if isinstance(schema.get("enum"), list) else None
+
+
+def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
+    """Return the smallest and the largest number that two keywords allow; None if there is no largest."""
+    low, high = schema.get(least), schema.get(most)
+    low = low if isinstance(low, int) and low > 0 else 0
+    high = high if isinstance(high, int) and high >= 0 else None
+    return min(low, _MOST), None if high is None else min(high, _MOST)
+
+
+def _unprintable(text: Any) -> bool:
+    return not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text)
