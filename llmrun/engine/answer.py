@@ -232,6 +232,8 @@ class Answer:
         held = Split() if self.decoder.stopped_by else self.decoder.finish()
         if self.decoder.stopped_by and reason is not FinishReason.CANCELLED:
             reason = FinishReason.STOP
+        elif reason is FinishReason.STOP and self.decoder.has_calls:
+            reason = FinishReason.TOOL_CALLS
         now = time.perf_counter()
         timings = request_timings(
             load_s=self.load_s,
@@ -260,7 +262,8 @@ class Answer:
 
     def _delta(self, split: Split, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> TextDelta:
         tentative = self.decoder.tentative and not self.over
-        return TextDelta(self.request_id, split.answer, tokens, logprobs, split.thought, split.unopened, tentative)
+        shown = split.answer, tokens, logprobs, split.thought, split.unopened, tentative, split.calls
+        return TextDelta(self.request_id, *shown)
 
     def fail(self, error: LlmrunError) -> Failed:
         """End the answer with an error."""

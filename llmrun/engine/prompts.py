@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.engine.constraint.answer import NO_PRELUDE, AnswerConstraint, Prelude, prelude_of
-from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
+from llmrun.engine.constraint.base import ResponseFormat
+from llmrun.engine.requests import NONE, Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.engine.thinking.prompting import ModelThinking
+from llmrun.engine.tool_calls.prompting import ModelTools, calls_in_answer, format_of_calls
 from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class PromptReader:
         self._constraints = constraints
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self.thinking = ModelThinking(self.template, backend.tokenizer, templates, thinking_tags)
+        self.tools = ModelTools(self.template, backend.tokenizer, templates)
 
     def read(self, request: Request) -> ReadPrompt:
         """Turn a request's prompt into tokens.
@@ -57,36 +60,51 @@ class PromptReader:
         Raises TemplateRefused if the chat template fails or is missing, ModelFileError if the vocabulary has no token
         for the prompt's text, and UsageError if the response format cannot be enforced.
         """
-        tokens, decoder, prelude = self._read(request)
-        wanted, constraint = request.response_format, None
-        if wanted is not None:
-            compiled = self._constraints.compile(wanted, self._tokenizer)
-            constraint = AnswerConstraint(compiled, decoder, self._tokenizer, prelude)
-        return ReadPrompt(tokens, decoder, constraint)
-
-    def _read(self, request: Request) -> tuple[list[int], ThinkingDecoder, Prelude]:
-        """Return the tokens, the decoder, and the tags that may precede an answer with a response format."""
-        prompt, text_decoder = request.prompt, ThinkingDecoder(request.stop)
+        prompt, encode = request.prompt, self._tokenizer.encode_rendered
         if isinstance(prompt, TokenPrompt):
-            return list(prompt.tokens), text_decoder, NO_PRELUDE
+            return self._text_prompt(request, list(prompt.tokens))
         if isinstance(prompt, TextPrompt):
-            return self._tokens_of_text(prompt.text), text_decoder, NO_PRELUDE
+            return self._text_prompt(request, self._tokens_of_text(prompt.text))
         if self.template is None:
             raise TemplateRefused(
                 f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
                 hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
             )
         think = False if request.think_budget == 0 else request.think
+        if prompt.tools and prompt.tool_choice != NONE and request.response_format is not None:
+            raise UsageError("tools and a response format cannot be combined", hint='use one of them, or choice "none"')
+        prompt = self.tools.prepared(prompt)
         rendered = self.template.render(self.thinking.asked(prompt, think), self._tokenizer, self._templates)
         if not prompt.add_generation_prompt:
-            return self._tokenizer.encode_rendered(rendered).tolist(), text_decoder, NO_PRELUDE
+            return self._text_prompt(request, encode(rendered).tolist())
         beginning = self.thinking.begun(rendered, think)
-        style, formatted = self.thinking.style, request.response_format is not None
+        tokens = encode(beginning.text).tolist()
+        spelling, reader, wanted = self.thinking.spelling, None, request.response_format
+        if prompt.tools and wanted is None:
+            spelling, calls = self.tools.spelling(self.thinking.style)
+            reader = calls_in_answer(prompt, calls)
+            wanted = format_of_calls(prompt, calls, self._tokenizer.end_of_generation)
         # A text with a format cannot turn out to be thinking. Thinking before it has an opening tag.
-        may_close = beginning.may_close and not formatted
-        decoder = ThinkingDecoder(request.stop, self.thinking.spelling, opened=beginning.opened, may_close=may_close)
-        prelude = prelude_of(style, beginning, think, self._tokens_of_tag) if style and formatted else NO_PRELUDE
-        return self._tokenizer.encode_rendered(beginning.text).tolist(), decoder, prelude
+        may_close = beginning.may_close and wanted is None
+        opened = beginning.opened
+        decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=reader)
+        style, prelude = self.thinking.style, NO_PRELUDE
+        if style is not None and wanted is not None:
+            prelude = prelude_of(style, beginning, think, self._tokens_of_tag, calls=reader is not None)
+        return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, prelude))
+
+    def _text_prompt(self, request: Request, tokens: list[int]) -> ReadPrompt:
+        """Return a prompt whose answer has neither thinking nor tool calls."""
+        decoder = ThinkingDecoder(request.stop)
+        return ReadPrompt(tokens, decoder, self._constraint(request.response_format, decoder, NO_PRELUDE))
+
+    def _constraint(
+        self, wanted: ResponseFormat | None, decoder: ThinkingDecoder, prelude: Prelude
+    ) -> AnswerConstraint | None:
+        if wanted is None:
+            return None
+        compiled = self._constraints.compile(wanted, self._tokenizer)
+        return AnswerConstraint(compiled, decoder, self._tokenizer, prelude)
 
     def token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""

@@ -46,22 +46,30 @@ NO_PRELUDE = Prelude()
 
 
 def prelude_of(
-    style: ThinkingStyle, beginning: Beginning, think: bool | None, encode: Callable[[str], Sequence[int]]
+    style: ThinkingStyle,
+    beginning: Beginning,
+    think: bool | None,
+    encode: Callable[[str], Sequence[int]],
+    *,
+    calls: bool,
 ) -> Prelude:
     """Return the prelude of an answer.
 
     think   whether the request switches thinking on or off
     encode  turns the text of a tag into tokens
+    calls   whether the answer may consist of tool calls, which some styles write without a header
     """
     may_open = beginning.may_close and not beginning.opened and think is not False
-    headers = style.headers
+    headers, ending = style.headers, style.ending
     if style.anywhere:  # other headers begin messages that are not the answer
-        headers = tuple(tag for tag in style.headers if style.ending.endswith(tag))
+        headers = tuple(tag for tag in style.headers if ending.endswith(tag))
+        if calls:
+            ending = ending.removesuffix(headers[0])
     return Prelude(
         encode(style.opening) if may_open else (),
         [encode(header) for header in headers],
-        style.anywhere and may_open,
-        [encode(style.ending.rpartition(tag)[2]) for tag in style.closing],
+        style.anywhere and may_open and not calls,
+        [encode(ending.rpartition(tag)[2]) if tag in ending else () for tag in style.closing],
     )
 
 

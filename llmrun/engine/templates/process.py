@@ -77,6 +77,7 @@ class TemplateProcess:
     def __init__(self, limits: RenderLimits | None = None) -> None:
         self._limits = limits or RenderLimits()
         self._process: subprocess.Popen[bytes] | None = None
+        self._abilities: dict[str, TemplateAbilities] = {}
         self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
 
     def start(self) -> None:
@@ -97,7 +98,12 @@ class TemplateProcess:
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """Probe a template, which takes 20 to 200 ms. Returns empty abilities if it cannot be rendered."""
+        """Probe a template, which takes 20 to 200 ms, only once. Returns empty abilities if it cannot be rendered."""
+        if source not in self._abilities:
+            self._abilities[source] = self._probe(source)
+        return self._abilities[source]
+
+    def _probe(self, source: str) -> TemplateAbilities:
         try:
             found = self._request(encoded({"probe": source}), "", "abilities")
             tags = found["thinking_tags"]

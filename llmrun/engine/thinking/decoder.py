@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from llmrun.engine.streaming import StreamingDecoder
 from llmrun.engine.thinking.splitter import Marks, Phase, Split, ThinkingSplitter
 
 if TYPE_CHECKING:
+    from llmrun.engine.requests import ToolCallDelta
     from llmrun.engine.thinking.styles import ThinkingStyle
     from llmrun.tokenizers.base import Tokenizer
 
@@ -71,21 +73,49 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer, placeholders: Placeholde
     return Spelling(marks, placeholders.characters, placeholders.texts)
 
 
+class AnswerReader(Protocol):
+    """Finds tool calls in the text of an answer."""
+
+    @property
+    def placeholders(self) -> Mapping[int, str]: ...
+
+    @property
+    def complete(self) -> int: ...
+
+    def feed(self, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]: ...
+
+    def finish(self) -> tuple[str, tuple[ToolCallDelta, ...]]: ...
+
+
 class ThinkingDecoder:
     """A decoder for one answer, fed token by token. Stop strings apply to the answer, not to thinking.
 
     spelling   the spelling of the model's tags; None if the model has no tags, so that all text belongs to the answer
     opened     True if the prompt ends inside a thinking block
     may_close  True if a closing tag may end thinking that was never opened; see ThinkingSplitter
+    reader     finds tool calls in the answer; None if there are none. It uses the same placeholders as `spelling`
     """
 
     def __init__(
-        self, stop: tuple[str, ...], spelling: Spelling | None = None, *, opened: bool = False, may_close: bool = True
+        self,
+        stop: tuple[str, ...],
+        spelling: Spelling | None = None,
+        *,
+        opened: bool = False,
+        may_close: bool = True,
+        reader: AnswerReader | None = None,
     ) -> None:
         self._answer = StreamingDecoder(stop)
         self._spelling = spelling
+        self._reader = reader
+        self._placeholders = spelling.placeholders if spelling else reader.placeholders if reader else {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._splitter = ThinkingSplitter(spelling.marks, opened=opened, may_close=may_close) if spelling else None
+
+    @property
+    def has_calls(self) -> bool:
+        """True if a tool call is complete."""
+        return self._reader is not None and self._reader.complete > 0
 
     @property
     def stopped_by(self) -> str | None:
@@ -140,31 +170,42 @@ class ThinkingDecoder:
 
         Do not call `feed` once `stopped_by` is set.
         """
-        if self._splitter is None or self._spelling is None:
+        if self._splitter is None and self._reader is None:
             return Split(answer=self._answer.feed(data))
-        placeholder = self._spelling.placeholders.get(token)
+        placeholder = self._placeholders.get(token)
         text = self._utf8.decode(data) if placeholder is None else self._utf8.decode(b"", True) + placeholder
-        return self._read(self._splitter.feed(text), self._spelling)
+        return self._read(self._split(text))
 
     def finish(self) -> Split:
         """End the answer and return the buffered text, up to a stop string if it contains one."""
-        if self._splitter is None or self._spelling is None:
+        if self._splitter is None and self._reader is None:
             return Split(answer=self._answer.finish())
-        first = self._read(self._splitter.feed(self._utf8.decode(b"", True)), self._spelling)
+        first = self._read(self._split(self._utf8.decode(b"", True)))
         if self.stopped_by is not None:
             return first
-        last = self._read(self._splitter.finish(), self._spelling)
+        last = self._read(self._splitter.finish() if self._splitter else Split(), final=True)
         if self.stopped_by is None:
             last.answer += self._answer.finish()
-        return Split(first.thought + last.thought, first.answer + last.answer, first.unopened)
+        answer, calls = first.answer + last.answer, first.calls + last.calls
+        return Split(first.thought + last.thought, answer, first.unopened, calls)
 
-    def _read(self, split: Split, spelling: Spelling) -> Split:
-        """Replace placeholders with the text of their tokens, and truncate the answer at a stop string."""
+    def _split(self, text: str) -> Split:
+        return Split(answer=text) if self._splitter is None else self._splitter.feed(text)
+
+    def _read(self, split: Split, *, final: bool = False) -> Split:
+        """Find tool calls, replace placeholders with the text of their tokens, and cut the answer at a stop string."""
+        texts = self._spelling.texts if self._spelling else {}
         if split.unopened:
             split.thought = self._answer.finish() + split.thought
-        answer = split.answer.translate(spelling.texts)
+        answer, calls = split.answer.translate(texts), split.calls
+        if self._reader is not None:
+            answer, calls = self._reader.feed(split.answer)
+            if final:
+                rest, more = self._reader.finish()
+                answer, calls = answer + rest, calls + more
         return replace(
             split,
-            thought=split.thought.translate(spelling.texts),
+            thought=split.thought.translate(texts),
             answer=self._answer.feed(answer.encode()) if answer else "",
+            calls=calls,
         )

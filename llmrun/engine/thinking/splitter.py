@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import ToolCallDelta
 
 _FENCE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 _BETWEEN = "\n\n"  # separates two blocks of thinking, or two parts of the answer
@@ -36,12 +40,13 @@ class Split:
     """A piece of thinking, followed by a piece of the answer.
 
     `unopened` is True if the answer returned by earlier splits was thinking, because the model closed a thinking block
-    that it never opened.
+    that it never opened. `calls` are pieces of tool calls, which decoders find in the answer.
     """
 
     thought: str = ""
     answer: str = ""
     unopened: bool = False
+    calls: tuple[ToolCallDelta, ...] = ()
 
 
 class ThinkingSplitter:

@@ -1,0 +1,77 @@
+"""Prepares prompts with tools, and the decoding and the grammar of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.templates.abilities import ToolAbilities
+from llmrun.engine.thinking.decoder import Placeholders, Spelling, spelled
+from llmrun.engine.tool_calls.decoding import CallDecoder
+from llmrun.engine.tool_calls.grammar import tool_grammar
+from llmrun.engine.tool_calls.messages import require_tools, template_messages
+from llmrun.engine.tool_calls.schemas import read_tools
+from llmrun.engine.tool_calls.spelling import ToolSpelling, spelled_tools
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import ChatPrompt
+    from llmrun.engine.templates.chat_template import ChatTemplate
+    from llmrun.engine.templates.process import TemplateProcess
+    from llmrun.engine.thinking.styles import ThinkingStyle
+    from llmrun.tokenizers.base import Tokenizer
+
+
+class ModelTools:
+    """The tool calls of an open model. The template is probed on first use, which takes 20 to 200 ms."""
+
+    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, process: TemplateProcess) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._process = process
+
+    @cached_property
+    def abilities(self) -> ToolAbilities:
+        """What the template can do with tools."""
+        if self._template is None:
+            return ToolAbilities()
+        return self._process.abilities(self._template.tool_source or self._template.source).tools
+
+    def prepared(self, prompt: ChatPrompt) -> ChatPrompt:
+        """Return the prompt with past tool calls in the form that the template needs.
+
+        Raises UsageError if the model does not support tools, for invalid tools, calls and results.
+        """
+        if prompt.tools:
+            require_tools(self.abilities)
+            read_tools(prompt.tools)
+        if not any(message.get("tool_calls") or message.get("role") == "tool" for message in prompt.messages):
+            return prompt
+        return replace(prompt, messages=template_messages(prompt.messages, self.abilities))
+
+    def spelling(self, style: ThinkingStyle | None) -> tuple[Spelling | None, ToolSpelling]:
+        """Return the spellings of the thinking tags and of tool calls, which share their placeholders."""
+        found = self.abilities.tool_format
+        assert found is not None, "`prepared` has been called"
+        placeholders = Placeholders(self._tokenizer)
+        thinking = spelled(style, self._tokenizer, placeholders) if style else None
+        return thinking, spelled_tools(found, placeholders)
+
+
+def calls_in_answer(prompt: ChatPrompt, spelling: ToolSpelling) -> CallDecoder:
+    """Return the decoder for the calls of an answer. Their ids differ from those of earlier answers."""
+    return CallDecoder(spelling, read_tools(prompt.tools or ()), str(len(prompt.messages)))
+
+
+def format_of_calls(prompt: ChatPrompt, spelling: ToolSpelling, ends: Collection[int]) -> ResponseFormat:
+    """Return the format of an answer with tools: text and calls, as `tool_choice` wants.
+
+    ends  the tokens that end an answer
+
+    Raises UsageError if the tools cannot be enforced.
+    """
+    tools = read_tools(prompt.tools or ())
+    grammar = tool_grammar(spelling, tools, prompt.tool_choice, parallel=prompt.parallel_tool_calls, ends=ends)
+    return ResponseFormat(FormatKind.GRAMMAR, grammar, origin="tools")
