@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
+from llmrun.engine.samplers.base import SamplerState, initial_state
 from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking.splitter import Split
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from llmrun.engine.drafting.base import Drafter
@@ -45,6 +47,7 @@ class Answer:
     first_answer     time at which the first text after the thinking arrived
     step_times       when each step that generated tokens ended; a step can generate several tokens
     forced           tokens to emit next without sampling
+    sampler_state    the state of the samplers before the next token; only drawn tokens that are accepted change it
     drafted_tokens   tokens that drafters predicted and a step verified
     accepted_tokens  how many of them were right
     over             True once the last event has been returned
@@ -71,12 +74,14 @@ class Answer:
     thinking_tokens: int = 0
     first_answer: float | None = None
     forced: deque[int] = field(default_factory=deque)
+    sampler_state: SamplerState = field(init=False)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     over: bool = False
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+        self.sampler_state = initial_state(self.request.sampling)
 
     @property
     def in_prefill(self) -> bool:
@@ -94,7 +99,8 @@ class Answer:
         There are none if the next token is forced, or if `logits` has no rows, as inside a prompt.
         """
         rows = logits[:0] if self.forced else logits
-        return SequenceRows(rows, self.tokens, self.request.sampling, len(self.tokens), draft)
+        params, position = self.request.sampling, len(self.tokens)
+        return SequenceRows(rows, self.tokens, params, position, draft, self.sampler_state, self.tokenizer)
 
     def accept(self, logits: NDArray[np.float32], draft: Sequence[int], drawn: Drawn) -> list[Event]:
         """Add the step's new tokens to the answer, and return the resulting events.
@@ -138,13 +144,14 @@ class Answer:
         """Return the token of the row with this index, or raise its error.
 
         Rows after forced tokens are drawn here, because the step drew tokens only up to the first difference from the
-        draft.
+        draft, and with a state of the samplers that assumed that no tokens are forced.
         """
-        if index < len(drawn.tokens):
-            return drawn.tokens[index]
+        if not drawn.has_row(index, self.sampler_state):
+            index, (drawn,) = 0, self.sampler.sample_rows([self.rows_to_draw(logits[np.newaxis], ())])
         if index == len(drawn.tokens) and drawn.error is not None:
             raise drawn.error
-        return self.sampler.sample(logits, self.tokens, self.request.sampling, position=len(self.tokens))
+        self.sampler_state = drawn.states[index + 1] if drawn.states else self.sampler_state
+        return drawn.tokens[index]
 
     def _note_first_answer(self, split: Split) -> None:
         if split.unopened:

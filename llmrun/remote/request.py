@@ -82,7 +82,7 @@ def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
     llama-cpp-python has a default repeat penalty of 1.1.
     """
     return {
-        field: getattr(request.sampling, name)
+        field: parameter.wire_value(getattr(request.sampling, name))
         for name, parameter in SAMPLING.items()
         if parameter.openai is openai and request.sends(name)
         for field in parameter.wire
