@@ -74,5 +74,9 @@ def find_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> Breakers:
 
 
 def _word(token: int, tokenizer: Tokenizer) -> bytes:
-    """Return the text of a token, which may be a control token."""
-    return tokenizer.decode([token]) or tokenizer.token_text(token).encode()
+    """Return the text of a token without the space that some tokenizers add to every text; control tokens have one too.
+
+    For a few vocabularies, llama.cpp also removes the space before a punctuation mark here.
+    """
+    is_control = not tokenizer.token_bytes(token)
+    return tokenizer.token_text(token).encode() if is_control else tokenizer.decode([token])

@@ -66,8 +66,8 @@ def _continued_repetitions(place: Place) -> tuple[NDArray[np.intp], NDArray[np.i
     ends = np.flatnonzero(lengths[1:] >= allowed)  # lengths[i + 1] tokens are repeated, and latest_first[i] follows
     tokens, lengths = latest_first[ends], lengths[1:][ends]
     by_token = np.lexsort((lengths, tokens))
-    is_last = np.append(tokens[by_token][1:] != tokens[by_token][:-1], True)
-    found = by_token[is_last]
+    is_longest = tokens[by_token] != np.append(tokens[by_token][1:], -1)
+    found = by_token[is_longest]
     single = place.breakers.single[tokens[found]] if len(place.breakers.single) else np.zeros(len(found), np.bool_)
     return tokens[found][~single], lengths[found][~single]
 

@@ -9,7 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK = 16  # tokens in the first comparison; later ones are longer
+_SHORT = 8  # more tokens than the smallest length of interest
+_BLOCK = 64  # tokens in the first comparison; later ones are longer
 
 
 def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int64]:
@@ -18,23 +19,24 @@ def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int
     latest_first  tokens, the latest one first
     least         the smallest length of interest, at least 1; shorter ones are reported as 0
 
-    This is the Z-algorithm, with whole boxes in a few NumPy operations. A box is a place with the equal tokens after
-    it. The lengths inside of a box are those at the start of the sequence, as far as the box reaches.
+    Short repetitions are found for all places at once. The others are found with the Z-algorithm, with whole boxes in a
+    few NumPy operations. A box is a place with the equal tokens after it. The lengths inside of a box are those at the
+    start of the sequence, as far as the box reaches.
     """
-    n = len(latest_first)
-    lengths = np.zeros(n, np.int64)
-    starts = _occurrences(latest_first, least)
+    lengths = np.zeros(len(latest_first), np.int64)
+    known = least + _SHORT
+    starts = _find_short(latest_first, lengths, least, known)
     at = 0
     while at < len(starts):
         start = int(starts[at])
-        length = least + _common_length(latest_first[start + least :], latest_first[least:])
+        length = known + _common_length(latest_first[start + known :], latest_first[known:])
         lengths[start] = length
-        at = int(np.searchsorted(starts, _fill_box(lengths, start, length, least)))
+        at = int(np.searchsorted(starts, _fill_box(lengths, start, length, known)))
     return lengths
 
 
 def _fill_box(lengths: NDArray[np.int64], start: int, length: int, least: int) -> int:
-    """Set the lengths inside a box, as far as they are known, and return the first place that is not known.
+    """Set the lengths inside a box where at least `least` tokens are left, and return the first place that is not set.
 
     The length at `start + i` is the one at i, or the rest of the box if that is less. If both are equal, it may be
     longer, as the box says nothing about the token after it. In a box that is longer than `start`, the tokens repeat
@@ -50,13 +52,15 @@ def _fill_box(lengths: NDArray[np.int64], start: int, length: int, least: int) -
     return start + 1 + known
 
 
-def _occurrences(latest_first: NDArray[np.intp], least: int) -> NDArray[np.intp]:
-    """Return the places after the first one where the `least` latest tokens occur."""
-    last = max(len(latest_first) - least, 0)
-    found = np.flatnonzero(latest_first[1 : last + 1] == latest_first[0]) + 1
-    for offset in range(1, least):
+def _find_short(latest_first: NDArray[np.intp], lengths: NDArray[np.int64], least: int, most: int) -> NDArray[np.intp]:
+    """Set the lengths from `least` to `most - 1`, and return the places of longer ones."""
+    found = np.flatnonzero(latest_first[1:] == latest_first[0]) + 1
+    for offset in range(1, most):
         if not len(found):
             break
+        if offset >= least:
+            lengths[found] = offset
+        found = found[found < len(latest_first) - offset]
         found = found[latest_first[found + offset] == latest_first[offset]]
     return found
 

@@ -37,8 +37,10 @@ def temperature_of(candidates: Candidates, params: SamplingParams) -> float:
     """
     spread = params.dynatemp_range
     _, logits = candidates
-    if spread <= 0 or len(logits) < 2:
+    if spread <= 0:
         return params.temperature
+    if len(logits) < 2:
+        return 1.0
     lowest, highest = max(0.0, params.temperature - spread), params.temperature + spread
     share = softmax(logits).entropy / log(len(logits))
     scaled = exp_of(params.dynatemp_exponent * log(share)) if share > 0 else float(params.dynatemp_exponent == 0)

@@ -25,7 +25,8 @@ def top_n_sigma(candidates: Candidates, place: Place) -> Candidates:
     ids, logits = candidates
     if n <= 0 or len(ids) < 2:
         return candidates
-    allowed = logits[~is_banned(logits)]
+    banned = is_banned(logits)
+    allowed = logits[~banned] if banned.any() else logits
     if not len(allowed):
         return candidates
     mean = ordered_sum(allowed) / len(allowed)
