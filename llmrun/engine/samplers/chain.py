@@ -55,6 +55,8 @@ def top_k(candidates: Candidates, place: Place) -> Candidates:
     return ids[order], kept
 
 
+_DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
+
 # The samplers by llama.cpp's names. "adaptive_p" is not among them, because it always comes last.
 SAMPLERS: dict[str, Sampler] = {
     "penalties": penalties,
@@ -72,7 +74,7 @@ SAMPLERS: dict[str, Sampler] = {
 def is_needed(params: SamplingParams) -> bool:
     """Return whether a request needs the samplers of this folder, or another order than sampling.py."""
     return not (
-        params.samplers == DEFAULT_SAMPLERS
+        parse_samplers(params.samplers) == _DEFAULT_ORDER
         and dry_sampler.is_disabled(params)
         and params.top_n_sigma <= 0
         and params.typical_p >= 1
