@@ -50,6 +50,7 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("ngl", "n_gpu_layers", "num_gpu", "gpu", "offload_layers"), "gpu_layers"),
     **dict.fromkeys(("cache_type", "cache_type_k", "cache_type_v", "kv_cache_type", "kv_cache_dtype"), "kv_type"),
     **dict.fromkeys(("repetition_penalty", "penalty_repeat"), "repeat_penalty"),
+    **dict.fromkeys(("sampler_seq", "sampling_seq", "sampler_order"), "samplers"),
     **dict.fromkeys(("system_prompt", "system_message", "prompt"), "system"),
     **dict.fromkeys(("thinking", "enable_thinking", "reasoning"), "think"),
     **dict.fromkeys(("reasoning_budget", "thinking_budget"), "think_budget"),

@@ -1,50 +1,38 @@
 """Compares our samplers with libllama's for random logits. Used by the tests and by scripts/soak_samplers.
 
-The sets of candidates must be equal, except in two cases, which are counted:
-
-- tie: the kept logits are equal, but some ids with equal logits are exchanged, because libllama's sorts are not stable
-- rounding: a candidate is closer to the boundary than the errors of float32 (tests/support/engine/float32_bounds.py)
-
-Logits that a sampler changes must be equal within such errors.
+sampler_sets.py describes when two sets of candidates are equal.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
-from llmrun.engine.samplers.base import Place, initial_state
-from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers, find_breakers
+from llmrun.engine.samplers.base import initial_state
 from llmrun.engine.samplers.chain import apply_samplers
 from llmrun.engine.samplers.xtc import without_top_choices
 from llmrun.sampling_params import SamplingParams
+from tests.soak.dry_comparison import compare_dry
+from tests.soak.sampler_cases import OFF, Case, place
+from tests.soak.sampler_sets import ROUNDING, UNDEFINED, Different, compare_logits, compare_sets
 from tests.support.engine import float32_bounds as bounds
 from tests.support.engine.float32_bounds import UNIT, Certain
 from tests.support.models.llama_samplers import Applied, LlamaSampler
-from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.sampling import Candidates
 
-EQUAL, TIE, ROUNDING, UNDEFINED, DIFFERENT = "equal", "tie", "rounding", "undefined in C++", "different"
-OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-VOCABULARIES = ("smollm2", "llama-spm", "qwen2")
-BREAKERS = ("\n", ":", '"', "*", "\n\n", " the", "ing t", "</s>", "é", "?!")
+DIFFERENT = "different"
 _INT_MAX = 2.0**31
-
-
-class Different(AssertionError):
-    """A difference that neither a tie nor rounding explains."""
 
 
 @dataclass
@@ -70,104 +58,6 @@ class Tally:
 
     def described(self, kind: str) -> str:
         return ", ".join(f"{count:,} {result}" for result, count in self.results[kind].most_common())
-
-
-class Case:
-    """A case, which is determined by seed and number."""
-
-    def __init__(self, seed: int, number: int, *, largest: int = 152_000) -> None:
-        self.random = np.random.default_rng([seed, number])
-        self._largest = largest
-
-    def one_of(self, *values: Any) -> Any:
-        return values[int(self.random.integers(len(values)))]
-
-    def between(self, low: float, high: float) -> float:
-        """Return a number that float32 represents exactly, so that libllama gets the same one."""
-        return float(np.float32(self.random.uniform(low, high)))
-
-    def size(self) -> int:
-        kind = self.random.random()
-        if kind < 0.02:
-            return int(self.random.integers(self._largest // 4, self._largest))
-        return int(self.random.integers(1, self.one_of(4, 40, 140, 1100, 1100, 5000)))
-
-    def logits(self, n: int, *, narrowest: float = 0.05, widest: float = 200.0) -> NDArray[np.float32]:
-        """Return logits of one of many distributions, some of them with ties.
-
-        narrowest  the smallest deviation, or so
-        widest     the largest difference
-        """
-        random, width = self.random, float(np.exp(self.random.uniform(math.log(narrowest), 2.3)))
-        values: NDArray[np.float64] = self.one_of(
-            lambda: random.normal(0, width, n),
-            lambda: random.uniform(-width, width, n),
-            lambda: -width * np.log(random.permutation(n) + 1.0),
-            lambda: np.where(random.random(n) < 0.01, 5 * width, random.normal(0, width, n)),
-            lambda: random.exponential(width, n),
-            lambda: np.full(n, width),
-            lambda: random.choice(random.normal(0, width, 5), n),
-        )()
-        if random.random() < 0.25:
-            values = values.round(self.one_of(0, 1, 2))
-        values = values + self.one_of(0.0, 0.0, 12.0, -30.0)
-        raised: NDArray[np.float32] = np.maximum(values, values.max() - widest).astype(np.float32)
-        return raised
-
-    def candidates(self, *, bans: bool = True, widest: float = 200.0) -> tuple[Candidates, bool]:
-        """Return candidates as in a chain: all tokens by id, some of them sorted, or some in any order.
-
-        The second value says whether libllama may take them as sorted.
-        """
-        n = self.size()
-        logits = self.logits(n, widest=widest)
-        if bans and n > 1 and self.random.random() < 0.15:
-            logits[self.random.permutation(n)[: self.random.integers(n)]] = -np.inf
-        ids = np.arange(n)
-        order = self.one_of("ids", "sorted", "any")
-        if order == "sorted":
-            ids = np.argsort(-logits, kind="stable")[: self.random.integers(1, n + 1)]
-        if order == "any":
-            ids = self.random.permutation(n)[: self.random.integers(1, n + 1)]
-            ids = ids if np.isfinite(logits[ids]).any() else np.arange(n)
-        return (ids.astype(np.intp), logits[ids].astype(np.float64)), order == "sorted"
-
-
-def place(
-    params: SamplingParams, vocabulary: int, history: Sequence[int] = (), breakers: Breakers = NO_BREAKERS
-) -> Place:
-    return Place(history, params, len(history), vocabulary, breakers)
-
-
-def compare_sets(given: Candidates, ours: Candidates, theirs: Applied, certain: Certain) -> str:
-    """Compare the candidates that were kept. Candidates with logits of -inf do not count."""
-    ids, logits = given
-    kept = np.isin(ids, ours[0][ours[1] > -np.inf])
-    kept_there = np.isin(ids, theirs.ids[theirs.logits > -np.inf])
-    if np.array_equal(kept, kept_there):
-        return EQUAL
-    counts, counts_there = Counter(logits[kept].tolist()), Counter(logits[kept_there].tolist())
-    if counts == counts_there:
-        return TIE
-    doubtful = ~certain.kept & ~certain.dropped
-    for value in counts.keys() | counts_there.keys():
-        # Of equal logits, any may be the one that libllama keeps.
-        if counts[value] != counts_there[value] and not doubtful[logits == value].any():
-            raise Different(f"{counts[value]} logits of {value}, libllama keeps {counts_there[value]}")
-    return ROUNDING
-
-
-def compare_logits(ours: Candidates, theirs: Applied, errors: NDArray[np.float64] | float) -> str:
-    """Compare the logits by id. Those below -3e38 are equal, because libllama's may overflow to -inf."""
-    by_id = dict(zip(theirs.ids.tolist(), theirs.logits.tolist(), strict=True))
-    expected = np.array([by_id[token] for token in ours[0].tolist()])
-    lowest = (ours[1] < -3e38) & (expected < -3e38)
-    with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(ours[1] - expected) <= errors) & ~lowest
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        raise Different(f"logit of {ours[0][at]}: ours {ours[1][at]}, libllama's {expected[at]}")
-    return EQUAL
 
 
 # --- samplers that keep a set
@@ -293,77 +183,6 @@ def compare_temperature(case: Case) -> str:
     return compare_logits(ours, theirs, np.nan_to_num(errors))
 
 
-# --- DRY
-
-
-@cache
-def _breakers(vocabulary: str, texts: tuple[str, ...]) -> Breakers:
-    return find_breakers(texts, our_tokenizer(vocabulary))
-
-
-@cache
-def _llama_dry(vocabulary: str, numbers: tuple[float, float, int, int], texts: tuple[str, ...]) -> LlamaSampler:
-    return LlamaSampler.dry(llama_vocabulary(vocabulary), numbers, texts)
-
-
-def compare_dry(case: Case, vocabularies: Sequence[str] = VOCABULARIES) -> str:
-    """Compare DRY for a repetitive history. With breakers, the parameters are one of a few sets, for speed."""
-    name = str(case.one_of(*vocabularies))
-    if case.random.random() < 0.5:
-        texts, numbers = (), (case.between(0, 3), case.between(1, 4), *case.random.integers(0, 6, 1).tolist(), 0)
-        numbers = (*numbers[:3], int(case.one_of(0, 5, 64, 400)))
-    else:
-        texts = case.one_of(BREAKERS[:4], BREAKERS[:4], BREAKERS[4:])
-        numbers = case.one_of((0.8, 1.75, 2, 300), (1.0, 1.0, 1, 40), (0.5, 3.0, 0, 300))
-    tokenizer = our_tokenizer(name)
-    history = _repetitive(case, tokenizer.encode(_PROSE, add_special=False, parse_special=False).tolist())
-    others = case.random.integers(0, tokenizer.vocabulary_size, case.random.integers(1, 400)).tolist()
-    ids = np.array(sorted({*history, *others}), np.intp)
-    given = ids, case.logits(len(ids)).astype(np.float64)
-    multiplier, base, allowed, last_n = numbers
-    params = replace(
-        OFF, dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed, dry_penalty_last_n=last_n
-    )
-    ours = apply_samplers(given, ["dry"], place(params, tokenizer.vocabulary_size, history, _breakers(name, texts)))
-    theirs = _dry_of_llama(name, numbers, texts, history, given)
-    penalties = np.abs(given[1] - ours[1])
-    return compare_logits(ours, theirs, 4 * UNIT * (np.abs(given[1]) + penalties))
-
-
-def _dry_of_llama(
-    name: str, numbers: tuple[float, float, int, int], texts: tuple[str, ...], history: list[int], given: Candidates
-) -> Applied:
-    if texts:
-        sampler = _llama_dry(name, numbers, texts)
-        sampler.reset()
-        sampler.accept(*history)
-        return sampler.apply(*given)
-    with LlamaSampler.dry(llama_vocabulary(name), numbers, texts) as sampler:
-        sampler.accept(*history)
-        return sampler.apply(*given)
-
-
-_PROSE = (
-    'He said: "the tea is *very* hot?!"\nShe was making tea, and he was making the tea.\n\n'
-    "* the first thing\n* the second thing: étude\n* being there\n"
-)
-
-
-def _repetitive(case: Case, prose: list[int]) -> list[int]:
-    """Return tokens with repetitions: of a few tokens, of parts of a text, of a period, or both."""
-    random = case.random
-    alphabet = case.one_of(prose, prose[: random.integers(1, 8)])
-    history: list[int] = []
-    while len(history) < random.integers(0, 350):
-        begin = int(random.integers(0, len(alphabet)))
-        part = alphabet[begin : begin + int(random.integers(1, 30))]
-        history += part * int(case.one_of(1, 1, 1, 2, 7))
-        if random.random() < 0.3 and history:
-            begin = int(random.integers(0, len(history)))
-            history += history[begin : begin + int(random.integers(1, 40))]
-    return history
-
-
 # --- samplers with a state, for which a case is a sequence of arrays
 
 
@@ -450,9 +269,9 @@ def compare_chain(case: Case) -> Iterator[str]:
         names = case.random.permutation(names)[: case.random.integers(2, 8)].tolist()
     for name in names:
         given = ours
-        params, init, certain = _stage(case, name, given[1])
         if name == "typ_p" and (given[1] < given[1].max() - 80).any():
             return  # NaN in libllama
+        params, init, certain = _stage(case, name, given[1])
         ours = apply_samplers(given, [name], place(params, n))
         with LlamaSampler(*init) as sampler:
             theirs = sampler.apply(theirs.ids, theirs.logits, is_sorted=theirs.is_sorted)
@@ -480,7 +299,7 @@ def _stage(case: Case, name: str, logits: NDArray[np.float64]) -> tuple[Sampling
         case "top_p":
             return replace(OFF, top_p=p), ("top_p", p, 0), bounds.certain_top_p(logits, p)
         case "typ_p":
-            return replace(OFF, typical_p=p), ("typical", p, 0), _typical_if_finite(logits, p)
+            return replace(OFF, typical_p=p), ("typical", p, 0), bounds.certain_typical(logits, p)
         case "min_p":
             p = case.between(0.001, 0.2)
             return replace(OFF, min_p=p), ("min_p", p, 0), bounds.certain_min_p(logits, p)
@@ -493,11 +312,6 @@ def _stage(case: Case, name: str, logits: NDArray[np.float64]) -> tuple[Sampling
             return params, ("xtc", 1.0, p, 0, 1), bounds.certain_xtc(logits, p)
     value = case.between(0.2, 3)
     return replace(OFF, temperature=value), ("temp_ext", value, 0.0, 1.0), everything
-
-
-def _typical_if_finite(logits: NDArray[np.float64], p: float) -> Certain:
-    finite = np.isfinite(logits).all()
-    return bounds.certain_typical(logits, p) if finite else bounds.certain_everything(len(logits))
 
 
 KINDS: dict[str, Callable[[Case], str | Iterator[str]]] = {

@@ -7,7 +7,10 @@ import math
 import pytest
 
 from llmrun.engine.samplers import adaptive, dry, mirostat, numbers, temperature, top_n_sigma, typical, xtc
-from tests.soak.sampler_soak import KINDS, ROUNDING, Case, Tally, compare_dry, compare_many
+from tests.soak.dry_comparison import compare_dry
+from tests.soak.sampler_cases import Case
+from tests.soak.sampler_sets import ROUNDING
+from tests.soak.sampler_soak import KINDS, Tally, compare_many
 
 pytestmark = pytest.mark.slow
 
