@@ -143,8 +143,8 @@ class Answer:
     def _drawn(self, logits: NDArray[np.float32], index: int, drawn: Drawn) -> int:
         """Return the token of the row with this index, or raise its error.
 
-        Rows after forced tokens are drawn here, because the step drew tokens only up to the first difference from the
-        draft, and with a state of the samplers that assumed that no tokens are forced.
+        Rows after forced tokens are drawn here. The step drew tokens only up to the first difference from the draft,
+        and forced tokens do not change the state of the samplers.
         """
         if not drawn.has_row(index, self.sampler_state):
             index, (drawn,) = 0, self.sampler.sample_rows([self.rows_to_draw(logits[np.newaxis], ())])

@@ -72,7 +72,7 @@ class Drawn:
 
     tokens  one token per row, up to and including the first that differs from the draft
     error   the error of the row after these tokens, or None; it is the error that `sampling.sample` raises
-    states  the states of the samplers before the first token and after each one; () if they have no state
+    states  the states of the samplers before the first token and after each one; () for the kernel, which has none
     """
 
     tokens: list[int]
