@@ -19,6 +19,7 @@ from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
 from llmrun.sampling_params import SAMPLING
+from llmrun.sampling_texts import ListOfTexts
 
 PREFIX = "LLMRUN_"
 
@@ -49,6 +50,7 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("ngl", "n_gpu_layers", "num_gpu", "gpu", "offload_layers"), "gpu_layers"),
     **dict.fromkeys(("cache_type", "cache_type_k", "cache_type_v", "kv_cache_type", "kv_cache_dtype"), "kv_type"),
     **dict.fromkeys(("repetition_penalty", "penalty_repeat"), "repeat_penalty"),
+    **dict.fromkeys(("sampler_seq", "sampling_seq", "sampler_order"), "samplers"),
     **dict.fromkeys(("system_prompt", "system_message", "prompt"), "system"),
     **dict.fromkeys(("thinking", "enable_thinking", "reasoning"), "think"),
     **dict.fromkeys(("reasoning_budget", "thinking_budget"), "think_budget"),
@@ -75,6 +77,7 @@ class Rule:
     minimum     the smallest valid number
     maximum     the largest valid number
     choices     the valid strings; () if any string is valid
+    texts       the texts that a valid string lists; None if it is not a list
     or_integer  whether integers within the bounds are valid in addition to the choices
     hidden      valid choices that help texts and messages do not mention
     unlimited   a value below the minimum that means "no limit"; None if the setting has no such value
@@ -89,10 +92,13 @@ class Rule:
     hidden: tuple[str, ...] = ()
     unlimited: int | None = None
     hint: str = ""
+    texts: ListOfTexts | None = None
 
     @property
     def words(self) -> str:
         """A description of the valid values for error messages: "an integer of at least 1"."""
+        if self.texts is not None:
+            return self.texts.words
         if self.or_integer:
             return f"{', '.join(self.choices)} or an integer from {_number(self.minimum)} to {_number(self.maximum)}"
         if self.choices:
@@ -130,7 +136,13 @@ class Rule:
             raise ValueError(value)
         if value == "":
             raise ValueError(value)
+        if self.texts is not None and isinstance(value, str):
+            self.texts.parse(value)
         return value
+
+    def advice(self, value: object) -> str:
+        """Return advice for a user who entered this invalid value, or an empty string."""
+        return self.texts.advice(value) if self.texts is not None and isinstance(value, str) else self.hint
 
 
 _UNLIMITED = -1  # llama.cpp and Ollama use the same value
@@ -189,7 +201,7 @@ def _rules() -> Iterator[tuple[str, Rule]]:
             yield setting.name, setting.metadata["rule"]
             continue
         for name, parameter in SAMPLING.items():
-            yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum)
+            yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum, texts=parameter.texts)
 
 
 RULES: Mapping[str, Rule] = dict(_rules())
@@ -300,7 +312,7 @@ def _checked(rule: Rule, value: object, where: str, name: str) -> object:
     try:
         return rule.check(value)
     except ValueError:
-        raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}", hint=rule.hint) from None
+        raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}", hint=rule.advice(value)) from None
 
 
 def _unknown(where: str, name: str, value: object = None) -> UsageError:

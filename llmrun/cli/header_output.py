@@ -17,7 +17,7 @@ from llmrun.cli.console.columns import aligned, beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, visible_line
 from llmrun.gguf.values import StringArray
-from llmrun.sampling_params import SAMPLING
+from llmrun.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -73,7 +73,7 @@ def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator
         yield "Tokenizer", _tokenizer(file)
     sampling = dict(_sampling(file, entry))
     if sampling:
-        yield "Sampling", [(key, f"{value:g}") for key, value in sampling.items()]
+        yield "Sampling", [(key, value_text(value)) for key, value in sampling.items()]
     templates = _templates(file)
     yield (
         "Chat template",
@@ -131,12 +131,12 @@ def _tokenizer(file: GGUFFile) -> Fields:
     return words
 
 
-def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float]]:
+def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float | str]]:
     """Yield the sampling parameters in the catalogue, then those in the file, which take precedence."""
     names = {parameter.gguf_key: name for name, parameter in SAMPLING.items()}
     yield from (entry.sampling if entry else {}).items()
     for key, value in file.metadata.items():
-        if key.startswith(_SAMPLING) and isinstance(value, int | float) and not isinstance(value, bool):
+        if key.startswith(_SAMPLING) and isinstance(value, int | float | str) and not isinstance(value, bool):
             yield names.get(key) or key.removeprefix(_SAMPLING), value
 
 
@@ -215,8 +215,8 @@ def tensors_as_json(file: GGUFFile) -> list[Mapping[str, Any]]:
     ]
 
 
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+def _json_number(value: float | str) -> float | str:
+    return value if isinstance(value, str) or math.isfinite(value) else str(value)
 
 
 def _json_value(value: Value, kind: str) -> Any:

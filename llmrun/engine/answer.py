@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
+from llmrun.engine.samplers.base import SamplerState, initial_state
 from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking.splitter import Split
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from llmrun.engine.constraint.answer import AnswerConstraint
@@ -47,6 +49,7 @@ class Answer:
     first_answer     time at which the first text after the thinking arrived
     step_times       when each step that generated tokens ended; a step can generate several tokens
     forced           tokens to add next without sampling
+    sampler_state    the state of the samplers before the next token; only drawn tokens that are accepted change it
     drafted_tokens   tokens that drafters predicted and a step verified
     accepted_tokens  how many of them were right
     forced_tokens    tokens that were run before the logits from which they follow
@@ -75,16 +78,16 @@ class Answer:
     thinking_tokens: int = 0
     first_answer: float | None = None
     forced: deque[int] = field(default_factory=deque)
+    sampler_state: SamplerState = field(init=False)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     forced_tokens: int = 0
     over: bool = False
-    _failed: LlmrunError | None = field(
-        default=None, init=False
-    )  # an error of the constraint, until the step that it fails has run
+    _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised when it draws
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+        self.sampler_state = initial_state(self.request.sampling)
 
     @property
     def in_prefill(self) -> bool:
@@ -110,7 +113,8 @@ class Answer:
             except LlmrunError as error:
                 self._failed = error
                 rows = logits[:0]
-        return SequenceRows(rows, self.tokens, self.request.sampling, len(self.tokens), draft, masks)
+        params, position = self.request.sampling, len(self.tokens)
+        return SequenceRows(rows, self.tokens, params, position, draft, masks, self.sampler_state, self.tokenizer)
 
     def n_allowed(self, draft: Sequence[int]) -> int:
         """Return how many of the first tokens of a draft the response format allows."""
@@ -188,17 +192,17 @@ class Answer:
     def _drawn(self, logits: NDArray[np.float32], index: int, drawn: Drawn) -> int:
         """Return the token of the row with this index, or raise its error.
 
-        Rows after forced tokens are drawn here, because the step drew tokens only up to the first difference from the
-        draft.
+        Rows after forced tokens are drawn here. The step drew tokens only up to the first difference from the draft,
+        and forced tokens do not change the state of the samplers.
         """
+        if self._failed is None and not drawn.has_row(index, self.sampler_state):
+            index, (drawn,) = 0, self.sampler.sample_rows([self.rows_to_draw(logits[np.newaxis], ())])
         if self._failed is not None:
             raise self._failed
-        if index < len(drawn.tokens):
-            return drawn.tokens[index]
         if index == len(drawn.tokens) and drawn.error is not None:
             raise drawn.error
-        mask = None if self.constraint is None else self.constraint.masks(())[0]
-        return self.sampler.sample(logits, self.tokens, self.request.sampling, len(self.tokens), mask)
+        self.sampler_state = drawn.states[index + 1] if drawn.states else self.sampler_state
+        return drawn.tokens[index]
 
     def _follow_format(self, token: int) -> None:
         """Tell the constraint about a new token, and force the tokens after which there is no choice."""

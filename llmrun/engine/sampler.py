@@ -1,6 +1,7 @@
 """The sampler, which draws the tokens of all rows of a step in one kernel call.
 
-The kernel is kernels/sampling/chain.py. Its readable twin is sampling.py, which computes the same bits.
+The kernel is kernels/sampling/chain.py. Its readable twin is sampling.py, which computes the same bits. Requests that
+use other samplers, or another order, are drawn by samplers/chain.py instead.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.engine import sampling
+from llmrun.engine.samplers import chain, dry
+from llmrun.engine.samplers.base import Place, SamplerState, initial_state
+from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers, find_breakers
 from llmrun.errors import LlmrunError
 from llmrun.layouts import records
 from llmrun.layouts import sampling as layout
 from llmrun.layouts.arena import address_of, allocate
+from llmrun.sampling_texts import parse_breakers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.sampling_params import SamplingParams
+    from llmrun.tokenizers.base import Tokenizer
 
     Logits = NDArray[np.float32]
     Masks = NDArray[np.uint32]
@@ -49,6 +55,8 @@ class SequenceRows:
     position  the position of the first token to draw
     draft     the tokens that the rows assume: row i is valid only if the tokens drawn before it equal draft[:i]
     masks     uint32[rows, mask_words]: the tokens that a constraint allows in each row; None if it allows all
+    state     the state of the samplers before the first row; None for the one before an answer's first token
+    tokenizer finds DRY's sequence breakers; without one, there are none
     """
 
     logits: Logits
@@ -57,6 +65,8 @@ class SequenceRows:
     position: int
     draft: Sequence[int] = ()
     masks: Masks | None = None
+    state: SamplerState | None = None
+    tokenizer: Tokenizer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +75,24 @@ class Drawn:
 
     tokens  one token per row, up to and including the first that differs from the draft
     error   the error of the row after these tokens, or None; it is the error that `sampling.sample` raises
+    states  the states of the samplers before the first token and after each one; () for the kernel, which has none
     """
 
     tokens: list[int]
     error: LlmrunError | None = None
+    states: Sequence[SamplerState] = ()
+
+    def has_row(self, index: int, state: SamplerState) -> bool:
+        """Return whether the row with this index was drawn, given the state of the samplers before it."""
+        drawn = index < len(self.tokens) + (self.error is not None)
+        return drawn and (not self.states or self.states[index] == state)
 
 
 class Sampler:
-    """Draws tokens with the sampling kernel. Methods must not be called from several threads at once."""
+    """Draws tokens. Methods must not be called from several threads at once.
+
+    The kernel draws with the default samplers, and NumPy with others (samplers/chain.py).
+    """
 
     def __init__(self, n_threads: int = 1) -> None:
         """Load the kernel. Raises KernelCompileError.
@@ -91,27 +111,45 @@ class Sampler:
         self._op_address = address_of(self._op)
         self._vocabulary = 0
         self._scratch = np.empty(0, np.uint8)
-
-    def sample(
-        self,
-        logits: Logits,
-        history: Sequence[int],
-        params: SamplingParams,
-        position: int,
-        mask: NDArray[np.uint32] | None = None,
-    ) -> int:
-        """Draw the next token from float32[vocabulary]. Equal to `sampling.sample`, with the same errors."""
-        masks = None if mask is None else mask[np.newaxis]
-        (drawn,) = self.sample_rows([SequenceRows(logits[np.newaxis], history, params, position, masks=masks)])
-        if drawn.error is not None:
-            raise drawn.error
-        return drawn.tokens[0]
+        self._breakers: dict[str, Breakers] = {}  # DRY's sequence breakers, by the parameter's value
 
     def sample_rows(self, sequences: Sequence[SequenceRows]) -> list[Drawn]:
         """Draw the tokens of sequences with the same vocabulary. The result is the same as drawing row by row.
 
         Rows after a token that differs from the draft are not drawn.
         """
+        by_kernel = iter(self._sample_with_kernel([rows for rows in sequences if not chain.is_needed(rows.params)]))
+        return [self._sample_in_order(rows) if chain.is_needed(rows.params) else next(by_kernel) for rows in sequences]
+
+    def _sample_in_order(self, rows: SequenceRows) -> Drawn:
+        """Draw the tokens of a sequence with the samplers in samplers/."""
+        tokens: list[int] = []
+        states = [rows.state or initial_state(rows.params)]
+        known, breakers = list(rows.history), self._breakers_for(rows)
+        masks = [None] * len(rows.logits) if rows.masks is None else rows.masks
+        for row, mask, draft in zip(rows.logits, masks, [*rows.draft, None], strict=False):
+            place = Place(known, rows.params, rows.position + len(tokens), len(row), breakers)
+            try:
+                token, state = chain.sample(row, place, states[-1], mask)
+            except LlmrunError as error:
+                return Drawn(tokens, error, states)
+            tokens.append(token)
+            states.append(state)
+            known.append(token)
+            if token != draft:
+                break
+        return Drawn(tokens, None, states)
+
+    def _breakers_for(self, rows: SequenceRows) -> Breakers:
+        """Return DRY's sequence breakers, which takes a fraction of a second for a new list of them."""
+        texts = rows.params.dry_sequence_breakers
+        if rows.tokenizer is None or dry.is_disabled(rows.params):
+            return NO_BREAKERS
+        if texts not in self._breakers:
+            self._breakers[texts] = find_breakers(parse_breakers(texts), rows.tokenizer)
+        return self._breakers[texts]
+
+    def _sample_with_kernel(self, sequences: Sequence[SequenceRows]) -> list[Drawn]:
         rows = _Rows(sum(len(sequence.logits) for sequence in sequences))
         for sequence in sequences:
             rows.add_sequence(sequence)

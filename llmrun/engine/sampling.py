@@ -5,11 +5,11 @@ These functions define sampling. The engine runs a kernel with bit-identical res
 
     mask -> logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
-llama.cpp's full chain is penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. A new sampler
-goes at its position in that chain (see docs/adding-a-sampler.md).
+llama.cpp's other samplers, other orders, and Mirostat and adaptive-p, which replace the draw, are in samplers/, which
+uses the functions of this file too. See docs/adding-a-sampler.md.
 
 The same logits, parameters and position yield the same token on every machine. The random number of a draw is a hash of
-(seed, position), the lower id wins a tie, and sums are computed in a fixed order. `_exp` uses only operations whose
+(seed, position), the lower id wins a tie, and sums are computed in a fixed order. `exp` uses only operations whose
 rounding IEEE 754 defines, because the last bit of NumPy's exp depends on the instruction set.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]
 
 _EXP_CHUNK = 4096  # elements per chunk; temporary arrays fit into the L1 cache: 2.2 times as fast for 49k tokens
-_LARGEST = np.finfo(np.float32).max
+LARGEST = np.finfo(np.float32).max
 
 
 def sample(
@@ -59,7 +59,7 @@ def sample(
     Raises ModelFileError if a logit is NaN or +inf or if all are -inf, and LlmrunError if no allowed token is left.
     """
     likeliest = int(np.argmax(logits))
-    _check_output(float(logits[likeliest]))
+    check_output(float(logits[likeliest]))
     with np.errstate(over="ignore", invalid="ignore"):  # both functions replace overflows and NaN
         changed = apply_mask(logits, mask)
         changed = apply_logit_bias(changed, params.logit_bias)
@@ -86,7 +86,7 @@ def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
         return logits
     biased = logits.copy()
     ids, values = bias_arrays(bias)
-    biased[ids] = np.minimum(logits[ids] + values, _LARGEST)
+    biased[ids] = np.minimum(logits[ids] + values, LARGEST)
     return biased
 
 
@@ -94,7 +94,7 @@ def bias_arrays(bias: Mapping[int, float]) -> tuple[NDArray[np.int32], Logits]:
     """Return the ids and the biases as int32[n] and float32[n]. Biases above the largest float32 are reduced to it."""
     with np.errstate(over="ignore"):
         values = np.array(list(bias.values()), np.float32)
-    return np.array(list(bias), np.int32), np.minimum(values, _LARGEST)
+    return np.array(list(bias), np.int32), np.minimum(values, LARGEST)
 
 
 def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:
@@ -125,17 +125,17 @@ def penalizes(params: SamplingParams) -> bool:
 def greedy(logits: Logits) -> int:
     """Return the id of the most likely token, or the lowest such id if several tokens are equally likely."""
     best = int(np.argmax(logits))
-    _check_any_left(float(logits[best]))
+    check_any_left(float(logits[best]))
     return best
 
 
-def top_k(logits: Logits, k: int) -> Candidates:
+def top_k(logits: Logits | NDArray[np.float64], k: int) -> Candidates:
     """Return the k most likely candidates, sorted by probability, or all in order of id if k <= 0.
 
     This avoids sorting the whole vocabulary. The logits are split into stripes. At least k logits are not below the
     k-th largest stripe maximum, so only those logits, a few dozen more than k, have to be sorted.
     """
-    _check_any_left(float(logits.max()))
+    check_any_left(float(logits.max()))
     depth = len(logits) // STRIPES
     if 0 < k <= STRIPES and depth > 1:
         maxima = logits[: depth * STRIPES].reshape(depth, STRIPES).max(axis=0)
@@ -160,8 +160,8 @@ def top_p(candidates: Candidates, p: float) -> Candidates:
     if p >= 1:
         return candidates
     ids, logits = candidates
-    weights = _exp(logits - logits.max())
-    total = _sum(weights)
+    weights = exp(logits - logits.max())
+    total = ordered_sum(weights)
     likely = np.flatnonzero(weights >= (1 - p) / len(ids) * total)
     order = likely[np.argsort(-logits[likely], kind="stable")]
     reached = int(np.searchsorted(np.cumsum(weights[order]), p * total)) + 1
@@ -173,14 +173,14 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
     if p <= 0:
         return candidates
     ids, logits = candidates
-    likely = np.flatnonzero(_exp(logits - logits.max()) >= min(p, 1.0))
+    likely = np.flatnonzero(exp(logits - logits.max()) >= min(p, 1.0))
     return ids[likely], logits[likely]
 
 
 def draw(candidates: Candidates, temperature: float, u: float) -> int:
     """Draw an id with the probabilities softmax(logits / temperature), using the random number u in [0, 1)."""
     ids, logits = candidates
-    cumulative = np.cumsum(_exp((logits - logits.max()) / max(temperature, SMALLEST_TEMPERATURE)))
+    cumulative = np.cumsum(exp((logits - logits.max()) / max(temperature, SMALLEST_TEMPERATURE)))
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(ids[min(index, len(ids) - 1)])  # u * total may round up to the total
 
@@ -204,7 +204,9 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
     if not np.isfinite(largest):
         return NO_LOG_PROBABILITIES
     ids = top_k(logits, n)[0].tolist() if n > 0 else []
-    return described_log_probabilities(logits, token, ids, largest, _sum(_exp(logits.astype(np.float64) - largest)))
+    return described_log_probabilities(
+        logits, token, ids, largest, ordered_sum(exp(logits.astype(np.float64) - largest))
+    )
 
 
 def described_log_probabilities(
@@ -232,13 +234,13 @@ def nothing_left() -> LlmrunError:
     return LlmrunError("cannot choose a token: logit_bias bans every token that the model and the format allow")
 
 
-def _check_output(best: float) -> None:
+def check_output(best: float) -> None:
     """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. If any logit is NaN, `best` is NaN."""
     if not np.isfinite(best):
         raise bad_output(best)
 
 
-def _check_any_left(best: float) -> None:
+def check_any_left(best: float) -> None:
     """Raise LlmrunError if `best`, the largest logit after bias and penalties, is -inf."""
     if best == -np.inf:
         raise nothing_left()
@@ -253,12 +255,12 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _sum(values: NDArray[np.float64]) -> float:
+def ordered_sum(values: NDArray[np.float64]) -> float:
     """Sum from left to right. np.sum may add in a different order on each instruction set."""
     return float(np.cumsum(values)[-1])
 
 
-def _exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute e^x for x <= 0 with an error of at most 2 units in the last place."""
     if len(x) <= _EXP_CHUNK:
         return _exp_chunk(x)

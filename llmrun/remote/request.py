@@ -104,11 +104,15 @@ def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
     """Return the sampling fields that are part of OpenAI's API, or those that only other servers accept.
 
     A parameter is sent even if its value disables it, because the server may enable it by default. For example,
-    llama-cpp-python has a default repeat penalty of 1.1.
+    llama-cpp-python has a default repeat penalty of 1.1. The optional parameters are off by default on servers, so they
+    are only sent if they were chosen or do not have our default.
     """
     return {
-        field: getattr(request.sampling, name)
+        field: parameter.wire_value(getattr(request.sampling, name))
         for name, parameter in SAMPLING.items()
         if parameter.openai is openai and request.sends(name)
+        if not parameter.optional
+        or request.sent_sampling is not None
+        or getattr(request.sampling, name) != parameter.default
         for field in parameter.wire
     }

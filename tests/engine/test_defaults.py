@@ -40,6 +40,25 @@ def test_integers_below_the_range_mean_its_lower_end() -> None:
     assert (defaults.top_k, defaults.repeat_last_n) == (0, -1)
 
 
+def test_the_models_samplers_and_mirostat_are_defaults_too() -> None:
+    metadata = {
+        Keys.General.SAMPLING_SEQUENCE: "top_k;Temp",
+        Keys.General.SAMPLING_MIROSTAT: 2,
+        Keys.General.SAMPLING_XTC_PROBABILITY: 0.5,
+    }
+    expected = SamplingParams(samplers="top_k;Temp", mirostat=2, xtc_probability=0.5)
+    assert default_sampling(metadata, {"samplers": "min_p"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(5, "not text"), ("", "out of range"), ("top_k;\x1b[31m", r"out of range: .*: top_k;\\x1b\[31m$")],
+)
+def test_samplers_that_do_not_exist_are_a_bad_file(value: object, words: str) -> None:
+    with pytest.raises(BadGGUF, match=words):
+        default_sampling({Keys.General.SAMPLING_SEQUENCE: value})
+
+
 @pytest.mark.parametrize("value", ["hot", None, [0.5], True])
 def test_a_default_that_is_no_number_is_a_bad_file(value: object) -> None:
     with pytest.raises(BadGGUF, match=r"general\.sampling\.temp"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,22 @@ CHAINS = (
 def sampler_at(level: str, n_threads: int = 1) -> Sampler:
     with at_level(level):
         return Sampler(n_threads)
+
+
+def draw(
+    sampler: Sampler,
+    logits: NDArray[np.float32],
+    history: Sequence[int],
+    params: SamplingParams,
+    position: int = 0,
+    mask: NDArray[np.uint32] | None = None,
+) -> int:
+    """Draw a single token, or raise its error."""
+    masks = None if mask is None else mask[np.newaxis]
+    (drawn,) = sampler.sample_rows([SequenceRows(logits[np.newaxis], history, params, position, masks=masks)])
+    if drawn.error is not None:
+        raise drawn.error
+    return drawn.tokens[0]
 
 
 def random_logits(size: int, seed: int, width: float = 3.0, decimals: int | None = None) -> NDArray[np.float32]:
@@ -90,10 +107,10 @@ def random_mask(size: int, share: float, seed: int) -> NDArray[np.uint32]:
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
-def outcome(draw: object) -> object:
+def outcome(call: object) -> object:
     """Return the result of a call without arguments, or the type and the text of its error."""
     try:
-        return draw()  # type: ignore[operator]
+        return call()  # type: ignore[operator]
     except LlmrunError as error:
         return type(error), str(error)
 
@@ -115,7 +132,7 @@ def test_draws_equal_the_twins(
     history = [token % len(logits) for token in history]
     params = replace(params, logit_bias={i * 7 % len(logits): bias for i, bias in enumerate(biases)})
     before = logits.copy()
-    drawn = outcome(lambda: sampler_at(level).sample(logits, history, params, position, mask))
+    drawn = outcome(lambda: draw(sampler_at(level), logits, history, params, position, mask))
     assert drawn == outcome(lambda: sampling.sample(logits, history, params, position, mask))
     np.testing.assert_array_equal(logits, before)
 
@@ -128,7 +145,7 @@ def test_draws_of_large_vocabularies_equal_the_twins(level: str, params: Samplin
         logits = random_logits(size, seed, width)
         for position in range(5):
             expected = sampling.sample(logits, [], params, position)
-            assert sampler_at(level).sample(logits, [], params, position) == expected
+            assert draw(sampler_at(level), logits, [], params, position) == expected
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
@@ -146,7 +163,7 @@ def test_broken_logits_are_the_twins_error(bad: float, at: int, params: Sampling
     logits = random_logits(3000, 0)
     logits[at] = bad
     with pytest.raises(ModelFileError, match=f"largest logit is {abs(bad)}"):
-        sampler_at(LEVELS_HERE[0]).sample(logits, [], params, 0)
+        draw(sampler_at(LEVELS_HERE[0]), logits, [], params, 0)
     chosen, top = sampler_at(LEVELS_HERE[0]).log_probabilities(logits, 1, 5)
     assert math.isnan(chosen)
     assert top == []
@@ -156,7 +173,7 @@ def test_broken_logits_are_the_twins_error(bad: float, at: int, params: Sampling
 def test_banning_every_token_is_the_twins_error(params: SamplingParams) -> None:
     everything = replace(params, logit_bias=dict.fromkeys(range(3), -math.inf))
     with pytest.raises(LlmrunError, match="logit_bias bans every token"):
-        sampler_at(LEVELS_HERE[0]).sample(np.zeros(3, np.float32), [], everything, 0)
+        draw(sampler_at(LEVELS_HERE[0]), np.zeros(3, np.float32), [], everything, 0)
 
 
 @pytest.mark.parametrize("params", CHAINS)
@@ -165,16 +182,16 @@ def test_only_allowed_tokens_are_drawn(params: SamplingParams, size: int) -> Non
     for token in (0, 15, 16, 30, size - 1):
         mask = np.zeros(mask_words(size), np.uint32)
         mask[token // 32] = 1 << token % 32
-        assert sampler_at(LEVELS_HERE[0]).sample(random_logits(size, token), [], params, 0, mask) == token
+        assert draw(sampler_at(LEVELS_HERE[0]), random_logits(size, token), [], params, 0, mask) == token
 
 
 @pytest.mark.parametrize("token", [-1, 3, 2**31 - 1])
 def test_tokens_outside_the_vocabulary_are_an_error(token: int) -> None:
     here = sampler_at(LEVELS_HERE[0])
     with pytest.raises(IndexError):
-        here.sample(np.zeros(3, np.float32), [0, token], SamplingParams(repeat_penalty=1.1), 0)
+        draw(here, np.zeros(3, np.float32), [0, token], SamplingParams(repeat_penalty=1.1), 0)
     with pytest.raises(IndexError):
-        here.sample(np.zeros(3, np.float32), [], SamplingParams(logit_bias={token: 1.0}), 0)
+        draw(here, np.zeros(3, np.float32), [], SamplingParams(logit_bias={token: 1.0}), 0)
 
 
 def different_sequences(rows: int, size: int = 6000) -> list[SequenceRows]:

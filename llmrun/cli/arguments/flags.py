@@ -30,7 +30,7 @@ class AnswerFlags:
     ctx_size: options.ContextSize = None
     kv_type: options.KVType = None
     threads: options.Threads = None
-    sampling: Mapping[str, int | float] = field(default_factory=dict)  # each parameter in SAMPLING has a flag
+    sampling: Mapping[str, int | float | str] = field(default_factory=dict)  # each parameter in SAMPLING has a flag
     seed: options.Seed = None
     stop: options.Stop = None
     think: options.Think = None
@@ -103,7 +103,7 @@ def _answer_parameters() -> Iterator[inspect.Parameter]:
             yield parameter
             continue
         for name, declared in SAMPLING.items():
-            text = f"{declared.help}  [default: the model's, or {declared.default:g}]"
+            text = f"{declared.help}  [default: the model's, or {declared.shown_default}]"
             option = typer.Option(*declared.flags, metavar=declared.metavar, help=text)
             yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.arguments.prompt import checked_text
 from llmrun.errors import UsageError
-from llmrun.sampling_params import SAMPLING
+from llmrun.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
     from llmrun.sampling_params import SamplingParams
@@ -29,7 +29,13 @@ def described_sampling(sampling: SamplingParams, sent: frozenset[str] | None = N
 
     sent  the names of the parameters that are sent to a server; None for local models
     """
-    known = ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING if sent is None or name in sent)
+    values = {name: getattr(sampling, name) for name in SAMPLING}
+    wanted = [
+        name
+        for name, parameter in SAMPLING.items()
+        if (name in sent if sent is not None else not parameter.optional or values[name] != parameter.default)
+    ]
+    known = ", ".join(f"{name} {value_text(values[name])}" for name in wanted)
     if sent is None:
         return known
     return f"{known}; the server decides the rest" if known else "the server decides"

@@ -77,7 +77,7 @@ def checked_value(name: str, value: object) -> Value:
     try:
         checked = RULES[name].check(value)
     except ValueError:
-        raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}", hint=RULES[name].hint) from None
+        raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}", hint=RULES[name].advice(value)) from None
     assert isinstance(checked, int | float | str)  # the rules for NAMES allow only these types
     return checked
 

@@ -207,7 +207,7 @@ class Chat:
         if name in SAMPLING:
             if self.sent_sampling is not None and name not in self.sent_sampling:
                 return None
-            value: int | float = getattr(self.sampling, name)
+            value: int | float | str = getattr(self.sampling, name)
             return value
         if name == CONTEXT:
             return self.engine.info.context_size or None

@@ -186,7 +186,9 @@ def _checked_setting(value: object, key: str, path: Path) -> object:
     try:
         return RULES[key].check(value)
     except ValueError:
-        raise UsageError(f"template: {path}: {key}: {value!r:.60} is not {RULES[key].words}") from None
+        raise UsageError(
+            f"template: {path}: {key}: {value!r:.60} is not {RULES[key].words}", hint=RULES[key].advice(value)
+        ) from None
 
 
 def _checked_defaults(table: object, known: Sequence[str], path: Path) -> dict[str, str]:

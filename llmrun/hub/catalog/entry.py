@@ -64,7 +64,7 @@ class CatalogEntry:
     default: str
     parameters: int | None = None
     context: int | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, float | str] = field(default_factory=dict)
     end_of_turn: tuple[str, ...] = ()
     thinking: tuple[str, str] | tuple[()] | None = None
     aliases: tuple[str, ...] = ()

@@ -215,7 +215,7 @@ def _shared_facts(keys: _Keys) -> dict[str, Any]:
     return facts
 
 
-def _sampling(keys: _Keys) -> Mapping[str, float]:
+def _sampling(keys: _Keys) -> Mapping[str, float | str]:
     values: dict[str, Any] = keys.take("sampling", dict, "a table of sampling defaults")
     for key, value in values.items():
         if key not in SAMPLING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -98,6 +99,30 @@ def test_forced_tokens_do_not_change_answers(wanted: ResponseFormat, seed: int, 
     forget_all(backend)
     [one_by_one] = answer_all(Engine(backend, rows_per_step=1), [request])
     assert_same(together, one_by_one)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"adaptive_target": 0.3},
+        {"xtc_probability": 1.0, "dry_multiplier": 0.8, "typical_p": 0.9, "top_n_sigma": 2.0},
+        {"samplers": "temperature;top_k", "top_k": 5},
+    ],
+)
+@pytest.mark.parametrize("name", ["right, then wrong", "mixed"])
+def test_other_samplers_draw_allowed_tokens(sampling: dict[str, Any], name: str) -> None:
+    backend = noisy()
+    for seed in range(3):
+        request = formatted(JSON, seed)
+        request = replace(request, sampling=replace(request.sampling, **sampling))
+        forget_all(backend)
+        known = answer_plainly(Engine(backend), [request])
+        check(known[0].gathered, JSON)
+        forget_all(backend)
+        [gathered] = answer_all(drafting_engine(backend, adversary(backend, PROPOSALS[name], known)), [request])
+        assert_same(gathered, known[0].gathered)
 
 
 def test_forced_tokens_save_steps() -> None:

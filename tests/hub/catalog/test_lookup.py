@@ -310,7 +310,8 @@ def test_an_entry_can_say_that_its_family_thinks_but_it_does_not(own: Path) -> N
 
 def test_every_sampling_parameter_can_be_recommended(own: Path) -> None:
     recommended = {name: parameter.default for name, parameter in SAMPLING.items()}
-    table = ", ".join(f"{name} = {value}" for name, value in recommended.items())
+    texts = {name: f"'{value}'" if isinstance(value, str) else value for name, value in recommended.items()}
+    table = ", ".join(f"{name} = {value}" for name, value in texts.items())
     assert entry_of(written(own, sampling=f"{{ {table} }}")).sampling == recommended
 
 

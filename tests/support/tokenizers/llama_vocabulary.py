@@ -35,6 +35,11 @@ class LlamaVocabulary:
         self.eos_id: int = llama_cpp.llama_vocab_eos(self._vocabulary)
         self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
 
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's pointer to the vocabulary."""
+        return self._vocabulary
+
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         encoded = text.encode()
         while True:

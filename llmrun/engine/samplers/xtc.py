@@ -1,0 +1,50 @@
+"""XTC (exclude top choices), which sometimes removes the likeliest tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.engine.samplers.base import Place
+from llmrun.engine.sampling import exp, ordered_sum, uniform
+
+if TYPE_CHECKING:
+    from llmrun.engine.sampling import Candidates
+
+_SEED = 0x585443  # "XTC"; separates the random numbers of XTC from those of the draws
+
+
+def xtc(candidates: Candidates, place: Place) -> Candidates:
+    """With probability `xtc_probability`, remove all tokens of at least `xtc_threshold` but the least likely of them.
+
+    The idea is from text-generation-webui, pull request 6335. At least one token stays, in any case.
+    """
+    params = place.params
+    if is_disabled(params.xtc_probability, params.xtc_threshold):
+        return candidates
+    if uniform(params.seed ^ _SEED, place.position) > params.xtc_probability:
+        return candidates
+    return without_top_choices(candidates, params.xtc_threshold)
+
+
+def is_disabled(probability: float, threshold: float) -> bool:
+    """Return whether XTC never removes anything. No two tokens have probabilities above 0.5."""
+    return probability <= 0 or threshold > 0.5
+
+
+def without_top_choices(candidates: Candidates, threshold: float) -> Candidates:
+    """Remove the tokens with a probability of at least `threshold`, except for the least likely of them.
+
+    Among equally likely ones, the last candidate stays.
+    """
+    ids, logits = candidates
+    weights = exp(logits - logits.max())
+    top = np.flatnonzero(weights >= threshold * ordered_sum(weights))
+    if len(top) < 2:
+        return candidates
+    stays = top[len(top) - 1 - int(np.argmin(logits[top][::-1]))]
+    kept = np.ones(len(ids), np.bool_)
+    kept[top] = False
+    kept[stays] = True
+    return ids[kept], logits[kept]

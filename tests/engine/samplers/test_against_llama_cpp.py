@@ -1,0 +1,50 @@
+"""Tests that every sampler keeps the same candidates as libllama's. scripts/soak_samplers compares more arrays."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from llmrun.engine.samplers import adaptive, dry, mirostat, numbers, temperature, top_n_sigma, typical, xtc
+from tests.soak.dry_comparison import compare_dry
+from tests.soak.sampler_cases import Case
+from tests.soak.sampler_sets import ROUNDING
+from tests.soak.sampler_soak import KINDS, Tally, compare_many
+
+pytestmark = pytest.mark.slow
+
+ARRAYS = 60  # for each sampler
+LARGEST = 40_000  # tokens in a vocabulary
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dry"])
+def test_the_same_candidates_are_kept(kind: str) -> None:
+    tally = Tally()
+    assert list(compare_many(kind, ARRAYS, 2, tally, largest=LARGEST)) == []
+    assert tally.arrays >= ARRAYS
+    assert tally.count(ROUNDING) <= ARRAYS / 10
+
+
+def test_dry_penalizes_the_same_tokens() -> None:
+    for number in range(ARRAYS):
+        compare_dry(Case(2, number), ["smollm2"])
+
+
+# What to replace by a wrong function, which is only slightly wrong.
+MISTAKES: dict[str, tuple[object, str, object]] = {
+    "dry": (dry, "integer_power", lambda base, n: 1.001 * base**n),
+    "top_n_sigma": (top_n_sigma, "ordered_sum", lambda x: 1.005 * float(x.sum())),
+    "typ_p": (typical, "softmax", lambda logits: numbers.softmax(1.003 * logits)),
+    "xtc": (xtc, "ordered_sum", lambda x: 1.01 * float(x.sum())),
+    "temperature": (temperature, "log", lambda x: 1.001 * math.log(x)),
+    "mirostat 1": (mirostat, "LN2", 0.69),
+    "mirostat 2": (mirostat, "LN2", 0.69),
+    "adaptive_p": (adaptive, "_WIDTH", 0.301),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_small_mistakes_are_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MISTAKES[kind])
+    assert list(compare_many(kind, 300, 2, Tally(), largest=5000))
