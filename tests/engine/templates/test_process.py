@@ -17,10 +17,11 @@ from llmrun import child_processes
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
 from llmrun.cli.answers.open_model import open_model
 from llmrun.engine.engine import Engine
+from llmrun.engine.isolation import process as isolation
+from llmrun.engine.isolation.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import process as module
 from llmrun.engine.templates.abilities import TemplateAbilities
-from llmrun.engine.templates.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from llmrun.errors import LlmrunError, TemplateRefused
 from llmrun.settings import load_settings
@@ -213,7 +214,7 @@ def test_what_asks_can_be_interrupted(process: TemplateProcess, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_watch", interrupted)
+        patched.setattr(isolation, "_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             process.render(FOR_EVER, "t.jinja", {})
     assert not running.is_running()
