@@ -16,8 +16,9 @@ _RANGES = {
     r"\D": r"\x00-/:-\U0010ffff",
     r"\w": r"0-9A-Z_a-z",
     r"\W": r"\x00-/:-@\[-\^`{-\U0010ffff",
+    r"\s": r"\s\ufeff",
 }
-_ELSEWHERE = {"$": r"\Z", "(?<": "(?P<"}
+_OUTSIDE_CLASSES = {"$": r"\Z", "(?<": "(?P<", r"\S": r"[^\s\ufeff]"}
 
 
 @lru_cache(maxsize=1000)
@@ -34,6 +35,6 @@ def compile_ecma(pattern: str) -> re.Pattern[str]:
                 parts.append("^")
             in_class = token != "]"
         else:
-            parts.append(_ELSEWHERE.get(token, token))
+            parts.append(_OUTSIDE_CLASSES.get(token, token))
             in_class = token.startswith("[")
     return re.compile("".join(parts))

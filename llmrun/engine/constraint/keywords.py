@@ -16,7 +16,7 @@ _DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 _OLDEST = _DRAFTS.index("draft-04")
 # The draft that introduced a keyword. llguidance ignores a keyword that the schema's draft does not have.
 _INTRODUCED = {
-    **dict.fromkeys(("contains", "propertyNames"), _DRAFTS.index("draft-06")),
+    **dict.fromkeys(("const", "contains", "propertyNames"), _DRAFTS.index("draft-06")),
     **dict.fromkeys(("if", "then", "else"), _DRAFTS.index("draft-07")),
     **dict.fromkeys(
         (

@@ -51,4 +51,9 @@ def _problem(request: dict[str, Any]) -> str:
 
     from llmrun.engine.constraint.answer_checks import schema_problem
 
-    return schema_problem(request["schema"])
+    try:
+        return schema_problem(request["schema"])
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - for the same reason
+        return f"the schema is invalid: {type(error).__name__}: {error}"
