@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -41,7 +41,7 @@ def byte_tokenizer() -> LLTokenizer:
 @cache
 def wrapped_tokenizer(name: str) -> LLTokenizer:
     """Return one of our tokenizers (see tests/support/tokenizers/vocabularies.py) for llguidance."""
-    return LLTokenizer(_Wrapper(name))
+    return LLTokenizer(cast("Any", _Wrapper(name)))  # its stub knows only its own wrapper
 
 
 def schema_grammar(schema: Any) -> str:
