@@ -37,15 +37,19 @@ def subschemas(schema: Any, place: str = "") -> Iterator[tuple[str, dict[str, An
         return
     yield place, schema
     for keyword, value in schema.items():
-        parts: Iterator[tuple[object, Any]] = iter(())
-        if keyword in _SCHEMA and isinstance(value, dict):
-            yield from subschemas(value, f"{place}/{keyword}")
-        elif keyword in _LIST_OF_SCHEMAS and isinstance(value, list):
-            parts = iter(enumerate(value))
-        elif keyword in _MAP_OF_SCHEMAS and isinstance(value, dict):
-            parts = iter(value.items())
-        for name, part in parts:
-            yield from subschemas(part, f"{place}/{keyword}/{escaped(str(name))}")
+        here = f"{place}/{escaped(keyword)}"
+        if keyword in _SCHEMA:
+            yield from subschemas(value, here)
+        for name, part in _parts(keyword, value):
+            yield from subschemas(part, f"{here}/{escaped(name)}")
+
+
+def _parts(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas in a list or in a map of schemas."""
+    if keyword in _LIST_OF_SCHEMAS and isinstance(value, list):
+        yield from ((str(index), part) for index, part in enumerate(value))
+    elif keyword in _MAP_OF_SCHEMAS and isinstance(value, dict):
+        yield from value.items()
 
 
 def escaped(name: str) -> str:

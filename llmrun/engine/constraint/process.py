@@ -12,6 +12,8 @@ from llmrun.engine.isolation.process import IsolatedProcess, ProcessFailed, Proc
 _MEMORY_PER_BYTE = 60  # of a request; nested JSON of short values takes 50 bytes per byte of text
 _TOO_DEEP = "it is nested too deeply"
 _INVALID_ANSWER = "its process sent an invalid answer"
+_ABORTED = (-6, 0xC0000409)  # SIGABRT, and STATUS_STACK_BUFFER_OVERRUN, which Windows uses for `abort`
+_STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS of macOS, and STATUS_STACK_OVERFLOW of Windows
 
 
 class ConstraintProcess(IsolatedProcess):
@@ -44,9 +46,7 @@ class ConstraintProcess(IsolatedProcess):
 
 
 def _explained(failure: ProcessFailed, limits: ProcessLimits) -> ProcessFailed:
-    """Say what the signal means: Rust aborts when memory is refused, and a stack overflow is a segmentation fault."""
-    if failure.status == -getattr(signal, "SIGABRT", 0):
+    """Say what an exit status means: Rust aborts if memory is refused, and a stack overflow is a fault."""
+    if failure.status in _ABORTED:
         return ProcessFailed(limits.out_of_memory)
-    if failure.status in (-getattr(signal, "SIGSEGV", 0), -getattr(signal, "SIGBUS", 0)):
-        return ProcessFailed(_TOO_DEEP)
-    return failure
+    return ProcessFailed(_TOO_DEEP) if failure.status in _STACK_OVERFLOWS else failure
