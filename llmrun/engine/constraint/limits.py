@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from llmrun.amounts import format_bytes
 from llmrun.engine.constraint.keywords import ignored, place_of
-from llmrun.engine.constraint.process import ConstraintProcess
+from llmrun.engine.constraint.process import ConstraintProcess, one_line
 from llmrun.engine.constraint.strict_json import parse
 from llmrun.engine.isolation.process import ProcessFailed, ProcessLimits
 from llmrun.errors import UsageError
@@ -29,7 +29,6 @@ MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas 
 # The largest of these schemas compiles in 0.15 s and 100 MB.
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
 _LARGE_STACK_BYTES = 16 << 20  # eight times the stack of the trial
-_REASON_LENGTH = 300
 
 # llguidance's messages that a user would not understand, or that lack the place
 _NO_TEXT = "no text can match it"
@@ -65,7 +64,7 @@ def check_schema(text: str, where: str = "JSON Schema") -> Any:
     except UnicodeEncodeError:
         raise UsageError(f"{where}: a string has an unpaired surrogate") from None
     except ValueError as error:
-        raise UsageError(f"{where}: not valid JSON: {shown(str(error), _REASON_LENGTH)}") from None
+        raise UsageError(f"{where}: not valid JSON: {one_line(str(error))}") from None
     for place, why in ignored(schema):
         raise UsageError(f"{where}: {shown(place)}: {why}")
     return schema
@@ -157,4 +156,4 @@ def _explained(message: str, schema: Any) -> str:
         if message.startswith(start):
             message = meaning if not meaning.endswith((": ", "'")) else meaning + message[len(start) :]
             break
-    return shown(" ".join(message.split()), _REASON_LENGTH)
+    return one_line(message)

@@ -8,8 +8,10 @@ from typing import Any
 
 from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.engine.isolation.process import IsolatedProcess, ProcessFailed, ProcessLimits
+from llmrun.gguf.problems import shown
 
 _MEMORY_PER_BYTE = 60  # of a request; nested JSON of short values takes 50 bytes per byte of text
+_REASON_LENGTH = 300
 _TOO_DEEP = "it is nested too deeply"
 _INVALID_ANSWER = "its process sent an invalid answer"
 _ABORTED = (-6, 0xC0000409)  # SIGABRT, and STATUS_STACK_BUFFER_OVERRUN, which Windows uses for `abort`
@@ -43,6 +45,11 @@ class ConstraintProcess(IsolatedProcess):
             return value
         self.close()  # after running out of memory, it may be in a bad state
         raise ProcessFailed({"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _INVALID_ANSWER))
+
+
+def one_line(words: str) -> str:
+    """Return at most 300 characters on one line that is safe to print. Escapes count as well."""
+    return shown(shown(" ".join(words.split()), _REASON_LENGTH), _REASON_LENGTH)
 
 
 def _explained(failure: ProcessFailed, limits: ProcessLimits) -> ProcessFailed:

@@ -12,9 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from llmrun.engine.constraint.process import ConstraintProcess
+from llmrun.engine.constraint.process import ConstraintProcess, one_line
 from llmrun.engine.isolation.process import ProcessFailed, ProcessLimits
-from llmrun.gguf.problems import shown
 
 VerdictKind = Literal["valid", "invalid", "not validated"]
 
@@ -22,7 +21,6 @@ _TIMEOUT_S = 5.0
 _WALL_PER_CPU_S = 5  # how much longer a request may take by the clock, on a busy machine
 _MEMORY = 512_000_000
 _OUTPUT = 1 << 16
-_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def validate(
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
-        return Verdict("not validated", f"the schema is not JSON: {shown(str(error), _REASON_LENGTH)}")
+        return Verdict("not validated", f"the schema is not JSON: {one_line(str(error))}")
     used = process or ConstraintProcess()
     limits = ProcessLimits(timeout_s, timeout_s * _WALL_PER_CPU_S, _MEMORY, _OUTPUT)
     try:
@@ -63,4 +61,4 @@ def validate(
     finally:
         if process is None:
             used.close()
-    return Verdict(cast("VerdictKind", kind), shown(reason, _REASON_LENGTH))
+    return Verdict(cast("VerdictKind", kind), one_line(reason))

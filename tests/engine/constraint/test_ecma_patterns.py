@@ -31,6 +31,9 @@ from llmrun.engine.constraint.ecma_patterns import compile_ecma
         (r"^\s$", "\u00a0", "a"),
         (r"^[\s]\s$", "\ufeff\ufeff", "aa"),
         (r"^\S$", "a", "\ufeff"),
+        (r"^\p{L}\p{Nd}$", "é٣", "é²"),
+        (r"^[\p{Lu}_]\P{Letter}$", "_²", "_a"),
+        (r"^[\P{C}\n]$", "\n", "\t"),
         (r"^\/\-\u00e9$", "/-é", "/-e"),
         ("^.$", "😀", "\n"),
     ],
@@ -40,7 +43,7 @@ def test_a_pattern_means_what_it_means_in_json_schema(pattern: str, matching: st
     assert not compile_ecma(pattern).search(other)
 
 
-@pytest.mark.parametrize("pattern", ["(", "[", r"\p{L}", "a**", "(?<a", "\\"])
+@pytest.mark.parametrize("pattern", ["(", "[", r"\p{Greek}", r"\pL", "a**", "(?<a", "\\"])
 def test_what_python_cannot_express_is_an_error(pattern: str) -> None:
     with pytest.raises(re.error):
         compile_ecma(pattern)

@@ -137,6 +137,7 @@ def test_what_the_trial_accepts_fits_the_stack_here(process: ConstraintProcess) 
         ("false", "no text can match it: schema is false"),
         ('{"$ref": "http://a/b"}', "a $ref may not point to another document: 'http://a/b'"),
         ('{"pattern": "("}', "regex parse error: ( ^ error: unclosed group"),
+        (json.dumps({"format": "\x1b" * 999}), "/format: unknown format: "),
         ("3", "JSON Schema: a schema is an object, true or false, not int"),
         ("{", "JSON Schema: not valid JSON: Expecting"),
         ('{"const": NaN}', "JSON Schema: not valid JSON: NaN is not a JSON number"),
