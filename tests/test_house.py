@@ -29,6 +29,9 @@ ONLY_ROOM_FOR = {
     "prompt_toolkit": {"cli"},
     "llama_cpp": {"backends"},
     "jinja2": {"bench", "engine"},
+    "jsonschema": {"engine"},
+    "llguidance": {"engine"},
+    "referencing": {"engine"},
     "huggingface_hub": {"hub"},
     "click": set(),  # Typer has its own copy, and another Click would raise other exceptions
 }
@@ -37,13 +40,16 @@ HEAVY = (  # modules that --help, --version and usage errors must not import
     "httpx2",
     "huggingface_hub",
     "jinja2",
+    "jsonschema",
     "llama_cpp",
+    "llguidance",
     "llvmlite",
     "numba",
     "numpy",
     "prompt_toolkit",
     "psutil",
     "pydantic",
+    "referencing",
     "regex",
     "rich",
 )

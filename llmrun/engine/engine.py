@@ -86,7 +86,7 @@ class Engine:
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self._templates = templates or TemplateProcess()
-        constraints = constraints or ConstraintCompiler()
+        self._constraints = constraints = constraints or ConstraintCompiler()
         self._prompts = PromptReader(backend, self._templates, constraints, chat_template, thinking_tags)
         self._speculation = Speculation(drafts)
         self.speculates = bool(drafts)
@@ -119,7 +119,11 @@ class Engine:
         constraints = ConstraintCompiler()
         if will_constrain:
             options = replace(options, on_tokenizer=constraints.prepare)
-        opened = open_backend(path, options)
+        try:
+            opened = open_backend(path, options)
+        except BaseException:
+            constraints.close()
+            raise
         drafts: list[DraftSource] = []
         try:
             drafts += open_sources(speculate, draft, options, opened)
@@ -134,6 +138,7 @@ class Engine:
                 constraints=constraints,
             )
         except BaseException:
+            constraints.close()
             for source in drafts:
                 source.close()
             opened.close()  # otherwise, its threads or its process would keep running
@@ -288,6 +293,7 @@ class Engine:
         """Drop all requests and close the backend. Idempotent."""
         self._drop_all()
         self._templates.close()
+        self._constraints.close()
         self._speculation.close()
         self._backend.close()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
-from llmrun.engine.constraint.grammars import schema_object
+from llmrun.engine.constraint.grammars import schema_of
 from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
@@ -90,7 +90,7 @@ def _response_format(wanted: ResponseFormat) -> dict[str, Any]:
             f"{wanted.origin}: not supported for models on a server",
             hint="OpenAI's API has only JSON schemas and JSON objects",
         )
-    schema = {"name": "answer", "schema": schema_object(wanted.text, wanted.origin), "strict": True}
+    schema = {"name": "answer", "schema": schema_of(wanted), "strict": True}
     return {"type": "json_schema", "json_schema": schema}
 
 

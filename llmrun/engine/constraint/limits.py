@@ -1,0 +1,159 @@
+"""Checks schemas and grammars before llguidance compiles them in this process.
+
+Schemas and grammars may come from anywhere, and llguidance is a library in our process: if it overflows its stack, or
+does not end, neither does llmrun. So a text is refused here if it is too large or too deep or if llguidance would
+ignore a part of it, and then it is compiled in a child process first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from llmrun.amounts import format_bytes
+from llmrun.engine.constraint.keywords import ignored, place_of
+from llmrun.engine.constraint.process import ConstraintProcess, one_line
+from llmrun.engine.constraint.strict_json import parse
+from llmrun.engine.isolation.process import ProcessFailed, ProcessLimits
+from llmrun.errors import UsageError
+from llmrun.gguf.problems import shown
+
+T = TypeVar("T")
+
+MOST_SCHEMA_BYTES = 4 << 20
+MOST_GRAMMAR_BYTES = 1 << 20
+MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas from PyPI has 20 levels
+# The largest of these schemas compiles in 0.15 s and 100 MB.
+_COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
+_LARGE_STACK_BYTES = 16 << 20  # eight times the stack of the trial
+
+# llguidance's messages that a user would not understand, or that lack the place
+_NO_TEXT = "no text can match it"
+_MESSAGES = (
+    ("NoExtension", _NO_TEXT),
+    ("Unsatisfiable schema: ", f"{_NO_TEXT}: "),
+    (
+        "oneOf constraints are not supported",
+        '"oneOf" is supported only if the options have different types or different constants in a required property',
+    ),
+    ("Resource '", "a $ref may not point to another document: '"),
+)
+_KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
+_FORMAT = re.compile(r"Unknown format: (.*)", re.DOTALL)
+
+
+def check_schema(text: str, where: str = "JSON Schema") -> Any:
+    """Parse a JSON Schema and return it. Raises UsageError, whose message begins with `where`.
+
+    The schema is refused if it is too large or too deep, if it is not strict JSON, or if llguidance would silently
+    ignore one of its keywords.
+    """
+    _check_size(text, MOST_SCHEMA_BYTES, where)
+    try:
+        schema = parse(text)
+        if not isinstance(schema, dict | bool):
+            raise UsageError(f"{where}: a schema is an object, true or false, not {type(schema).__name__}")
+        if _depth(schema) > MOST_DEPTH:
+            raise RecursionError
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        raise UsageError(f"{where}: nested more than {MOST_DEPTH} levels deep") from None
+    except UnicodeEncodeError:
+        raise UsageError(f"{where}: a string has an unpaired surrogate") from None
+    except ValueError as error:
+        raise UsageError(f"{where}: not valid JSON: {one_line(str(error))}") from None
+    for place, why in ignored(schema):
+        raise UsageError(f"{where}: {shown(place)}: {why}")
+    return schema
+
+
+def check_grammar_text(text: str, where: str = "grammar") -> None:
+    """Check the size and the encoding of a grammar or a regular expression. Raises UsageError."""
+    _check_size(text, MOST_GRAMMAR_BYTES, where)
+    if not text.strip():
+        raise UsageError(f"{where}: empty")
+
+
+def compile_probe(grammar: str, schema: Any = None, *, process: ConstraintProcess | None = None) -> str | None:
+    """Compile a grammar in an isolated process. Return why it is refused, in one line, or None if it compiles.
+
+    grammar  what LLMatcher takes: a Lark grammar, or the JSON that `LLMatcher.grammar_from_json_schema` returns
+    schema   the JSON Schema that the grammar is made from, if it is; it is then checked against its metaschema
+    process  a process to use, which stays open; without one, a process is started, which takes 150 ms
+
+    Raises LlmrunError if the process cannot be started.
+    """
+    used = process or ConstraintProcess()
+    content = {"grammar": grammar} if schema is None else {"grammar": grammar, "schema": schema}
+    try:
+        problem = used.request(content, "problem", _COMPILE)
+    except ProcessFailed as failure:
+        problem = f"too complex: {failure}"
+    finally:
+        if process is None:
+            used.close()
+    return _explained(problem, schema) if problem else None
+
+
+def on_large_stack(work: Callable[[], T]) -> T:
+    """Call a function in a thread with a large stack and return its result.
+
+    llguidance recurses for each rule and `$ref`. A grammar that `compile_probe` accepts fits into an eighth of this
+    stack. The main thread of some systems has less.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    before = threading.stack_size(_LARGE_STACK_BYTES)
+    try:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _check_size(text: str, most: int, where: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{where}: not UTF-8 text") from None
+    if size > most:
+        raise UsageError(f"{where}: too large: {format_bytes(size)}, limit {format_bytes(most)}")
+
+
+def _depth(value: Any) -> int:
+    """Return how many levels of objects and lists are nested, counting no further than one beyond the limit."""
+    level, depth = [value], 0
+    while level and depth <= MOST_DEPTH:
+        containers = [each for each in level if isinstance(each, dict | list)]
+        level = [part for each in containers for part in (each.values() if isinstance(each, dict) else each)]
+        depth += bool(containers)
+    return depth
+
+
+def _explained(message: str, schema: Any) -> str:
+    """Turn llguidance's message into one line, with the place of the problem if it can be found."""
+    for pattern, keyword in ((_KEYS, None), (_FORMAT, "format")):
+        if found := pattern.search(message):
+            name = found[1]
+            place = place_of(schema, keyword or name, name if keyword else ...)
+            what = f'"{shown(name)}" is not supported' if keyword is None else f"unknown format: {shown(name)}"
+            return f"{shown(place)}: {what}" if place else what
+    for start, meaning in _MESSAGES:
+        if message.startswith(start):
+            message = meaning if not meaning.endswith((": ", "'")) else meaning + message[len(start) :]
+            break
+    return one_line(message)

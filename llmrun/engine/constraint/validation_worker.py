@@ -1,0 +1,59 @@
+"""The process that validates answers and tries to compile grammars.
+
+A request is {"text", "schema"}, {"grammar"} or {"grammar", "schema"}. An answer is [kind, value]:
+
+"verdict"  [kind, reason] for a text
+"problem"  why a grammar or its schema is refused; empty if there is no problem
+"over"     the exceeded limit, "memory" or "depth"
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmrun.engine.isolation.frames import decoded, encoded
+from llmrun.engine.isolation.worker import serve
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    serve(_answer)
+
+
+def _answer(data: bytes) -> bytes:
+    try:
+        request = decoded(data)
+        return encoded(("verdict", _verdict(request)) if "text" in request else ("problem", _problem(request)))
+    except MemoryError:
+        return encoded(("over", "memory"))
+    except RecursionError:
+        return encoded(("over", "depth"))
+
+
+def _verdict(request: dict[str, Any]) -> tuple[str, str]:
+    from llmrun.engine.constraint.answer_checks import check
+
+    try:
+        return check(request["text"], request["schema"])
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the schema is untrusted, and jsonschema expects a sane one
+        return "not validated", f"the validator failed: {type(error).__name__}: {error}"
+
+
+def _problem(request: dict[str, Any]) -> str:
+    from llmrun.engine.constraint.trial_compile import problem
+
+    if found := problem(request["grammar"]):
+        return found
+    if "schema" not in request:
+        return ""
+
+    from llmrun.engine.constraint.answer_checks import schema_problem
+
+    try:
+        return schema_problem(request["schema"])
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - for the same reason
+        return f"the schema is invalid: {type(error).__name__}: {error}"

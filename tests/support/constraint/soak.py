@@ -1,0 +1,80 @@
+"""Random answers within real schemas, with the final verdict on each."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from llmrun.engine.constraint.limits import check_schema, compile_probe
+from llmrun.engine.constraint.process import ConstraintProcess
+from llmrun.engine.constraint.validation import Verdict, validate
+from llmrun.errors import UsageError
+from tests.support.constraint.corpora import real_schemas
+from tests.support.constraint.matchers import matcher, schema_grammar
+from tests.support.constraint.random_answers import RandomAnswer
+
+# What llguidance documents that it does not enforce, and what no regular expression can state (see formats.py)
+KNOWN_GAPS = ("occurs twice in one object", "(format)")
+
+Answerer = Callable[[LLMatcher], RandomAnswer]  # completes one answer; the matcher itself does not change
+
+
+@dataclass(frozen=True)
+class CompiledSchema:
+    name: str
+    schema: Any
+    matcher: LLMatcher
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished answer. `verdict` is None if it was cut off or if llguidance gave up, whose message is `error`."""
+
+    schema: str
+    answer: RandomAnswer
+    verdict: Verdict | None
+
+    @property
+    def kind(self) -> str:
+        if self.verdict is not None:
+            return self.verdict.kind
+        return "given up" if self.answer.error else "cut off"
+
+    @property
+    def failed(self) -> bool:
+        """True for an invalid answer that is none of the known gaps."""
+        return self.kind == "invalid" and not any(gap in str(self.verdict) for gap in KNOWN_GAPS)
+
+
+def compiled_schemas(tokenizer: LLTokenizer, prefix: str = "") -> list[CompiledSchema]:
+    """Return the real schemas that llguidance supports and whose names begin with a prefix."""
+    process = ConstraintProcess()
+    found = []
+    for name, schema in real_schemas():
+        if name.startswith(prefix) and _supported(schema, process):
+            found.append(CompiledSchema(name, schema, matcher(tokenizer, schema_grammar(schema))))
+    process.close()
+    return found
+
+
+def outcomes(schemas: Sequence[CompiledSchema], answerer: Answerer, source: random.Random) -> Iterator[Outcome]:
+    """Complete answers within randomly chosen schemas without end, and validate those that end by themselves."""
+    process = ConstraintProcess()
+    while True:
+        each = source.choice(schemas)
+        answer = answerer(each.matcher)
+        verdict = validate(answer.data.decode(), each.schema, process=process) if answer.ended else None
+        yield Outcome(each.name, answer, verdict)
+
+
+def _supported(schema: Any, process: ConstraintProcess) -> bool:
+    try:
+        checked = check_schema(json.dumps(schema))
+    except UsageError:
+        return False
+    return compile_probe(schema_grammar(checked), checked, process=process) is None
