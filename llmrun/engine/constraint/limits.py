@@ -74,7 +74,7 @@ def check_schema(text: str, where: str = "JSON Schema") -> Any:
 def check_grammar_text(text: str, where: str = "grammar") -> None:
     """Check the size and the encoding of a grammar or a regular expression. Raises UsageError."""
     _check_size(text, MOST_GRAMMAR_BYTES, where)
-    if not text.strip():
+    if not text:
         raise UsageError(f"{where}: empty")
 
 
