@@ -30,17 +30,18 @@ MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas 
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
 _LARGE_STACK_BYTES = 16 << 20  # eight times the stack of the trial
 
-# llguidance's messages that a user would not understand, or that lack the place
+# llguidance's messages that a user would not understand, by their beginning
 _NO_TEXT = "no text can match it"
-_MESSAGES = (
-    ("NoExtension", _NO_TEXT),
-    ("Unsatisfiable schema: ", f"{_NO_TEXT}: "),
-    (
-        "oneOf constraints are not supported",
-        '"oneOf" is supported only if the options have different types or different constants in a required property',
+_MEANINGS = {
+    "NoExtension": _NO_TEXT,
+    "oneOf constraints are not supported": (
+        '"oneOf" is supported only if the options have different types or different constants in a required property'
     ),
-    ("Resource '", "a $ref may not point to another document: '"),
-)
+}
+_BEGINNINGS = {  # the rest of the message is kept
+    "Unsatisfiable schema: ": f"{_NO_TEXT}: ",
+    "Resource '": "a $ref may not point to another document: '",
+}
 _KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _FORMAT = re.compile(r"Unknown format: (.*)", re.DOTALL)
 
@@ -73,7 +74,7 @@ def check_schema(text: str, where: str = "JSON Schema") -> Any:
 def check_grammar_text(text: str, where: str = "grammar") -> None:
     """Check the size and the encoding of a grammar or a regular expression. Raises UsageError."""
     _check_size(text, MOST_GRAMMAR_BYTES, where)
-    if not text.strip():
+    if not text:
         raise UsageError(f"{where}: empty")
 
 
@@ -152,8 +153,10 @@ def _explained(message: str, schema: Any) -> str:
             place = place_of(schema, keyword or name, name if keyword else ...)
             what = f'"{shown(name)}" is not supported' if keyword is None else f"unknown format: {shown(name)}"
             return f"{shown(place)}: {what}" if place else what
-    for start, meaning in _MESSAGES:
+    for start, meaning in _MEANINGS.items():
         if message.startswith(start):
-            message = meaning if not meaning.endswith((": ", "'")) else meaning + message[len(start) :]
-            break
+            return meaning
+    for start, beginning in _BEGINNINGS.items():
+        if message.startswith(start):
+            message = beginning + message.removeprefix(start)
     return one_line(message)

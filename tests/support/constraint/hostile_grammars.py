@@ -123,6 +123,7 @@ HARMLESS_REGEXES: dict[str, str] = {
     "catastrophic": "(a+)+b",
     "a state explosion": "(a|b)*a(a|b){1000}",
     "nested repetitions": "((a{1,1000}){1,1000}){1,1000}",
+    "a space": " ",
     "slashes and lines": "a/ \n%ignore /b",
 }
 
