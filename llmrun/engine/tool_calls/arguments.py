@@ -91,7 +91,7 @@ class ItemReader:
             raise Malformed("expected a value")
         kinds = {kind for kind, each in form.forms.items() if each.prefix == prefix}
         around = self._prefixes[prefix]
-        if form.values == "tags" and kinds <= {"object", "array"}:
+        if form.arrays == "tags" and kinds <= {"object", "array"}:
             value = yield from self._nested(around.suffix.replace(KEY, key), schemas.get(key, {}), wanted)
         else:
             value = yield from self._value(around, kinds, key, wanted)
@@ -133,8 +133,7 @@ class ItemReader:
         only_string = raw and (kinds == {"string"} or wanted == {"string"})
         text = None if only_string else (yield from self._structured(suffix))
         if text is None and suffix.strip():
-            text, _ = yield from self._reader.until(suffix.strip())
-            text = _trimmed(text, around.prefix, suffix)
+            text = yield from self._raw(around.prefix, suffix)
         elif text is None:
             text = yield from self._balanced()
         if only_string:
@@ -146,6 +145,19 @@ class ItemReader:
         if found is None:
             raise Malformed(f"the value of {key[:40]} is invalid")
         return found
+
+    def _raw(self, prefix: str, suffix: str) -> Reading[str]:
+        """Read text up to the suffix and past it."""
+        start, end = self._form.wrapper or ("", "")
+        reader = self._reader
+        while start and len(reader.text) - reader.at < len(start) and start.startswith(reader.text[reader.at :]):
+            if not (yield from reader.more()):
+                break
+        if start and reader.text.startswith(start, reader.at):
+            text, _ = yield from reader.until(end + suffix.strip())
+            return text.removeprefix(start)
+        text, _ = yield from reader.until(suffix.strip())
+        return _trimmed(text, prefix, suffix)
 
     def _structured(self, suffix: str) -> Reading[str | None]:
         """Read an array or an object and the suffix after it, which strings inside it may contain.
@@ -169,7 +181,7 @@ class ItemReader:
         """Read a value that ends before a separator or the end of the arguments; if `once`, one array or object."""
         reader, form = self._reader, self._form
         start, depth = reader.at, 0
-        quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.values, ('"',))
+        quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.arrays, ('"',))
         stops = {form.separator.strip()[:1], self._end.strip()[:1]}
         while True:
             try:
@@ -204,7 +216,7 @@ class ItemReader:
                 reader.at += len(quote)
                 return
             reader.at += 1
-            if character == "\\" and self._form.values != "bare":
+            if character == "\\" and self._form.arrays != "bare":
                 yield from reader.peek()
                 reader.at += 1
 
@@ -228,7 +240,7 @@ def _trimmed(text: str, prefix: str, suffix: str) -> str:
 
 def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | None:
     """Return the JSON text of a value that is written as JSON, as Python or without quotes around keys, or None."""
-    candidate = _quoted_keys(text, form.quote) if form.values == "bare" else text.strip()
+    candidate = _quoted_keys(text, form.quote) if form.arrays == "bare" else text.strip()
     candidate = candidate.translate(texts)
     try:
         json.loads(candidate, parse_constant=lambda name: _refuse(name))
