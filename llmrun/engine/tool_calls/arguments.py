@@ -150,10 +150,7 @@ class ItemReader:
         """Read text up to the suffix and past it."""
         start, end = self._form.wrapper or ("", "")
         reader = self._reader
-        while start and len(reader.text) - reader.at < len(start) and start.startswith(reader.text[reader.at :]):
-            if not (yield from reader.more()):
-                break
-        if start and reader.text.startswith(start, reader.at):
+        if start and (yield from reader.begins(start)):
             text, _ = yield from reader.until(end + suffix.strip())
             return text.removeprefix(start)
         text, _ = yield from reader.until(suffix.strip())
@@ -198,21 +195,22 @@ class ItemReader:
                 depth -= 1
             if depth < 0 or depth > _DEEPEST:
                 raise Malformed("the arguments are nested too deeply" if depth > 0 else "a bracket is never opened")
-            opened = [quote for quote in quotes if reader.text.startswith(quote, reader.at)]
+            quote = next((quote for quote in quotes if quote[0] == character), "")
+            if quote and (yield from reader.begins(quote)):
+                yield from self._quoted(quote)
+                continue
             reader.at += 1
-            if opened:
-                yield from self._quoted(opened[0])
-            elif once and depth == 0:
+            if once and depth == 0:
                 break
         return reader.text[start : reader.at].strip()
 
     def _quoted(self, quote: str) -> Reading[None]:
         """Read up to the end of a string."""
         reader = self._reader
-        reader.at += len(quote) - 1
+        reader.at += len(quote)
         while True:
             character = yield from reader.peek()
-            if reader.text.startswith(quote, reader.at):
+            if (yield from reader.begins(quote)):
                 reader.at += len(quote)
                 return
             reader.at += 1

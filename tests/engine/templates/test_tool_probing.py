@@ -146,7 +146,9 @@ def found_arguments(calls: str, arguments: dict[str, str]) -> str:
     return '{"qa": "Qzx", "qb": "Qzy"}'
 
 
-@pytest.mark.parametrize("tag", ["'<x>' + 'w' * SIZE + '<y>'", "'<' + 'w' * 50 + '> ' * SIZE", "'[' * SIZE", "'{' * SIZE"])
+@pytest.mark.parametrize(
+    "tag", ["'<x>' + 'w' * SIZE + '<y>'", "'<' + 'w' * 50 + '> ' * SIZE", "'[' * SIZE", "'{' * SIZE"]
+)
 def test_a_huge_tag_is_no_format_and_makes_nothing_slow(tag: str) -> None:
     source = TOOLS + PLAIN + CALLS.replace("BEFORE", "{{ " + tag + " }}") + END
 
