@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from llmrun.engine.tool_calls.schemas import Tool, resolved, types
 _LONGEST_KEY = 256  # characters
 _DEEPEST = 60  # levels of nested values
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
 _ROOT: Mapping[str, Any] = {}
 
 
@@ -252,20 +254,33 @@ def _refuse(name: str) -> None:
 
 
 def _python_as_json(text: str) -> str | None:
+    """Return the JSON text of a Python literal, in which true, false and null may have their JSON names, or None."""
     try:
-        value = ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if _is_plain(value) else None
+        with warnings.catch_warnings():  # about escapes that Python does not know
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval")
+        return json.dumps(_literal(tree.body), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def _is_plain(value: Any) -> bool:
-    """Return True if a Python value has an equal JSON value."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float)
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal that has an equal JSON value. Raises ValueError for anything else."""
+    if isinstance(node, ast.Dict):
+        keys = [_literal(key) if key is not None else None for key in node.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(keys, map(_literal, node.values), strict=True))
+    elif isinstance(node, ast.List):
+        return [_literal(item) for item in node.elts]
+    elif isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _literal(node.operand)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return -value
+    elif isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str | int | float)):
+        return node.value
+    raise ValueError
 
 
 def _quoted_keys(text: str, quote: str) -> str:

@@ -194,6 +194,9 @@ class ToolCallParser:
             _, stop = yield from reader.until(*ends, *starts, "\0")
             if stop in starts:
                 reader.at -= len(stop)
+            else:
+                yield from reader.match(form.call_end.removeprefix(first_tag(form.call_end)))
+                yield from reader.match(form.section_end)
         except Ended:
             reader.at = len(reader.text)
         text = reader.text[begun : reader.at].translate(self._texts)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, json_type, written_value
+from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, bare, json_type, written_value
 from llmrun.engine.tool_calls import lark
 from llmrun.engine.tool_calls.schemas import resolved, types
 from llmrun.errors import UsageError
@@ -215,8 +215,7 @@ class ItemGrammar:
         return self._rules.rule(lark.one_of([self._typed(kind, schema, depth) for kind in wanted] or [self._nothing()]))
 
     def _quoted(self, value: Any) -> str:
-        text = written_value(self._form, value)
-        return f"{self._form.quote}{text}{self._form.quote}" if self._form.arrays == "bare" and value == text else text
+        return bare(value, self._form.quote) if self._form.arrays == "bare" else repr(value)
 
     def _nothing(self) -> str:
         raise self._refuse("no value is allowed")

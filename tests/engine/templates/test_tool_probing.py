@@ -1,8 +1,8 @@
 """Tests of finding a template's tool-call format, against llama.cpp's own analysis of the same templates.
 
-tool_formats.tsv lists, for each template in llama.cpp's source: the kind of calls, the text that begins them, and the keys
-of calls that are JSON. It was written by a program linked with llama.cpp (as vendored in llama-cpp-python 0.3.36) that ran
-its `autoparser::analyze_template` on each template. For templates that llama.cpp parses with code of their own
+tool_formats.tsv lists, for each template in llama.cpp's source: the kind of calls, the text that begins them, and the
+keys of calls that are JSON. It was written by a program linked with llama.cpp (as vendored in llama-cpp-python 0.3.36)
+that ran its `autoparser::analyze_template` on each template. For templates that llama.cpp parses with code of their own
 (common/parsers/), the row was read from this code.
 """
 
@@ -114,7 +114,10 @@ def test_a_template_for_single_calls_is_recognized() -> None:
 
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
 TOOLS = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
-CALLS = "{% for c in m.tool_calls or [] %}BEFORE{{ c.function.name }}MIDDLE{{ c.function.arguments | tojson }}AFTER{% endfor %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}BEFORE{{ c.function.name }}MIDDLE{{ c.function.arguments | tojson }}AFTER"
+    "{% endfor %}"
+)
 ITEMS = (
     "{% for c in m.tool_calls or [] %}BEFORE{{ c.function.name }}MIDDLE{% for k, v in c.function.arguments.items() %}"
     "[{{ k }}]={{ v if v is string else v | tojson }};{% endfor %}AFTER{% endfor %}"

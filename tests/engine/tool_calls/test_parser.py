@@ -13,7 +13,7 @@ from llmrun.engine.tool_calls.events import AnswerText, ArgumentsText, CallStart
 from llmrun.engine.tool_calls.parser import ToolCallParser
 from llmrun.engine.tool_calls.schemas import read_tools
 from tests.support.tool_calls.answers import Parsed, parsed
-from tests.support.tool_calls.formats import real_case
+from tests.support.tool_calls.formats import Case, real_case
 
 SCHEMA = {
     "type": "object",
@@ -185,60 +185,19 @@ def test_a_call_of_an_unknown_tool_is_still_a_call() -> None:
     assert calls(parsed(HERMES, TOOLS, HERMES.format.written([("other", {"a": 1}, "")]))) == [("other", {"a": 1})]
 
 
-FRAGMENTS = st.lists(
-    st.one_of(
-        st.sampled_from(
-            ["<tool_call>", "</tool_call>", "<function=", "get", "now", ">", "</function>", "<parameter=", "place", "{"]
-            + [
-                "}",
-                "[",
-                "]",
-                '"',
-                ":",
-                ",",
-                "\\",
-                "null",
-                "-1.5e3",
-                "\n",
-                " ",
-                "[TOOL_CALLS]",
-                ">>>",
-                "all\n",
-                "'",
-                "(",
-                ")",
-            ]
-            + [
-                '{"name": "get", ',
-                '"arguments": {',
-                '"parameters": {}}',
-                "<|tool_call>call:",
-                "<|tool_call_start|>",
-                "=",
-                "to=",
-            ]
-            + [
-                "<arg_key>",
-                "<invoke name=",
-                "<｜DSML｜invoke name=",
-                '<|"|>',
-                "]<]minimax[>[",
-                "<|channel|>",
-                "<![CDATA[",
-            ]
-        ),
-        st.text(max_size=4),
-    ),
-    max_size=25,
-)
+TAGS = """<tool_call> </tool_call> <function= get now > </function> <parameter= place { } [ ] " : , \\ null -1.5e3
+[TOOL_CALLS] >>> ' ( ) <|tool_call>call: <|tool_call_start|> = to= <arg_key> <invoke <|"|> ]<]minimax[>[ <|channel|>
+<![CDATA[ <｜DSML｜invoke""".split()
+TEXTS = ["\n", " ", "all\n", '{"name": "get", ', '"arguments": {', '"parameters": {}}']
+FRAGMENTS = st.lists(st.one_of(st.sampled_from(TAGS + TEXTS), st.text(max_size=4)), max_size=25)
 
 
 @given(st.sampled_from(CASES), FRAGMENTS, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 @settings(max_examples=600, deadline=None)
-def test_chunks_make_no_difference(case: object, pieces: list[str], sizes: list[int]) -> None:
+def test_chunks_make_no_difference(case: Case, pieces: list[str], sizes: list[int]) -> None:
     text = "".join(pieces)
-    whole = parsed(case, TOOLS, text)  # type: ignore[arg-type]
-    assert parsed(case, TOOLS, text, sizes) == whole  # type: ignore[arg-type]
+    whole = parsed(case, TOOLS, text)
+    assert parsed(case, TOOLS, text, sizes) == whole
     for call in whole.calls:
         if call.ended:
             assert isinstance(json.loads(call.arguments), dict)
@@ -246,15 +205,15 @@ def test_chunks_make_no_difference(case: object, pieces: list[str], sizes: list[
 
 @given(st.sampled_from(CASES), st.data())
 @settings(max_examples=300, deadline=None)
-def test_changed_calls_are_read_or_reported(case: object, data: st.DataObject) -> None:
-    found = case.format  # type: ignore[attr-defined]
+def test_changed_calls_are_read_or_reported(case: Case, data: st.DataObject) -> None:
+    found = case.format
     given_ = [("get", {"place": "Ulm", "days": 2}, "abcdefgh1"), ("now", {}, "abcdefgh2")]
     text = found.written(given_ if found.parallel else given_[:1])
     at = data.draw(st.integers(0, len(text) - 1))
     change = data.draw(st.sampled_from(["", "x", " ", "<", "}", '"', "\n"]))
     changed = text[:at] + change + text[at + data.draw(st.integers(0, 3)) :]
-    whole = parsed(case, TOOLS, changed)  # type: ignore[arg-type]
-    assert parsed(case, TOOLS, changed, (1,)) == whole  # type: ignore[arg-type]
+    whole = parsed(case, TOOLS, changed)
+    assert parsed(case, TOOLS, changed, (1,)) == whole
     assert sum(not call.ended for call in whole.calls) == sum(each.index is not None for each in whole.broken)
 
 
