@@ -40,10 +40,14 @@ class ArgumentFormat:
     separator   the text between two items
     forms       JSON type -> the texts around a value of this type: (">\\n", "\\n</parameter>\\n"), ("=", "")
     strings     the notation for strings: "raw", "json" or "python"
-    values      the notation for other values: "json", "python", "bare" (JSON without quotes around keys) or "tags" (the
-                notation of the items, also inside arrays and objects)
+    scalars     the notation for numbers, booleans and null: "json" or "python"
+    arrays      the notation for arrays: "json", "python", "bare" (JSON without quotes around keys) or "tags" (the same
+                as for the items themselves)
+    objects     the notation for objects, like `arrays`
     quote       the text around strings inside bare values
-    item_key    the name for the items of an array, if `values` is "tags"
+    item_key    the name for the items of an array, if `arrays` is "tags"
+    wrapper     the texts around raw strings that contain markup, which may be missing: ("<![CDATA[", "]]>"), or None
+    ascii       True if JSON is written with escapes for all characters outside of ASCII
     """
 
     style: str = "json"
@@ -54,9 +58,13 @@ class ArgumentFormat:
     separator: str = ""
     forms: Mapping[str, ValueForm] = field(default_factory=dict)
     strings: str = "json"
-    values: str = "json"
+    scalars: str = "json"
+    arrays: str = "json"
+    objects: str = "json"
     quote: str = '"'
     item_key: str = ""
+    wrapper: tuple[str, str] | None = None
+    ascii: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +103,13 @@ class ToolCallFormat:
         """Return the format that `dataclasses.asdict` converted to `value`. Raises KeyError or TypeError."""
         arguments = dict(value["arguments"])
         forms = {name: ValueForm(**form) for name, form in arguments.pop("forms").items()}
-        separators = arguments.pop("separators")
+        separators, wrapper = arguments.pop("separators"), arguments.pop("wrapper")
         return cls(
             **{
                 **value,
                 "other_starts": tuple(value["other_starts"]),
                 "arguments": ArgumentFormat(
-                    **arguments, forms=forms, separators=(separators[0], separators[1]) if separators else None
+                    **arguments, forms=forms, separators=_pair(separators), wrapper=_pair(wrapper)
                 ),
             }
         )
@@ -116,10 +124,14 @@ class ToolCallFormat:
         return self.section_start + self.separator.join(texts) + self.section_end
 
 
+def _pair(value: Sequence[str] | None) -> tuple[str, str] | None:
+    return (value[0], value[1]) if value else None
+
+
 def written_arguments(form: ArgumentFormat, arguments: Mapping[str, Any]) -> str:
     """Return arguments as the template writes them."""
     if form.style != "items":
-        return json.dumps(arguments, ensure_ascii=False, separators=form.separators)
+        return json.dumps(arguments, ensure_ascii=form.ascii, separators=form.separators)
     items = [_written_item(form, key, value) for key, value in arguments.items()]
     return form.opening + form.separator.join(items) + form.closing if items else ""
 
@@ -135,13 +147,16 @@ def written_value(form: ArgumentFormat, value: Any) -> str:
         if form.strings == "raw":
             return value
         return repr(value) if form.strings == "python" else json.dumps(value, ensure_ascii=False)
-    if form.values == "tags" and isinstance(value, list):
+    if isinstance(value, list) and form.arrays == "tags":
         return "".join(_written_item(form, form.item_key, item) for item in value)
-    if form.values == "tags" and isinstance(value, Mapping):
+    if isinstance(value, Mapping) and form.objects == "tags":
         return "".join(_written_item(form, key, item) for key, item in value.items())
-    if form.values == "bare":
+    notation = form.arrays if isinstance(value, list) else form.objects if isinstance(value, Mapping) else form.scalars
+    if notation == "bare":
         return bare(value, form.quote)
-    return repr(value) if form.values == "python" else json.dumps(value, ensure_ascii=False, separators=form.separators)
+    if notation == "python":
+        return repr(value)
+    return json.dumps(value, ensure_ascii=form.ascii, separators=form.separators)
 
 
 def bare(value: Any, quote: str) -> str:

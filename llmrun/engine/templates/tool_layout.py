@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from llmrun.engine.templates.tool_format import (
@@ -79,7 +80,7 @@ def json_arguments(text: str, key: str, arguments: Mapping[str, Any]) -> tuple[i
         except (ValueError, RecursionError):
             continue
         if value == arguments:
-            return start, end, ArgumentFormat("json", _separators(text[start:end], arguments))
+            return start, end, _json_format(text[start:end], arguments)
     return None
 
 
@@ -88,8 +89,12 @@ def _starts(text: str, before: int) -> list[int]:
     return [at for at in range(before - 1, max(-1, before - 200), -1) if text[at] == "{"]
 
 
-def _separators(text: str, value: Mapping[str, Any]) -> tuple[str, str] | None:
-    return next((pair for pair in _SEPARATORS if json.dumps(value, separators=pair) == text), None)
+def _json_format(text: str, value: Mapping[str, Any]) -> ArgumentFormat:
+    """Return the way in which a value is written as JSON."""
+    for pair, ascii_only in product(_SEPARATORS, (False, True)):
+        if json.dumps(value, separators=pair, ensure_ascii=ascii_only) == text:
+            return ArgumentFormat("json", pair, ascii=ascii_only)
+    return ArgumentFormat("json", None, ascii="\\u" in text)
 
 
 def with_index(core: tuple[str, str], start: tuple[str, str]) -> tuple[str, str, str, int]:
@@ -227,7 +232,7 @@ def tagged_form(
     found = re.search(first, rest) if "boolean" in form.forms else None
     if found is None:
         return None
-    written = written_value(replace(form, values="tags", item_key=found[1]), value)
+    written = written_value(replace(form, arrays="tags", objects="tags", item_key=found[1]), value)
     at = rest.find(written)
     return (found[1], ValueForm(rest[:at], rest[at + len(written) :])) if at >= 0 else None
 
@@ -237,15 +242,6 @@ def _after_key(text: str, layout: ItemLayout, key: str) -> str:
     before, end = layout.head + layout.opening + layout.key_prefix + key, layout.closing + layout.tail
     fits = text.startswith(before) and text.endswith(end)
     return _repeated(text[len(before) : len(text) - len(end)], key) if fits else ""
-
-
-def string_notation(written: str, value: str) -> str | None:
-    """Return the notation in which a string is written, without the text around it, or None."""
-    if value == written:
-        return "raw"
-    if json.dumps(value)[1:-1] == written or json.dumps(value, ensure_ascii=False)[1:-1] == written:
-        return "json"
-    return "python" if repr(value)[1:-1] == written else None
 
 
 def ends_with_tag(text: str) -> bool:

@@ -211,7 +211,7 @@ class _Messages:
         found = layout.json_arguments(body, _KEYS[0], {_KEYS[0]: _STRINGS[0]})
         if found is None:
             return self._items(body)
-        two = {_KEYS[0]: _STRINGS[0], _KEYS[1]: _VALUES["object"]}
+        two = {_KEYS[0]: _STRINGS[0], _KEYS[1]: {"qzkey": [True, "qzé"]}}
         again = layout.json_arguments(self._body([(_NAMES[0], two)]) or "", _KEYS[0], two)
         return again[2] if again else None
 
@@ -221,8 +221,8 @@ class _Messages:
         found = layout.item_layout(texts)
         if found is None:
             return None
-        strings, string = self._strings(found)
-        forms, scalars, objects, quote = self._forms(found)
+        strings, string, wrapper = self._strings(found)
+        forms, notations, quote = self._forms(found)
         if "integer" not in forms:
             return None
         form = ArgumentFormat(
@@ -234,8 +234,11 @@ class _Messages:
             found.separator,
             {"string": string, **forms},
             strings,
-            objects or scalars,
+            notations.get("boolean", "json"),
+            notations.get("array", "json"),
+            notations.get("object", "json"),
             quote,
+            wrapper=wrapper,
         )
         if "array" not in forms:
             form = self._tagged(found, form)
@@ -249,39 +252,34 @@ class _Messages:
             if tagged is None:
                 return form
             item_key, around = tagged
-            form = replace(form, values="tags", item_key=item_key, forms={**form.forms, kind: around})
+            form = replace(form, arrays="tags", objects="tags", item_key=item_key, forms={**form.forms, kind: around})
         return form
 
-    def _strings(self, found: layout.ItemLayout) -> tuple[str, ValueForm]:
-        """Return the notation of strings and the texts around them."""
+    def _strings(self, found: layout.ItemLayout) -> tuple[str, ValueForm, tuple[str, str] | None]:
+        """Return the notation of strings, the texts around them, and the texts around those that contain markup."""
         form = found.string
         around = form.prefix[-1:] if form.suffix[:1] == form.prefix[-1:] and form.suffix[:1] in ('"', "'") else ""
+        if around:
+            inner = ValueForm(form.prefix[:-1], form.suffix[1:])
+            return "json" if around == '"' else "python", inner, None
         body = self._body([(_NAMES[0], {_KEYS[0]: _TRICKY})]) or ""
         before = found.head + found.opening + found.key_prefix + _KEYS[0] + form.prefix
         after = form.suffix.replace(KEY, _KEYS[0]) + found.closing + found.tail
-        notation = layout.string_notation(body[len(before) : len(body) - len(after)], _TRICKY)
-        if not around:
-            return "raw", form
-        return (
-            "json" if notation == "json" or around == '"' else "python",
-            ValueForm(form.prefix[:-1], form.suffix[1:]),
-        )
+        start, said, end = body[len(before) : len(body) - len(after)].partition(_TRICKY)
+        return "raw", form, (start, end) if said and start.strip() and end.strip() else None
 
-    def _forms(self, found: layout.ItemLayout) -> tuple[dict[str, ValueForm], str, str, str]:
-        """Return the texts around values of each type found, the notations of scalars and of objects, and the quote."""
+    def _forms(self, found: layout.ItemLayout) -> tuple[dict[str, ValueForm], dict[str, str], str]:
+        """Return the texts around values of each type that was found, their notations, and the quote of bare values."""
         forms: dict[str, ValueForm] = {}
-        scalars, objects, quote = "json", "", '"'
+        notations: dict[str, str] = {}
+        quote = '"'
         for kind, value in _VALUES.items():
             text = self._body([(_NAMES[0], {_KEYS[0]: value})], kind)
             written = layout.value_form(text, found, _KEYS[0], value) if text is not None else None
-            if written is None:
-                continue
-            notation, forms[kind], found_quote = written
-            if kind in ("object", "array"):
-                objects, quote = notation, found_quote if notation == "bare" else quote
-            elif kind == "boolean":
-                scalars = notation
-        return forms, scalars, objects, quote
+            if written is not None:
+                notations[kind], forms[kind], found_quote = written
+                quote = found_quote if notations[kind] == "bare" else quote
+        return forms, notations, quote
 
     # --- calls
 
@@ -380,6 +378,15 @@ def _is_sound(found: ToolCallFormat) -> bool:
     form = found.arguments
     around = [text for each in form.forms.values() for text in (each.prefix, each.suffix)]
     fixed = [found.section_start, found.separator, found.section_end, form.opening, form.closing, form.key_prefix]
-    texts = [*fixed, *around, form.separator, found.call_start, found.call_end, form.quote, found.after_plain]
+    texts = [
+        *fixed,
+        *around,
+        *(form.wrapper or ()),
+        form.separator,
+        found.call_start,
+        found.call_end,
+        form.quote,
+        found.after_plain,
+    ]
     slots = set("".join([*fixed, form.separator, form.quote])) & set(SLOTS + "\0")
     return NAME in found.call_start + found.call_end and max(map(len, texts)) <= _LONGEST_TEXT and not slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from llmrun.engine.tool_calls.schemas import Tool, resolved, types
 _LONGEST_KEY = 256  # characters
 _DEEPEST = 60  # levels of nested values
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
 _ROOT: Mapping[str, Any] = {}
 
 
@@ -91,7 +93,7 @@ class ItemReader:
             raise Malformed("expected a value")
         kinds = {kind for kind, each in form.forms.items() if each.prefix == prefix}
         around = self._prefixes[prefix]
-        if form.values == "tags" and kinds <= {"object", "array"}:
+        if form.arrays == "tags" and kinds <= {"object", "array"}:
             value = yield from self._nested(around.suffix.replace(KEY, key), schemas.get(key, {}), wanted)
         else:
             value = yield from self._value(around, kinds, key, wanted)
@@ -133,8 +135,7 @@ class ItemReader:
         only_string = raw and (kinds == {"string"} or wanted == {"string"})
         text = None if only_string else (yield from self._structured(suffix))
         if text is None and suffix.strip():
-            text, _ = yield from self._reader.until(suffix.strip())
-            text = _trimmed(text, around.prefix, suffix)
+            text = yield from self._raw(around.prefix, suffix)
         elif text is None:
             text = yield from self._balanced()
         if only_string:
@@ -146,6 +147,16 @@ class ItemReader:
         if found is None:
             raise Malformed(f"the value of {key[:40]} is invalid")
         return found
+
+    def _raw(self, prefix: str, suffix: str) -> Reading[str]:
+        """Read text up to the suffix and past it."""
+        start, end = self._form.wrapper or ("", "")
+        reader = self._reader
+        if start and (yield from reader.begins(start)):
+            text, _ = yield from reader.until(end + suffix.strip())
+            return text.removeprefix(start)
+        text, _ = yield from reader.until(suffix.strip())
+        return _trimmed(text, prefix, suffix)
 
     def _structured(self, suffix: str) -> Reading[str | None]:
         """Read an array or an object and the suffix after it, which strings inside it may contain.
@@ -169,7 +180,7 @@ class ItemReader:
         """Read a value that ends before a separator or the end of the arguments; if `once`, one array or object."""
         reader, form = self._reader, self._form
         start, depth = reader.at, 0
-        quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.values, ('"',))
+        quotes = {"bare": (form.quote,), "python": ('"', "'")}.get(form.arrays, ('"',))
         stops = {form.separator.strip()[:1], self._end.strip()[:1]}
         while True:
             try:
@@ -186,25 +197,26 @@ class ItemReader:
                 depth -= 1
             if depth < 0 or depth > _DEEPEST:
                 raise Malformed("the arguments are nested too deeply" if depth > 0 else "a bracket is never opened")
-            opened = [quote for quote in quotes if reader.text.startswith(quote, reader.at)]
+            quote = next((quote for quote in quotes if quote[0] == character), "")
+            if quote and (yield from reader.begins(quote)):
+                yield from self._quoted(quote)
+                continue
             reader.at += 1
-            if opened:
-                yield from self._quoted(opened[0])
-            elif once and depth == 0:
+            if once and depth == 0:
                 break
         return reader.text[start : reader.at].strip()
 
     def _quoted(self, quote: str) -> Reading[None]:
         """Read up to the end of a string."""
         reader = self._reader
-        reader.at += len(quote) - 1
+        reader.at += len(quote)
         while True:
             character = yield from reader.peek()
-            if reader.text.startswith(quote, reader.at):
+            if (yield from reader.begins(quote)):
                 reader.at += len(quote)
                 return
             reader.at += 1
-            if character == "\\" and self._form.values != "bare":
+            if character == "\\" and self._form.arrays != "bare":
                 yield from reader.peek()
                 reader.at += 1
 
@@ -228,7 +240,7 @@ def _trimmed(text: str, prefix: str, suffix: str) -> str:
 
 def as_json(text: str, form: ArgumentFormat, texts: Mapping[int, str]) -> str | None:
     """Return the JSON text of a value that is written as JSON, as Python or without quotes around keys, or None."""
-    candidate = _quoted_keys(text, form.quote) if form.values == "bare" else text.strip()
+    candidate = _quoted_keys(text, form.quote) if form.arrays == "bare" else text.strip()
     candidate = candidate.translate(texts)
     try:
         json.loads(candidate, parse_constant=lambda name: _refuse(name))
@@ -242,20 +254,33 @@ def _refuse(name: str) -> None:
 
 
 def _python_as_json(text: str) -> str | None:
+    """Return the JSON text of a Python literal, in which true, false and null may have their JSON names, or None."""
     try:
-        value = ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if _is_plain(value) else None
+        with warnings.catch_warnings():  # about escapes that Python does not know
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval")
+        return json.dumps(_literal(tree.body), ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
 
-def _is_plain(value: Any) -> bool:
-    """Return True if a Python value has an equal JSON value."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float)
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal that has an equal JSON value. Raises ValueError for anything else."""
+    if isinstance(node, ast.Dict):
+        keys = [_literal(key) if key is not None else None for key in node.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(keys, map(_literal, node.values), strict=True))
+    elif isinstance(node, ast.List):
+        return [_literal(item) for item in node.elts]
+    elif isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _literal(node.operand)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return -value
+    elif isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str | int | float)):
+        return node.value
+    raise ValueError
 
 
 def _quoted_keys(text: str, quote: str) -> str:

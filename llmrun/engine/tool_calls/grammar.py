@@ -197,7 +197,7 @@ class _Grammar:
         form = self._format.arguments
         if form.style == "items":
             return self._items.arguments(tool.name, schema) or '""'
-        return lark.schema(schema, form.separators, f"the parameters of {tool.name}")
+        return lark.schema(schema, form.separators, f"the parameters of {tool.name}", form.ascii)
 
 
 def object_schema(tool: Tool) -> Mapping[str, Any]:

@@ -89,14 +89,17 @@ def one_of(options: Sequence[str]) -> str:
     return options[0] if len(options) == 1 else "(" + " | ".join(options) + ")"
 
 
-def schema(value: Any, separators: tuple[str, str] | None, where: str) -> str:
+def schema(value: Any, separators: tuple[str, str] | None, where: str, ascii_only: bool = False) -> str:
     """Return an expression for JSON that matches a schema. `where` names the tool in errors.
 
     separators  the texts after a value and after a key; None if whitespace is free
+    ascii_only  True if strings may contain escapes for any character
     """
     spacing: dict[str, Any] = {"whitespace_flexible": True}
     if separators is not None:
         spacing = {"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]}
+    if ascii_only:
+        spacing["json_allow_general_unicode_escapes"] = True
     try:
         text = json.dumps({**value, "x-guidance": spacing}, ensure_ascii=False, allow_nan=False)
         text.encode()

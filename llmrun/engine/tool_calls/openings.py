@@ -79,5 +79,5 @@ def _trigger(head: str) -> str:
     two = _TAGS.search(fixed)
     fixed = fixed[: two.end()] if two else fixed
     json_at = re.search(r"\[?\s*\{", fixed)
-    cut = fixed[: json_at.start()] if json_at and is_sure(fixed[: json_at.start()]) else fixed
+    cut = fixed[: json_at.start()] if json_at else fixed
     return cut.strip() if is_sure(cut) else ""

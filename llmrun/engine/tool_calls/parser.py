@@ -79,12 +79,9 @@ class ToolCallParser:
     def _plain_start(self) -> Reading[bool]:
         """Skip the text that begins an answer without calls. Returns True if there is one."""
         start = self._format.plain_start
-        while len(self._reader.text) < len(start) and start.startswith(self._reader.text):
-            if not (yield from self._reader.more()):
-                break
-        if not start or not self._reader.text.startswith(start):
+        if not start or not (yield from self._reader.begins(start)):
             return False
-        self._reader.at = len(start)
+        self._reader.at += len(start)
         return True
 
     def _call_is_next(self) -> Reading[bool]:
@@ -187,6 +184,9 @@ class ToolCallParser:
     def _broken(self, begun: int, error: Malformed) -> Reading[None]:
         """Report a call that is not valid, up to its end or the beginning of the next."""
         reader, form = self._reader, self._format
+        self._call.send()
+        announced = self._call.announced
+        self._call.reset()
         reader.at = max(reader.at, begun + 1)
         ends = [text for text in (first_tag(form.call_end), form.section_end.strip()) if text and is_sure(text)]
         starts = [each.text for each in self._openings if each.sure]
@@ -194,11 +194,13 @@ class ToolCallParser:
             _, stop = yield from reader.until(*ends, *starts, "\0")
             if stop in starts:
                 reader.at -= len(stop)
+            else:
+                yield from reader.match(form.call_end.removeprefix(first_tag(form.call_end)))
+                yield from reader.match(form.section_end)
         except Ended:
             reader.at = len(reader.text)
         text = reader.text[begun : reader.at].translate(self._texts)
-        self._events.append(CallBroken(text, str(error), self._calls - 1 if self._call.announced else None))
-        self._call.reset()
+        self._events.append(CallBroken(text, str(error), self._calls - 1 if announced else None))
 
     def _start_call(self, name: str, call_id: str) -> None:
         self._events.append(CallStarted(self._calls, call_id or self._made_id(name), name))

@@ -108,15 +108,21 @@ class Reader:
         """Return True if only whitespace is left of the text so far."""
         return not self.text[self.at :].strip()
 
+    def begins(self, text: str) -> Reading[bool]:
+        """Return True if exactly this text comes next."""
+        while len(self.text) - self.at < len(text) and text.startswith(self.text[self.at :]):
+            if not (yield from self.more()):
+                break
+        return self.text.startswith(text, self.at)
+
     def pattern(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Read the longest match of a pattern that may be extended character by character."""
+        start = self.at
         while True:
-            match = pattern.match(self.text, self.at)
-            end = match.end() if match else self.at
-            if end < len(self.text) or not (yield from self.more()):
-                text = self.text[self.at : end]
-                self.at = end
-                return text
+            match = pattern.match(self.text, start)
+            self.at = match.end() if match else start
+            if self.at < len(self.text) or not (yield from self.more()):
+                return self.text[start : self.at]
 
     def until(self, *stops: str, longest: int | None = None) -> Reading[tuple[str, str]]:
         """Read up to the first of these texts and past it. Returns the text before it and the stop. Raises Ended.

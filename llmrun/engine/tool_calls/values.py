@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, json_type, written_value
+from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, bare, json_type, written_value
 from llmrun.engine.tool_calls import lark
 from llmrun.engine.tool_calls.schemas import resolved, types
 from llmrun.errors import UsageError
@@ -16,6 +16,8 @@ _SAFE_KEY = re.compile(r"[\w.$@/-]{1,128}")
 _NAME_KEY = re.compile(r"[A-Za-z_]\w{0,127}")
 # Raw text that could also be read as a value of another type.
 _AMBIGUOUS = " & ~/\\s*([-+.(0-9{\\[](?s:.*)|true|false|null|True|False|None)\\s*/"
+_INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
+_NUMBER = "/-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/"
 _NUMBER_KEYS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _STRING_KEYS = frozenset({"minLength", "maxLength", "pattern"})
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "format", "$comment", "nullable"})
@@ -23,6 +25,7 @@ _STRUCTURE = frozenset(
     {"type", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "definitions", "properties", "required"}
     | {"additionalProperties", "items", "minItems", "maxItems"}
 )
+_SCALARS = frozenset({"string", "integer", "number", "boolean", "null"})
 _MOST = 1_000_000  # characters or items; more than any answer has
 _DEEPEST = 60
 
@@ -123,14 +126,22 @@ class ItemGrammar:
             return [f"{self._rules.literal(text)} {self._rules.literal(suffix)}".strip() for text in fixed]
         if "anyOf" in schema:
             return [text for each in schema["anyOf"] for text in self._raw(each, suffix, ambiguous)]
-        stop = re.split(r"[\ud800-\udfff]", end)[0]
-        body = self._text(schema) + lark.without(stop) + (_AMBIGUOUS if ambiguous else "")
-        text = self._rules.terminal(body)
+        wrapper = self._form.wrapper
+        if wrapper is None:
+            return [self._ended(self._text(schema) + (_AMBIGUOUS if ambiguous else ""), suffix)]
+        plain = f"{self._text(schema)}{_AMBIGUOUS if ambiguous else ''} & ~/{lark.regex(wrapper[0])}(?s:.*)/"
+        wrapped = self._ended(self._text(schema), wrapper[1] + suffix)
+        return [self._ended(plain, suffix), f"{self._rules.literal(wrapper[0])} {wrapped}"]
+
+    def _ended(self, body: str, suffix: str) -> str:
+        """Return the expression for text with this terminal body, up to the suffix and with it."""
+        stop = re.split(r"[\ud800-\udfff]", suffix.strip())[0]
+        text = self._rules.terminal(body + lark.without(stop))
         if not stop:
-            return [f"{text} {self._rules.literal(suffix)}"]
+            return f"{text} {self._rules.literal(suffix)}"
         before, token, after = re.match(r"([^\ud800-\udfff]*)([\ud800-\udfff]?)(.*)", suffix, re.DOTALL).groups()  # type: ignore[union-attr]
         ended = self._rules.rule(text, f"[suffix={lark.string(before)}]")
-        return [f"{ended} {self._rules.literal(token + after)}".strip()]
+        return f"{ended} {self._rules.literal(token + after)}".strip()
 
     def _text(self, schema: Mapping[str, Any]) -> str:
         """Return the terminal body for text with the length and the pattern of a schema."""
@@ -151,12 +162,21 @@ class ItemGrammar:
     def _value(self, schema: Mapping[str, Any], depth: int) -> str:
         """Return the expression for a value in the format's notation."""
         form = self._form
-        if form.values == "tags" and types(schema, self._root) <= {"object", "array"}:
-            return self._tags(schema, depth + 1)
-        if form.values in ("json", "tags") and form.strings != "python":
-            shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-            return lark.schema({**shared, **schema}, form.separators, f"the parameters of {self._tool}")
-        return self._written(schema, depth)
+        options = []
+        kinds = types(schema, self._root)
+        for some, notation in (({"array"}, form.arrays), ({"object"}, form.objects), (_SCALARS, form.scalars)):
+            if not kinds & some:
+                continue
+            part = self._limited(schema, kinds & some)
+            if notation == "tags":
+                options.append(self._tags(part, depth + 1))
+            elif notation == "json" and not (some == _SCALARS and form.strings == "python"):
+                shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+                where = f"the parameters of {self._tool}"
+                options.append(lark.schema({**shared, **part}, form.separators, where))
+            else:
+                options.append(self._written(part, depth))
+        return lark.one_of(options or [self._nothing()])
 
     def _tags(self, schema: Mapping[str, Any], depth: int) -> str:
         """Return the expression for an array or an object that is written as items."""
@@ -195,8 +215,7 @@ class ItemGrammar:
         return self._rules.rule(lark.one_of([self._typed(kind, schema, depth) for kind in wanted] or [self._nothing()]))
 
     def _quoted(self, value: Any) -> str:
-        text = written_value(self._form, value)
-        return f"{self._form.quote}{text}{self._form.quote}" if self._form.values == "bare" and value == text else text
+        return bare(value, self._form.quote) if self._form.arrays == "bare" else repr(value)
 
     def _nothing(self) -> str:
         raise self._refuse("no value is allowed")
@@ -218,17 +237,20 @@ class ItemGrammar:
             return self._string(schema)
         if kind in ("integer", "number"):
             limits = {key: schema[key] for key in _NUMBER_KEYS if key in schema}
+            if not limits:
+                return self._rules.terminal(_INTEGER if kind == "integer" else _NUMBER)
             return lark.schema({"type": kind, **limits}, (",", ":"), f"the parameters of {self._tool}")
         if kind in ("boolean", "null"):
             values: list[Any] = [None] if kind == "null" else [True, False]
-            return lark.one_of([self._rules.literal(written_value(form, value)) for value in values])
+            texts = [written_value(form, value) for value in values] + [json.dumps(value) for value in values]
+            return lark.one_of([self._rules.literal(text) for text in dict.fromkeys(texts)])
         if kind == "array":
             return self._array(schema, depth)
         return self._mapping(schema, depth)
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         form = self._form
-        if form.values == "bare":
+        if form.arrays == "bare":
             return f"{self._rules.literal(form.quote)} {lark.one_of(self._raw(schema, form.quote, ambiguous=False))}"
         if "pattern" in schema:
             raise self._refuse("a pattern is not supported")
@@ -266,19 +288,19 @@ class ItemGrammar:
         given = schema.get("additionalProperties")
         value = self._written(given if isinstance(given, Mapping) else self._anything(), depth + 1)
         name = self._rules.terminal("/[A-Za-z_][A-Za-z0-9_]{0,30}/")
-        mark = "" if self._form.values == "bare" else '"\'"'
-        colon = '":"' if self._form.values == "bare" else '": "'
+        mark = "" if self._form.arrays == "bare" else '"\'"'
+        colon = '":"' if self._form.arrays == "bare" else '": "'
         return self._rules.rule(f'"{{}}" | "{{" {mark} {name} {mark} {colon} {value} "}}"')
 
     def _key(self, name: str) -> str:
-        if self._form.values != "bare":
+        if self._form.arrays != "bare":
             return f"{name!r}: "
         if not _SAFE_KEY.fullmatch(name):
             raise self._refuse(f"the name {json.dumps(name)[:60]} cannot be written")
         return f"{name}:"
 
     def _comma(self) -> str:
-        return '","' if self._form.values == "bare" else '", "'
+        return '","' if self._form.arrays == "bare" else '", "'
 
     def _anything(self) -> dict[str, Any]:
         """Return a schema for values of unknown type: scalars, because they are enough for a model to continue."""

@@ -89,13 +89,24 @@ def sampled(case: Case, grammar: str, random: Random, keys: Sequence[str] = ()) 
         if matcher.is_accepting() and (matcher.is_stopped() or long or random.random() < 0.5):
             return decoded(case, ids)
         if random.random() < (0.7 if long else 0.25):
-            wanted = token_ids(case, random.choice(closers))
-            taken = wanted[: matcher.validate_tokens(wanted)]
+            taken = _closing(matcher, case, random, closers)
         else:
             taken = [_drawn(matcher.compute_logit_bias(), case, random)]
         assert matcher.consume_tokens(taken) or not taken, matcher.get_error()
         ids += taken
     raise AssertionError(f"no end after {_MOST_TOKENS} tokens: {decoded(case, ids)[:300]!r}")
+
+
+def _closing(matcher: llguidance.LLMatcher, case: Case, random: Random, closers: Sequence[str]) -> list[int]:
+    """Return the tokens of the first closing text that is allowed, in random order, or else of a part of one."""
+    part: list[int] = []
+    for text in random.sample(closers, len(closers)):
+        wanted = token_ids(case, text)
+        allowed = matcher.validate_tokens(wanted)
+        if allowed == len(wanted):
+            return wanted
+        part = wanted[:allowed]
+    return part
 
 
 def _closing_texts(case: Case, keys: Sequence[str]) -> list[str]:

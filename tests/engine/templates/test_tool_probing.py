@@ -1,0 +1,174 @@
+"""Tests of finding a template's tool-call format, against llama.cpp's own analysis of the same templates.
+
+tool_formats.tsv lists, for each template in llama.cpp's source: the kind of calls, the text that begins them, and the
+keys of calls that are JSON. It was written by a program linked with llama.cpp (as vendored in llama-cpp-python 0.3.36)
+that ran its `autoparser::analyze_template` on each template. For templates that llama.cpp parses with code of their own
+(common/parsers/), the row was read from this code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from time import process_time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrun.engine.templates.abilities import ToolAbilities
+from llmrun.engine.templates.probing import probe
+from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME, ToolCallFormat
+from llmrun.engine.tool_calls.calls_json import json_call
+from tests.support.growth import TIMES, growth
+from tests.support.templates.template_runs import PROCESS
+from tests.support.tool_calls.formats import TEMPLATES, source_of, tools_of, with_formats
+
+_ROWS = [line.split("\t") for line in Path(__file__).with_name("tool_formats.tsv").read_text("utf-8").splitlines()]
+EXPECTED = {name: (kind, start.replace("\\n", "\n"), keys) for name, kind, start, keys in _ROWS}
+
+# llama.cpp has a format for these templates, and we have none, or the other way around.
+DIFFERENT = {
+    "fireworks-ai-llama-3-firefunction-v2": "it needs the variables `functions` and `datetime`, and ignores `tools`",
+    "llama-cpp-deepseek-r1": "Jinja2, and so `transformers`, cannot render it with tools: `tojson` of a generator",
+    "ibm-granite-granite-3.3-2B-Instruct": "it does not render calls; llmrun knows the format its prompt describes",
+}
+
+
+def kind_of(found: ToolCallFormat) -> str:
+    if found.arguments.style == "items":
+        return "items"
+    return "json" if json_call(found) else "name+json"
+
+
+def test_every_template_is_in_the_table() -> None:
+    assert sorted(EXPECTED) == TEMPLATES
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - DIFFERENT.keys()))
+def test_the_format_is_the_one_llama_cpp_finds(name: str) -> None:
+    kind, start, keys = EXPECTED[name]
+    found = tools_of(name).tool_format
+    assert (kind == "-") == (found is None)
+    if found is None:
+        return
+    assert kind_of(found) == kind
+    begun = (found.section_start + found.call_start).strip()
+    assert begun.startswith(start) or start == "-"
+    written = found.call_start + found.call_end
+    call = json_call(found)
+    if keys == "name as key":
+        assert call
+        assert call.name_key is None
+    elif keys != "-":
+        assert call
+        assert [call.name_key, call.arguments_key] == keys.split(",")[:2]
+        assert all(f'"{key}": ' in written for key in keys.split(","))
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_known_differences_are_still_there(name: str) -> None:
+    assert (tools_of(name).tool_format is None) != (EXPECTED[name][0] == "-")
+
+
+def test_every_template_that_shows_tools_has_a_format() -> None:
+    assert [name for name in TEMPLATES if tools_of(name).takes_tools and not tools_of(name).tool_format] == []
+    assert len(with_formats()) >= 64
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "MiniMax-M3", "mistralai-Mistral-Nemo-Instruct-2407", "LFM2-8B-A1B"])
+def test_the_process_finds_the_same_format(name: str) -> None:
+    assert PROCESS.abilities(source_of(name)).tools == tools_of(name)
+
+
+@pytest.mark.parametrize("name", with_formats())
+def test_a_format_survives_json(name: str) -> None:
+    assert ToolAbilities.from_json(asdict(tools_of(name))) == tools_of(name)
+
+
+def test_ids_and_numbers_of_calls_are_found() -> None:
+    small = tools_of("Mistral-Small-3.2-24B-Instruct-2506").tool_format
+    kimi = tools_of("moonshotai-Kimi-K2").tool_format
+    third = tools_of("Kimi-K3").tool_format
+    assert small
+    assert kimi
+    assert third
+    assert (small.call_start, small.id_form) == (f"[TOOL_CALLS]{NAME}[CALL_ID]{CALL_ID}[ARGS]", "short")
+    assert f"functions.{NAME}:{INDEX}" in kimi.call_start
+    assert (kimi.first_index, third.first_index) == (0, 1)
+
+
+def test_arguments_are_objects_or_text_as_the_template_needs() -> None:
+    assert tools_of("deepseek-ai-DeepSeek-R1-Distill-Llama-8B").arguments_as_text
+    assert not tools_of("Qwen-Qwen3-0.6B").arguments_as_text
+
+
+def test_a_template_for_single_calls_is_recognized() -> None:
+    single = [name for name in with_formats() if not getattr(tools_of(name).tool_format, "parallel", True)]
+    assert "meta-llama-Llama-3.1-8B-Instruct" in single
+    assert "openai-gpt-oss-120b" in single
+    assert "Qwen-Qwen3-0.6B" not in single
+
+
+# --- made-up templates
+
+PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+TOOLS = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}BEFORE{{ c.function.name }}MIDDLE{{ c.function.arguments | tojson }}AFTER"
+    "{% endfor %}"
+)
+ITEMS = (
+    "{% for c in m.tool_calls or [] %}BEFORE{{ c.function.name }}MIDDLE{% for k, v in c.function.arguments.items() %}"
+    "[{{ k }}]={{ v if v is string else v | tojson }};{% endfor %}AFTER{% endfor %}"
+)
+END = "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TAGS = st.text("<>/|[]{}():=\"' \nabcXYZ_", max_size=12)
+
+
+@given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]))
+@settings(max_examples=150, deadline=None)
+def test_a_format_predicts_its_template(before: str, middle: str, after: str, calls: str) -> None:
+    """Whatever the tags are: either no format is found, or one that predicts what the template writes."""
+    quoted = {"BEFORE": before, "MIDDLE": middle, "AFTER": after}
+    source = TOOLS + PLAIN + calls + END
+    for word, text in quoted.items():
+        source = source.replace(word, "{{ " + repr(text).replace("{", "\\x7b").replace("}", "\\x7d") + " }}")
+    found = probe(source).tools.tool_format
+    if found is None:
+        return
+    assert found == ToolCallFormat.from_json(asdict(found))
+    arguments = {"qa": "Qzx", "qb": "Qzy"}
+    written = "".join(f"{before}{name}{middle}{found_arguments(calls, arguments)}{after}" for name in ("one", "two"))
+    assert found.written([("one", arguments, ""), ("two", arguments, "")]).strip() == written.strip()
+
+
+def found_arguments(calls: str, arguments: dict[str, str]) -> str:
+    if calls == ITEMS:
+        return "".join(f"[{key}]={value};" for key, value in arguments.items())
+    return '{"qa": "Qzx", "qb": "Qzy"}'
+
+
+@pytest.mark.parametrize(
+    "tag", ["'<x>' + 'w' * SIZE + '<y>'", "'<' + 'w' * 50 + '> ' * SIZE", "'[' * SIZE", "'{' * SIZE"]
+)
+def test_a_huge_tag_is_no_format_and_makes_nothing_slow(tag: str) -> None:
+    source = TOOLS + PLAIN + CALLS.replace("BEFORE", "{{ " + tag + " }}") + END
+
+    def look_for(size: int) -> None:
+        assert probe(source.replace("SIZE", str(size))).tools.tool_format is None
+
+    assert growth(look_for, 100_000) < 3 * TIMES
+
+
+def test_probing_tools_keeps_to_the_time_limit() -> None:
+    loop = "{% for i in range(60000) %}{% if i %}{% endif %}{% endfor %}"
+    began = process_time()
+    probe(loop + TOOLS + PLAIN + CALLS + END)
+    assert process_time() - began < 2.5
+
+
+def test_a_template_that_writes_slots_has_no_format() -> None:
+    source = TOOLS + PLAIN + CALLS.replace("BEFORE", "<call>\ufdd1\ufdd4").replace("AFTER", "</call>") + END
+    found = probe(source).tools.tool_format
+    assert found is None or found.call_start.count(NAME) == 1
