@@ -12,7 +12,7 @@ import numpy as np
 
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
-from llmrun.engine.samplers.base import SamplerState, initial_state
+from llmrun.engine.samplers.state import SamplerState, initial_state
 from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking.splitter import Split
 from llmrun.errors import LlmrunError

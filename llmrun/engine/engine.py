@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrun.engine.answer import Answer
-from llmrun.engine.constraint.matcher import ConstraintCompiler
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
@@ -85,9 +85,7 @@ class Engine:
         self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before it
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
-        self._templates = templates or TemplateProcess()
-        self._constraints = constraints = constraints or ConstraintCompiler()
-        self._prompts = PromptReader(backend, self._templates, constraints, chat_template, thinking_tags)
+        self._prompts = PromptReader(backend, templates or TemplateProcess(), chat_template, thinking_tags, constraints)
         self._speculation = Speculation(drafts)
         self.speculates = bool(drafts)
 
@@ -116,16 +114,16 @@ class Engine:
         from llmrun.engine.drafting.sources import open_sources
 
         started = time.perf_counter()
-        constraints = ConstraintCompiler()
+        constraints = None
         if will_constrain:
+            from llmrun.engine.constraint.matcher import ConstraintCompiler
+
+            constraints = ConstraintCompiler()
             options = replace(options, on_tokenizer=constraints.prepare)
-        try:
-            opened = open_backend(path, options)
-        except BaseException:
-            constraints.close()
-            raise
+        opened: Backend | None = None
         drafts: list[DraftSource] = []
         try:
+            opened = open_backend(path, options)
             drafts += open_sources(speculate, draft, options, opened)
             loaded = time.perf_counter() - started
             return cls(
@@ -138,10 +136,12 @@ class Engine:
                 constraints=constraints,
             )
         except BaseException:
-            constraints.close()
+            if constraints is not None:
+                constraints.close()
             for source in drafts:
                 source.close()
-            opened.close()  # otherwise, its threads or its process would keep running
+            if opened is not None:
+                opened.close()  # otherwise, its threads or its process would keep running
             raise
 
     @property
@@ -292,8 +292,7 @@ class Engine:
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""
         self._drop_all()
-        self._templates.close()
-        self._constraints.close()
+        self._prompts.close()
         self._speculation.close()
         self._backend.close()
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llmrun.engine.constraint.answer import NO_PRELUDE, AnswerConstraint, Prelude, prelude_of
-from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.requests import NONE, Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.engine.thinking.prompting import ModelThinking
-from llmrun.engine.tool_calls.prompting import ModelTools, calls_in_answer, format_of_calls
 from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.engine.constraint.answer import AnswerConstraint
+    from llmrun.engine.constraint.base import ResponseFormat
     from llmrun.engine.constraint.matcher import ConstraintCompiler
+    from llmrun.engine.requests import ChatPrompt
+    from llmrun.engine.thinking.prompting import Beginning
+    from llmrun.engine.tool_calls.prompting import ModelTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,18 @@ class PromptReader:
 
     chat_template  Jinja source that replaces the model's own template
     thinking_tags  see Engine
+    constraints    compiles response formats; by default, one is created on first use
     """
+
+    # Modules that few requests need are imported on first use: they take 40 ms together.
 
     def __init__(
         self,
         backend: Backend,
         templates: TemplateProcess,
-        constraints: ConstraintCompiler,
         chat_template: str | None,
         thinking_tags: Sequence[str] | None,
+        constraints: ConstraintCompiler | None = None,
     ) -> None:
         self._backend = backend
         self._path = backend.info.path
@@ -52,7 +58,19 @@ class PromptReader:
         self._constraints = constraints
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self.thinking = ModelThinking(self.template, backend.tokenizer, templates, thinking_tags)
-        self.tools = ModelTools(self.template, backend.tokenizer, templates)
+
+    @cached_property
+    def tools(self) -> ModelTools:
+        """The model's tool calls."""
+        from llmrun.engine.tool_calls.prompting import ModelTools
+
+        return ModelTools(self.template, self._tokenizer, self._templates)
+
+    def close(self) -> None:
+        """End the processes for chat templates and response formats. Idempotent."""
+        self._templates.close()
+        if self._constraints is not None:
+            self._constraints.close()
 
     def read(self, request: Request) -> ReadPrompt:
         """Turn a request's prompt into tokens.
@@ -71,39 +89,50 @@ class PromptReader:
                 hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
             )
         think = False if request.think_budget == 0 else request.think
-        if prompt.tools and prompt.tool_choice != NONE and request.response_format is not None:
-            raise UsageError("tools and a response format cannot be combined", hint='use one of them, or choice "none"')
-        prompt = self.tools.prepared(prompt)
+        prompt = self._with_tools(prompt, request.response_format)
         rendered = self.template.render(self.thinking.asked(prompt, think), self._tokenizer, self._templates)
         if not prompt.add_generation_prompt:
             return self._text_prompt(request, encode(rendered).tolist())
         beginning = self.thinking.begun(rendered, think)
         tokens = encode(beginning.text).tolist()
-        spelling, reader, wanted = self.thinking.spelling, None, request.response_format
+        spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:
-            spelling, calls = self.tools.spelling(self.thinking.style)
-            reader = calls_in_answer(prompt, calls)
-            wanted = format_of_calls(prompt, calls, self._tokenizer.end_of_generation)
+            spelling, calls, wanted = self.tools.answer_format(prompt, self.thinking.style)
         # A text with a format cannot turn out to be thinking. Thinking before it has an opening tag.
-        may_close = beginning.may_close and wanted is None
-        opened = beginning.opened
-        decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=reader)
-        style, prelude = self.thinking.style, NO_PRELUDE
-        if style is not None and wanted is not None:
-            prelude = prelude_of(style, beginning, think, self._tokens_of_tag, calls=reader is not None)
-        return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, prelude))
+        opened, may_close = beginning.opened, beginning.may_close and wanted is None
+        decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=calls)
+        return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, beginning, think))
+
+    def _with_tools(self, prompt: ChatPrompt, wanted: ResponseFormat | None) -> ChatPrompt:
+        """Return a prompt whose past tool calls have the form that the template needs. Raises UsageError."""
+        if prompt.tools and prompt.tool_choice != NONE and wanted is not None:
+            raise UsageError("tools and a response format cannot be combined", hint="use only one of them")
+        past = any(message.get("tool_calls") or message.get("role") == "tool" for message in prompt.messages)
+        return self.tools.prepared(prompt) if prompt.tools or past else prompt
 
     def _text_prompt(self, request: Request, tokens: list[int]) -> ReadPrompt:
         """Return a prompt whose answer has neither thinking nor tool calls."""
         decoder = ThinkingDecoder(request.stop)
-        return ReadPrompt(tokens, decoder, self._constraint(request.response_format, decoder, NO_PRELUDE))
+        return ReadPrompt(tokens, decoder, self._constraint(request.response_format, decoder))
 
     def _constraint(
-        self, wanted: ResponseFormat | None, decoder: ThinkingDecoder, prelude: Prelude
+        self,
+        wanted: ResponseFormat | None,
+        decoder: ThinkingDecoder,
+        beginning: Beginning | None = None,
+        think: bool | None = None,
     ) -> AnswerConstraint | None:
+        """Return the constraint of an answer with this format. `beginning` is None if no tags may precede it."""
         if wanted is None:
             return None
+        from llmrun.engine.constraint.answer import NO_PRELUDE, AnswerConstraint, prelude_of
+        from llmrun.engine.constraint.matcher import ConstraintCompiler
+
+        self._constraints = self._constraints or ConstraintCompiler()
         compiled = self._constraints.compile(wanted, self._tokenizer)
+        prelude, style = NO_PRELUDE, self.thinking.style if beginning else None
+        if beginning is not None and style is not None:
+            prelude = prelude_of(style, beginning, think, self._tokens_of_tag, calls=decoder.finds_calls)
         return AnswerConstraint(compiled, decoder, self._tokenizer, prelude)
 
     def token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.engine import sampling
-from llmrun.engine.samplers import chain, dry
-from llmrun.engine.samplers.base import Place, SamplerState, initial_state
-from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers, find_breakers
+from llmrun.engine.samplers.needs import needs_chain, uses_dry
+from llmrun.engine.samplers.state import SamplerState, initial_state
 from llmrun.errors import LlmrunError
 from llmrun.layouts import records
 from llmrun.layouts import sampling as layout
@@ -27,6 +26,7 @@ from llmrun.sampling_texts import parse_breakers
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.engine.samplers.breakers import Breakers
     from llmrun.sampling_params import SamplingParams
     from llmrun.tokenizers.base import Tokenizer
 
@@ -118,11 +118,14 @@ class Sampler:
 
         Rows after a token that differs from the draft are not drawn.
         """
-        by_kernel = iter(self._sample_with_kernel([rows for rows in sequences if not chain.is_needed(rows.params)]))
-        return [self._sample_in_order(rows) if chain.is_needed(rows.params) else next(by_kernel) for rows in sequences]
+        by_kernel = iter(self._sample_with_kernel([rows for rows in sequences if not needs_chain(rows.params)]))
+        return [self._sample_in_order(rows) if needs_chain(rows.params) else next(by_kernel) for rows in sequences]
 
     def _sample_in_order(self, rows: SequenceRows) -> Drawn:
         """Draw the tokens of a sequence with the samplers in samplers/."""
+        from llmrun.engine.samplers import chain  # few requests need it
+        from llmrun.engine.samplers.base import Place
+
         tokens: list[int] = []
         states = [rows.state or initial_state(rows.params)]
         known, breakers = list(rows.history), self._breakers_for(rows)
@@ -142,8 +145,10 @@ class Sampler:
 
     def _breakers_for(self, rows: SequenceRows) -> Breakers:
         """Return DRY's sequence breakers, which takes a fraction of a second for a new list of them."""
+        from llmrun.engine.samplers.breakers import NO_BREAKERS, find_breakers
+
         texts = rows.params.dry_sequence_breakers
-        if rows.tokenizer is None or dry.is_disabled(rows.params):
+        if rows.tokenizer is None or not uses_dry(rows.params):
             return NO_BREAKERS
         if texts not in self._breakers:
             self._breakers[texts] = find_breakers(parse_breakers(texts), rows.tokenizer)

@@ -15,8 +15,8 @@ import numpy as np
 
 from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
-from llmrun.engine.samplers.base import initial_state
 from llmrun.engine.samplers.chain import apply_samplers
+from llmrun.engine.samplers.state import initial_state
 from llmrun.engine.samplers.xtc import without_top_choices
 from llmrun.sampling_params import SamplingParams
 from tests.soak.dry_comparison import compare_dry

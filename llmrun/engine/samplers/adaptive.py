@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.engine.samplers.base import SamplerState
 from llmrun.engine.samplers.numbers import softmax
+from llmrun.engine.samplers.state import SamplerState
 from llmrun.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -21,16 +21,15 @@ import numpy as np
 
 from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
-from llmrun.engine.samplers import dry as dry_sampler
-from llmrun.engine.samplers import xtc as xtc_sampler
-from llmrun.engine.samplers.base import Place, SamplerState
+from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.dry import dry
+from llmrun.engine.samplers.state import SamplerState
 from llmrun.engine.samplers.temperature import apply_temperature, temperature, temperature_of
 from llmrun.engine.samplers.top_n_sigma import top_n_sigma
 from llmrun.engine.samplers.typical import typical_p
 from llmrun.engine.samplers.xtc import xtc
 from llmrun.sampling_params import SamplingParams
-from llmrun.sampling_texts import ADAPTIVE_P, DEFAULT_SAMPLERS, TEMPERATURE, parse_samplers
+from llmrun.sampling_texts import ADAPTIVE_P, TEMPERATURE, parse_samplers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,8 +57,6 @@ def top_k(candidates: Candidates, place: Place) -> Candidates:
     return ids[order], kept
 
 
-_DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
-
 # The samplers by llama.cpp's names. "adaptive_p" is not among them, because it always comes last.
 SAMPLERS: dict[str, Sampler] = {
     "penalties": penalties,
@@ -72,20 +69,6 @@ SAMPLERS: dict[str, Sampler] = {
     "xtc": xtc,
     TEMPERATURE: temperature,
 }
-
-
-def is_needed(params: SamplingParams) -> bool:
-    """Return whether a request needs the samplers of this folder, or another order than sampling.py."""
-    return not (
-        parse_samplers(params.samplers) == _DEFAULT_ORDER
-        and dry_sampler.is_disabled(params)
-        and params.top_n_sigma <= 0
-        and params.typical_p >= 1
-        and xtc_sampler.is_disabled(params.xtc_probability, params.xtc_threshold)
-        and params.dynatemp_range <= 0
-        and params.mirostat == 0
-        and params.adaptive_target < 0
-    )
 
 
 def sample(logits: Logits, place: Place, state: SamplerState, mask: Mask | None = None) -> tuple[int, SamplerState]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.engine.samplers.base import Place
+from llmrun.engine.samplers.needs import uses_dry
 from llmrun.engine.samplers.numbers import integer_power, log
 from llmrun.engine.samplers.repetitions import suffix_lengths
 from llmrun.engine.sampling import LARGEST
@@ -32,7 +33,7 @@ def dry(candidates: Candidates, place: Place) -> Candidates:
     `dry_multiplier * dry_base ** (n - dry_allowed_length)`. Sequences do not extend across a breaker.
     """
     params = place.params
-    if is_disabled(params):
+    if not uses_dry(params):
         return candidates
     tokens, lengths = _continued_repetitions(place)
     if not len(tokens):
@@ -43,11 +44,6 @@ def dry(candidates: Candidates, place: Place) -> Candidates:
     chosen = penalties[ids]
     penalized = np.maximum(logits.astype(np.float32) - chosen, -LARGEST)
     return ids, np.where((chosen > 0) & (logits > -np.inf), penalized, logits)
-
-
-def is_disabled(params: SamplingParams) -> bool:
-    """Return whether there are no penalties."""
-    return params.dry_multiplier == 0 or params.dry_penalty_last_n == 0
 
 
 def _continued_repetitions(place: Place) -> tuple[NDArray[np.intp], NDArray[np.int64]]:

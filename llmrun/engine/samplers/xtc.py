@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.engine.samplers.base import Place
+from llmrun.engine.samplers.needs import uses_xtc
 from llmrun.engine.sampling import exp, ordered_sum, uniform
 
 if TYPE_CHECKING:
@@ -21,16 +22,11 @@ def xtc(candidates: Candidates, place: Place) -> Candidates:
     The idea is from text-generation-webui, pull request 6335. At least one token stays, in any case.
     """
     params = place.params
-    if is_disabled(params.xtc_probability, params.xtc_threshold):
+    if not uses_xtc(params):
         return candidates
     if uniform(params.seed ^ _SEED, place.position) > params.xtc_probability:
         return candidates
     return without_top_choices(candidates, params.xtc_threshold)
-
-
-def is_disabled(probability: float, threshold: float) -> bool:
-    """Return whether XTC never removes anything. No two tokens have probabilities above 0.5."""
-    return probability <= 0 or threshold > 0.5
 
 
 def without_top_choices(candidates: Candidates, threshold: float) -> Candidates:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmrun.engine.templates.tool_format import ToolCallFormat
+if TYPE_CHECKING:
+    from llmrun.engine.templates.tool_format import ToolCallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class ToolAbilities:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ToolAbilities:
         """Return the abilities that `dataclasses.asdict` converted to `value`. Raises KeyError or TypeError."""
+        from llmrun.engine.templates.tool_format import ToolCallFormat  # few requests need it
+
         found = value["tool_format"]
         return cls(**{**value, "tool_format": ToolCallFormat.from_json(found) if found else None})
 

@@ -113,6 +113,11 @@ class ThinkingDecoder:
         self._splitter = ThinkingSplitter(spelling.marks, opened=opened, may_close=may_close) if spelling else None
 
     @property
+    def finds_calls(self) -> bool:
+        """True if the answer may contain tool calls."""
+        return self._reader is not None
+
+    @property
     def has_calls(self) -> bool:
         """True if a tool call is complete."""
         return self._reader is not None and self._reader.complete > 0

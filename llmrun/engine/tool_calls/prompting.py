@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from llmrun.engine.tool_calls.decoding import CallDecoder
 from llmrun.engine.tool_calls.grammar import tool_grammar
 from llmrun.engine.tool_calls.messages import require_tools, template_messages
 from llmrun.engine.tool_calls.schemas import read_tools
-from llmrun.engine.tool_calls.spelling import ToolSpelling, spelled_tools
+from llmrun.engine.tool_calls.spelling import spelled_tools
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import ChatPrompt
@@ -47,31 +46,25 @@ class ModelTools:
         if prompt.tools:
             require_tools(self.abilities)
             read_tools(prompt.tools)
-        if not any(message.get("tool_calls") or message.get("role") == "tool" for message in prompt.messages):
-            return prompt
         return replace(prompt, messages=template_messages(prompt.messages, self.abilities))
 
-    def spelling(self, style: ThinkingStyle | None) -> tuple[Spelling | None, ToolSpelling]:
-        """Return the spellings of the thinking tags and of tool calls, which share their placeholders."""
+    def answer_format(
+        self, prompt: ChatPrompt, style: ThinkingStyle | None
+    ) -> tuple[Spelling | None, CallDecoder, ResponseFormat]:
+        """Return how the answer to a prompt with tools is written.
+
+        style  the model's thinking tags
+
+        Returns the spelling of the thinking tags, the decoder for the calls, which uses the same placeholders, and the
+        format of text and calls that `tool_choice` wants. Raises UsageError if the tools cannot be enforced.
+        """
         found = self.abilities.tool_format
         assert found is not None, "`prepared` has been called"
         placeholders = Placeholders(self._tokenizer)
         thinking = spelled(style, self._tokenizer, placeholders) if style else None
-        return thinking, spelled_tools(found, placeholders)
-
-
-def calls_in_answer(prompt: ChatPrompt, spelling: ToolSpelling) -> CallDecoder:
-    """Return the decoder for the calls of an answer. Their ids differ from those of earlier answers."""
-    return CallDecoder(spelling, read_tools(prompt.tools or ()), str(len(prompt.messages)))
-
-
-def format_of_calls(prompt: ChatPrompt, spelling: ToolSpelling, ends: Collection[int]) -> ResponseFormat:
-    """Return the format of an answer with tools: text and calls, as `tool_choice` wants.
-
-    ends  the tokens that end an answer
-
-    Raises UsageError if the tools cannot be enforced.
-    """
-    tools = read_tools(prompt.tools or ())
-    grammar = tool_grammar(spelling, tools, prompt.tool_choice, parallel=prompt.parallel_tool_calls, ends=ends)
-    return ResponseFormat(FormatKind.GRAMMAR, grammar, origin="tools")
+        calls, tools = spelled_tools(found, placeholders), read_tools(prompt.tools or ())
+        ends, parallel = self._tokenizer.end_of_generation, prompt.parallel_tool_calls
+        grammar = tool_grammar(calls, tools, prompt.tool_choice, parallel=parallel, ends=ends)
+        # The number of messages makes the ids of calls differ from those of earlier answers.
+        decoder = CallDecoder(calls, tools, str(len(prompt.messages)))
+        return thinking, decoder, ResponseFormat(FormatKind.GRAMMAR, grammar, origin="tools")

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from llmrun.engine import sampling
 from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.engine.samplers import chain
-from llmrun.engine.samplers.base import Place, SamplerState, initial_state
+from llmrun.engine.samplers.base import Place
+from llmrun.engine.samplers.needs import needs_chain
+from llmrun.engine.samplers.state import SamplerState, initial_state
 from llmrun.errors import LlmrunError, ModelFileError
 from llmrun.sampling_params import SamplingParams
 
@@ -50,12 +52,12 @@ def draw(
 
 @pytest.mark.parametrize("params", ENABLED.values(), ids=ENABLED)
 def test_other_samplers_and_orders_need_the_chain(params: SamplingParams) -> None:
-    assert chain.is_needed(params)
+    assert needs_chain(params)
 
 
 def test_default_parameters_are_left_to_the_kernel() -> None:
-    assert not chain.is_needed(SamplingParams())
-    assert not chain.is_needed(replace(OFF, repeat_penalty=1.1, xtc_probability=1.0, xtc_threshold=0.6))
+    assert not needs_chain(SamplingParams())
+    assert not needs_chain(replace(OFF, repeat_penalty=1.1, xtc_probability=1.0, xtc_threshold=0.6))
 
 
 @given(

@@ -17,7 +17,8 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.samplers import chain
-from llmrun.engine.samplers.base import Place, SamplerState, initial_state
+from llmrun.engine.samplers.base import Place
+from llmrun.engine.samplers.state import SamplerState, initial_state
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.sampling_params import SamplingParams
