@@ -63,12 +63,18 @@ def tool_abilities(source: str, tries: Renderer, tags: ThinkingTags | None) -> T
     shown = tries.text([_USER], tools=_tools()) or ""
     takes = _NAMES[0] in shown and _NAMES[1] in shown and _NAMES[0] not in (plain or "")
     results = False
+    first: ToolAbilities | None = None
     for style in _styles():
         messages = _Messages(tries, style, tags)
         results = results or messages.takes_results()
         found = messages.format()
         if found is not None:
-            return ToolAbilities(takes, results, True, found, style.as_text, style.null_content)
+            abilities = ToolAbilities(takes, results, True, found, style.as_text, style.null_content)
+            if messages.can_follow():  # some templates reject a content of None, but not in the last message
+                return abilities
+            first = first or abilities
+    if first is not None:
+        return first
     return ToolAbilities(takes, results, tool_format=known_format(source) if takes else None)
 
 
@@ -132,6 +138,12 @@ class _Messages:
             after_plain=self._after_plain,
         )
         return found if _is_sound(found) and self._predicts(found) else None
+
+    def can_follow(self) -> bool:
+        """Return True if the conversation may go on after a call and its result."""
+        call = self._message([(_NAMES[0], {_KEYS[0]: _STRINGS[0]})])
+        result = {"role": "tool", "tool_call_id": self._style.ids[0], "name": _NAMES[0], "content": _RESULT}
+        return self._tries.text([_USER, call, result, _ANSWER, _USER], tools=_tools()) is not None
 
     def takes_results(self) -> bool:
         """Return True if the template shows the result of a call, at least if the call is written as text."""

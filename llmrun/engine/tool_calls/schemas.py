@@ -12,6 +12,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MOST_BRANCHES = 200  # schemas whose types are looked at; the types of others are not known
 _LONGEST_PATH = 20  # references that a schema may follow before it is considered endless
 
 
@@ -75,18 +76,26 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     return {}
 
 
-def types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the JSON types that a schema allows. A number may be an integer, so "number" implies "integer"."""
+    return _types(schema, root, {})
+
+
+def _types(schema: Any, root: Mapping[str, Any], known: dict[int, frozenset[str]]) -> frozenset[str]:
     schema = resolved(schema, root)
-    if not isinstance(schema, Mapping) or depth > _LONGEST_PATH:
+    if not isinstance(schema, Mapping) or len(known) > _MOST_BRANCHES:
         return frozenset(JSON_TYPES)
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = frozenset(JSON_TYPES)  # for a schema that refers to itself
     found = frozenset(_own_types(schema))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            found &= frozenset().union(*(types(each, root, depth + 1) for each in schema[key]))
+            found &= frozenset().union(*(_types(each, root, known) for each in schema[key]))
     if isinstance(schema.get("allOf"), list):
         for each in schema["allOf"]:
-            found &= types(each, root, depth + 1)
+            found &= _types(each, root, known)
+    known[id(schema)] = found
     return found
 
 

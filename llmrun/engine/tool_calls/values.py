@@ -11,6 +11,7 @@ from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, 
 from llmrun.engine.tool_calls import lark
 from llmrun.engine.tool_calls.schemas import resolved, types
 from llmrun.errors import UsageError
+from llmrun.gguf.problems import shown
 
 _SAFE_KEY = re.compile(r"[\w.$@/-]{1,128}")
 _NAME_KEY = re.compile(r"[A-Za-z_]\w{0,127}")
@@ -28,6 +29,7 @@ _STRUCTURE = frozenset(
 _SCALARS = frozenset({"string", "integer", "number", "boolean", "null"})
 _MOST = 1_000_000  # characters or items; more than any answer has
 _DEEPEST = 60
+_MOST_VISITS = 5_000
 
 
 class ItemGrammar:
@@ -39,10 +41,11 @@ class ItemGrammar:
         self._tool = ""
         self._root: Mapping[str, Any] = {}
         self._references: dict[str, str] = {}
+        self._visited = 0  # schemas of the current tool that were visited, some of them repeatedly
 
     def arguments(self, tool: str, schema: Mapping[str, Any]) -> str:
         """Return the expression for the arguments of a tool; "" if it takes none. Raises UsageError."""
-        self._tool, self._root, self._references = tool, schema, {}
+        self._tool, self._root, self._references, self._visited = tool, schema, {}, 0
         form = self._form
         self._check(schema)
         return self._object(schema, form.separator, form.opening, form.closing, 0)
@@ -53,29 +56,41 @@ class ItemGrammar:
             hint="Simplify the schema of its parameters.",
         )
 
+    def _enter(self, depth: int) -> None:
+        """Count a visit of a schema. Raises UsageError if there are too many, or if it is nested too deeply."""
+        self._visited += 1
+        if depth > _DEEPEST or self._visited > _MOST_VISITS:
+            raise self._refuse("the schema is nested too deeply" if depth > _DEEPEST else "the schema is too big")
+
     def _check(self, schema: Mapping[str, Any]) -> None:
         """Raise UsageError for keywords that would be ignored."""
-        unknown = sorted(map(str, schema.keys() - _STRUCTURE - _NUMBER_KEYS - _STRING_KEYS - _NOTES))
-        if unknown and schema.get(unknown[0]) not in (False, None):
-            raise self._refuse(f"{unknown[0][:40]} is not supported")
+        known = _STRUCTURE | _NUMBER_KEYS | _STRING_KEYS | _NOTES
+        ignored = [str(key) for key, value in schema.items() if key not in known and value not in (False, None)]
+        if ignored:
+            raise self._refuse(f"{shown(min(ignored), 40)} is not supported")
 
     # --- objects
 
     def _object(self, schema: Mapping[str, Any], separator: str, opening: str, closing: str, depth: int) -> str:
         """Return the expression for the items of an object in the order of its properties."""
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or []
-        if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise self._refuse("properties or required are invalid")
-        names = [*properties, *(name for name in required if name not in properties)]
-        items = [self._item(str(name), properties.get(name, {}), depth) for name in names]
-        needed = [name in required for name in names]
+        members = self._members(schema)
+        items = [self._item(name, value, depth) for name, value, _ in members]
+        needed = [need for _, _, need in members]
         between = self._rules.literal(separator)
         listed = self._listed(items, needed, between)
         if not listed:
             return ""
         listed = f"{self._rules.literal(opening)} {listed} {self._rules.literal(closing)}".strip()
         return listed if any(needed) else f"({listed})?"
+
+    def _members(self, schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
+        """Return the name and the schema of each property of an object, and whether it is required."""
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or []
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise self._refuse("properties or required are invalid")
+        names = dict.fromkeys([*map(str, properties), *map(str, required)])
+        return [(name, properties.get(name, {}), name in required) for name in names]
 
     def _listed(self, items: Sequence[str], needed: Sequence[bool], between: str) -> str:
         """Return the expression for at least one of the items, in order, with all that are needed."""
@@ -91,10 +106,11 @@ class ItemGrammar:
 
     def _item(self, key: str, schema: Any, depth: int) -> str:
         """Return the expression for an argument and its value."""
+        self._enter(depth)
         form = self._form
         pythonic = form.strings == "python" and not form.key_prefix.strip()
         if not (_NAME_KEY if pythonic else _SAFE_KEY).fullmatch(key):
-            raise self._refuse(f"the argument name {json.dumps(key)[:60]} cannot be written")
+            raise self._refuse(f"the argument name {shown(key, 60)!r} cannot be written")
         options = []
         wanted = types(schema, self._root)
         around: dict[ValueForm, set[str]] = {}
@@ -104,9 +120,10 @@ class ItemGrammar:
             suffix = each.suffix.replace(KEY, key)
             start = self._rules.literal(form.key_prefix + key + each.prefix)
             if "string" in kinds and form.strings == "raw":
+                words = self._words(schema, kinds)
                 limits = self._limited(schema, frozenset({"string"}))
-                options += [f"{start} {text}" for text in self._raw(limits, suffix, ambiguous=len(kinds) > 1)]
-                kinds = kinds - {"string"}
+                options += [f"{start} {text}" for text in self._raw(limits, suffix, words, ambiguous=len(kinds) > 1)]
+                kinds = kinds - {"string", "boolean", "null"}
             if kinds:
                 value = self._value(self._limited(schema, frozenset(kinds)), depth)
                 options.append(f"{start} {value} {self._rules.literal(suffix)}".strip())
@@ -116,27 +133,42 @@ class ItemGrammar:
 
     # --- strings without quotes
 
-    def _raw(self, schema: Mapping[str, Any], suffix: str, ambiguous: bool) -> list[str]:
-        """Return expressions for the strings that a schema allows, followed by the suffix."""
+    def _words(self, schema: Any, kinds: set[str]) -> list[str]:
+        """Return the words for the booleans and null that a schema allows beside strings."""
+        found = []
+        for kind, values in (("boolean", (True, False)), ("null", (None,))):
+            fixed = _fixed(self._limited(schema, frozenset({kind}))) if kind in kinds else []
+            allowed = values if fixed is None else fixed
+            found += [text for value in allowed for text in (json.dumps(value), repr(value))]
+        return found if self._form.scalars == "python" else found[::2]
+
+    def _raw(self, schema: Mapping[str, Any], suffix: str, words: Sequence[str], ambiguous: bool) -> list[str]:
+        """Return expressions for the strings that a schema allows and for words, followed by the suffix.
+
+        The words are part of the same terminal as text, because the longest match of any terminal wins.
+        """
         end = suffix.strip()
         fixed = _fixed(schema)
         if fixed is not None:
             if any(end in text or _unprintable(text) for text in fixed):
                 raise self._refuse("a value contains text that ends values")
-            return [f"{self._rules.literal(text)} {self._rules.literal(suffix)}".strip() for text in fixed]
+            texts = [*fixed, *words]
+            return [f"{self._rules.literal(text)} {self._rules.literal(suffix)}".strip() for text in texts]
         if "anyOf" in schema:
-            return [text for each in schema["anyOf"] for text in self._raw(each, suffix, ambiguous)]
+            return [text for each in schema["anyOf"] for text in self._raw(each, suffix, words, ambiguous)]
+        plain = self._text(schema) + (_AMBIGUOUS if ambiguous else "")
         wrapper = self._form.wrapper
         if wrapper is None:
-            return [self._ended(self._text(schema) + (_AMBIGUOUS if ambiguous else ""), suffix)]
-        plain = f"{self._text(schema)}{_AMBIGUOUS if ambiguous else ''} & ~/{lark.regex(wrapper[0])}(?s:.*)/"
+            return [self._ended(plain, suffix, words)]
+        plain += f" & ~/{lark.regex(wrapper[0])}(?s:.*)/"
         wrapped = self._ended(self._text(schema), wrapper[1] + suffix)
-        return [self._ended(plain, suffix), f"{self._rules.literal(wrapper[0])} {wrapped}"]
+        return [self._ended(plain, suffix, words), f"{self._rules.literal(wrapper[0])} {wrapped}"]
 
-    def _ended(self, body: str, suffix: str) -> str:
-        """Return the expression for text with this terminal body, up to the suffix and with it."""
+    def _ended(self, body: str, suffix: str, words: Sequence[str] = ()) -> str:
+        """Return the expression for text with this terminal body, or one of the words, up to the suffix and with it."""
         stop = re.split(r"[\ud800-\udfff]", suffix.strip())[0]
-        text = self._rules.terminal(body + lark.without(stop))
+        body += lark.without(stop)
+        text = self._rules.terminal(f"({body}) | /{'|'.join(words)}/" if words else body)
         if not stop:
             return f"{text} {self._rules.literal(suffix)}"
         before, token, after = re.match(r"([^\ud800-\udfff]*)([\ud800-\udfff]?)(.*)", suffix, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -152,6 +184,10 @@ class ItemGrammar:
             return body
         if not isinstance(pattern, str) or re.search(r"\(\?[=!<]|\\[1-9bB]|[\ud800-\udfff\n/]", pattern):
             raise self._refuse("a pattern is not supported")
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise self._refuse("a pattern is not a regular expression") from error
         start = "" if pattern.startswith("^") else "(?s:.*)"
         end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
         inner = pattern.removeprefix("^")
@@ -180,8 +216,7 @@ class ItemGrammar:
 
     def _tags(self, schema: Mapping[str, Any], depth: int) -> str:
         """Return the expression for an array or an object that is written as items."""
-        if depth > _DEEPEST:
-            raise self._refuse("the schema is nested too deeply")
+        self._enter(depth)
         self._check(schema)
         options = []
         for branch in schema.get("anyOf", [schema]):
@@ -196,8 +231,7 @@ class ItemGrammar:
 
     def _written(self, schema: Any, depth: int) -> str:
         """Return the expression for a value in Python or bare notation."""
-        if depth > _DEEPEST:
-            raise self._refuse("the schema is nested too deeply")
+        self._enter(depth)
         if not isinstance(schema, Mapping):
             schema = {}
         reference = schema.get("$ref")
@@ -251,7 +285,9 @@ class ItemGrammar:
     def _string(self, schema: Mapping[str, Any]) -> str:
         form = self._form
         if form.arrays == "bare":
-            return f"{self._rules.literal(form.quote)} {lark.one_of(self._raw(schema, form.quote, ambiguous=False))}"
+            return (
+                f"{self._rules.literal(form.quote)} {lark.one_of(self._raw(schema, form.quote, (), ambiguous=False))}"
+            )
         if "pattern" in schema:
             raise self._refuse("a pattern is not supported")
         least, most = _bounds(schema, "minLength", "maxLength")
@@ -270,16 +306,13 @@ class ItemGrammar:
         return self._rules.rule(some if least else f'"[]" | {some}')
 
     def _mapping(self, schema: Mapping[str, Any], depth: int) -> str:
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or []
-        if not properties and not required:
+        members = self._members(schema)
+        if not members:
             return '"{}"' if schema.get("additionalProperties") is False else self._free_mapping(schema, depth)
-        names = [*properties, *(name for name in required if name not in properties)]
         items = [
-            f"{self._rules.literal(self._key(str(name)))} {self._written(properties.get(name, {}), depth + 1)}"
-            for name in names
+            f"{self._rules.literal(self._key(name))} {self._written(value, depth + 1)}" for name, value, _ in members
         ]
-        needed = [name in required for name in names]
+        needed = [need for _, _, need in members]
         some = f'"{{" {self._listed(items, needed, self._comma())} "}}"'
         return self._rules.rule(some if any(needed) else f'"{{}}" | {some}')
 
@@ -296,7 +329,7 @@ class ItemGrammar:
         if self._form.arrays != "bare":
             return f"{name!r}: "
         if not _SAFE_KEY.fullmatch(name):
-            raise self._refuse(f"the name {json.dumps(name)[:60]} cannot be written")
+            raise self._refuse(f"the name {shown(name, 60)!r} cannot be written")
         return f"{name}:"
 
     def _comma(self) -> str:
@@ -312,8 +345,7 @@ class ItemGrammar:
         """Return the part of a schema that allows only values of these types."""
         found = resolved(given, self._root)
         schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
-        if depth > _DEEPEST:
-            raise self._refuse("the schema is nested too deeply")
+        self._enter(depth)
         if types(schema, self._root) <= kinds and "anyOf" not in schema and "oneOf" not in schema:
             return schema
         for key in ("anyOf", "oneOf"):
@@ -344,8 +376,8 @@ def _fixed(schema: Mapping[str, Any]) -> list[Any] | None:
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
     """Return the smallest and the largest number that two keywords allow; None if there is no largest."""
     low, high = schema.get(least), schema.get(most)
-    low = low if isinstance(low, int) and low > 0 else 0
-    high = high if isinstance(high, int) and high >= 0 else None
+    low = low if isinstance(low, int) and not isinstance(low, bool) and low > 0 else 0
+    high = high if isinstance(high, int) and not isinstance(high, bool) and high >= 0 else None
     return min(low, _MOST), None if high is None else min(high, _MOST)
 
 

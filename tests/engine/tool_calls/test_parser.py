@@ -185,45 +185,11 @@ def test_a_call_of_an_unknown_tool_is_still_a_call() -> None:
     assert calls(parsed(HERMES, TOOLS, HERMES.format.written([("other", {"a": 1}, "")]))) == [("other", {"a": 1})]
 
 
-TAGS = [
-    "<tool_call>",
-    "</tool_call>",
-    "<function=",
-    "get",
-    "now",
-    ">",
-    "</function>",
-    "<parameter=",
-    "place",
-    "{",
-    "}",
-    "[",
-    "]",
-    '"',
-    ":",
-    ",",
-    "\\",
-    "null",
-    "-1.5e3",
-    "[TOOL_CALLS]",
-    ">>>",
-    "'",
-    "(",
-    ")",
-    "<|tool_call>call:",
-    "<|tool_call_start|>",
-    "=",
-    "to=",
-    "<arg_key>",
-    "<invoke",
-    '<|"|>',
-    "]<]minimax[>[",
-    "<|channel|>",
-    "<![CDATA[",
-    "<｜DSML｜invoke",
-]
+WORDS = """<tool_call> </tool_call> <function= get now > </function> <parameter= place { } [ ] " : , \\ null -1.5e3
+[TOOL_CALLS] >>> ' ( ) <|tool_call>call: <|tool_call_start|> = to= <arg_key> <invoke <|"|> ]<]minimax[>[ <|channel|>
+<![CDATA[ <｜DSML｜invoke"""
 TEXTS = ["\n", " ", "all\n", '{"name": "get", ', '"arguments": {', '"parameters": {}}']
-FRAGMENTS = st.lists(st.one_of(st.sampled_from(TAGS + TEXTS), st.text(max_size=4)), max_size=25)
+FRAGMENTS = st.lists(st.one_of(st.sampled_from(WORDS.split() + TEXTS), st.text(max_size=4)), max_size=25)
 
 
 @given(st.sampled_from(CASES), FRAGMENTS, st.lists(st.integers(1, 9), min_size=1, max_size=5))

@@ -1,0 +1,177 @@
+"""Tests of converting past messages with tool calls into what a template needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.engine.templates.abilities import ToolAbilities
+from llmrun.engine.tool_calls.messages import require_tools, template_messages
+from llmrun.errors import LlmrunError, UsageError
+from tests.support.templates.template_runs import PROCESS
+from tests.support.tool_calls.formats import source_of, tools_of, with_formats
+
+HERMES = tools_of("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use")
+USER = {"role": "user", "content": "Hi"}
+PLACE = {"type": "string", "description": "Where"}
+PARAMETERS = {"type": "object", "properties": {"place": PLACE}, "required": []}
+TOOL = {"type": "function", "function": {"name": "get", "description": "Gets", "parameters": PARAMETERS}}
+
+
+def call(arguments: object = '{"place": "Ulm"}', call_id: object = "call_1", name: object = "get") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def said(*calls: object, content: object = None) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": [*calls]}
+
+
+def result(call_id: object = "call_1", content: object = "21 °C") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def test_arguments_become_objects() -> None:
+    message = template_messages([USER, said(call())], HERMES)[1]
+    assert message["tool_calls"][0]["function"] == {"name": "get", "arguments": {"place": "Ulm"}}
+    same = template_messages([USER, said(call({"place": "Ulm"}))], HERMES)[1]
+    assert same == message
+
+
+def test_arguments_become_text_for_templates_that_need_it() -> None:
+    message = template_messages([said(call({"place": "Ulm"}))], replace(HERMES, arguments_as_text=True))[0]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"place": "Ulm"}
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_no_arguments_are_an_empty_object(empty: object) -> None:
+    assert template_messages([said(call(empty))], HERMES)[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_results_get_the_name_of_their_tool() -> None:
+    messages = [said(call(), call(call_id="call_2", name="now")), result("call_2"), result()]
+    assert [each.get("name") for each in template_messages(messages, HERMES)] == [None, "now", "get"]
+
+
+def test_a_lone_result_belongs_to_the_lone_call() -> None:
+    lone = {"role": "tool", "content": [{"type": "text", "text": "21"}]}
+    assert template_messages([said(call()), lone], HERMES)[1] == {
+        "role": "tool",
+        "content": "21",
+        "tool_call_id": "call_1",
+        "name": "get",
+    }
+
+
+def test_missing_content_is_what_the_template_accepts() -> None:
+    for null, content in ((True, None), (False, "")):
+        for given_ in (None, ""):
+            message = template_messages([said(call(), content=given_)], replace(HERMES, null_content=null))[0]
+            assert message["content"] == content
+    assert template_messages([said(call(), content="Look.")], HERMES)[0]["content"] == "Look."
+
+
+def test_ids_are_shortened_for_mistral() -> None:
+    mistral = tools_of("mistralai-Mistral-Nemo-Instruct-2407")
+    messages = template_messages(
+        [said(call(call_id="call_0123456789abcdef")), result("call_0123456789abcdef")], mistral
+    )
+    short = messages[0]["tool_calls"][0]["id"]
+    assert len(short) == 9
+    assert messages[1]["tool_call_id"] == short
+    assert template_messages([said(call(call_id="abcdefgh1"))], mistral)[0]["tool_calls"][0]["id"] == "abcdefgh1"
+
+
+def test_calls_become_text_where_the_template_drops_them() -> None:
+    message = template_messages([said(call(), content="Look. ")], tools_of("LFM2-8B-A1B"))[0]
+    assert message == {"role": "assistant", "content": "Look. <|tool_call_start|>[get(place='Ulm')]<|tool_call_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([said(call("{"))], "the arguments of get are not a JSON object"),
+        ([said(call("[1]"))], "the arguments of get are not a JSON object"),
+        ([said(call("[" * 100_000))], "the arguments of get are not a JSON object"),
+        ([said(5)], "number 1 has no function with a name"),
+        ([said(call(), call(name=None))], "number 2 has no function with a name"),
+        ([{"role": "assistant", "tool_calls": "x"}], "not a list"),
+        ([result()], "tool result without a call: call_1"),
+        ([said(call()), result("a\nb")], r"tool result without a call: a\nb"),
+        ([{"role": "tool", "content": ""}], "without tool_call_id"),
+    ],
+)
+def test_invalid_messages_are_refused_in_one_line(messages: list[Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        template_messages(messages, HERMES)
+    assert words in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_templates_without_tools_refuse_them() -> None:
+    for messages in ([said(call())], [result()]):
+        with pytest.raises(UsageError, match="this model's chat template has no tools"):
+            template_messages(messages, ToolAbilities())
+    with pytest.raises(UsageError, match="tools cannot be used"):
+        require_tools(ToolAbilities())
+    with pytest.raises(UsageError, match="format of this model's tool calls is unknown"):
+        require_tools(ToolAbilities(takes_tools=True))
+    require_tools(HERMES)
+
+
+def test_single_calls_are_required_where_the_template_allows_no_more() -> None:
+    with pytest.raises(UsageError, match="only one tool call"):
+        template_messages([said(call(), call(call_id="b"))], tools_of("meta-llama-Llama-3.1-8B-Instruct"))
+
+
+def test_other_messages_stay_as_they_are() -> None:
+    messages = [USER, {"role": "assistant", "content": "Hi", "tool_calls": []}, "odd", None]
+    assert template_messages(messages, ToolAbilities()) == messages
+
+
+@pytest.mark.parametrize("name", with_formats())
+def test_real_templates_render_converted_conversations(name: str) -> None:
+    abilities = tools_of(name)
+    answer = {"role": "assistant", "content": "Warm."}
+    messages = [USER, said(call(call_id="call_0123456789")), result("call_0123456789", "It is 21 °C."), answer, USER]
+    text = PROCESS.render(
+        source_of(name),
+        name,
+        {
+            "bos_token": "",
+            "eos_token": "",
+            "tools": [TOOL] if abilities.takes_tools else None,
+            "add_generation_prompt": True,
+            "messages": template_messages(messages, abilities),
+        },
+    )
+    assert "It is 21 °C." in text
+    assert "Ulm" in text
+
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["role", "content", "tool_calls", "function", "name", "arguments", "id", "tool_call_id"]),
+            st.one_of(inner, st.sampled_from(["assistant", "tool", "{}", '{"a": 1}', "call_1"])),
+            max_size=5,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(ANYTHING, max_size=4), st.sampled_from([HERMES, tools_of("LFM2-8B-A1B"), ToolAbilities()]))
+def test_odd_messages_are_converted_or_refused(messages: list[Any], abilities: ToolAbilities) -> None:
+    refusal = ""
+    try:
+        assert len(template_messages(messages, abilities)) == len(messages)
+    except LlmrunError as error:
+        refusal = str(error)
+    assert refusal.isprintable()
