@@ -13,6 +13,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
+_NO_PARAMETERS = {"type": "object", "properties": {}}
 _NO_TOOLS = "this model's chat template has no tools"
 _HINT = "Use a model that was trained for tool calls, or a chat template for tools."
 
@@ -23,6 +24,14 @@ def require_tools(abilities: ToolAbilities) -> None:
         raise UsageError(f"tools cannot be used: {_NO_TOOLS}", hint=_HINT)
     if abilities.tool_format is None:
         raise UsageError("tools cannot be used: the format of this model's tool calls is unknown", hint=_HINT)
+
+
+def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return valid definitions of tools as templates need them: some require a description and parameters."""
+    return [
+        {**definition, "function": {"description": "", "parameters": _NO_PARAMETERS, **definition["function"]}}
+        for definition in definitions
+    ]
 
 
 def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list[Any]:

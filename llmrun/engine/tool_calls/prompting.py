@@ -11,7 +11,7 @@ from llmrun.engine.templates.abilities import ToolAbilities
 from llmrun.engine.thinking.decoder import Placeholders, Spelling, spelled
 from llmrun.engine.tool_calls.decoding import CallDecoder
 from llmrun.engine.tool_calls.grammar import tool_grammar
-from llmrun.engine.tool_calls.messages import require_tools, template_messages
+from llmrun.engine.tool_calls.messages import require_tools, template_messages, template_tools
 from llmrun.engine.tool_calls.schemas import read_tools
 from llmrun.engine.tool_calls.spelling import spelled_tools
 
@@ -46,7 +46,8 @@ class ModelTools:
         if prompt.tools:
             require_tools(self.abilities)
             read_tools(prompt.tools)
-        return replace(prompt, messages=template_messages(prompt.messages, self.abilities))
+        messages = template_messages(prompt.messages, self.abilities)
+        return replace(prompt, messages=messages, tools=template_tools(prompt.tools or ()) or None)
 
     def answer_format(
         self, prompt: ChatPrompt, style: ThinkingStyle | None
