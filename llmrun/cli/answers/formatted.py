@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.cli.arguments.formats import response_format
 from llmrun.cli.console.output import out
 from llmrun.errors import InvalidAnswer
 from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.report import AnsweredRequest
-    from llmrun.engine.constraint.base import ResponseFormat
-
-
-def flag_format(name: str, text: str) -> ResponseFormat:
-    """Return the response format of a flag, named as in formats.py."""
-    return response_format(name, text, "--" + name.replace("_", "-"))
 
 
 def check_format(done: AnsweredRequest) -> None:

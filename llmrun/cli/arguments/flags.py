@@ -58,7 +58,7 @@ class AnswerFlags:
         values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
         return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
 
-    def response_format(self) -> tuple[str, str] | None:
+    def format_given(self) -> tuple[str, str] | None:
         """Return the name and the text of the answer's format, or None. Raises UsageError (see formats.py)."""
         values = {name: getattr(self, name) for name in formats.NAMES}
         return formats.one_format(values | {formats.JSON_OBJECT: formats.ON if self.json_object else None})

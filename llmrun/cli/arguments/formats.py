@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 JSON_SCHEMA, JSON_OBJECT, REGEX, GRAMMAR, CHOICE = NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
 ON: Final = "on"  # the value of json_object
 _FILES = (JSON_SCHEMA, GRAMMAR)  # formats whose value may be the name of a file
-_TEXT_BEGINS = {JSON_SCHEMA: ("{", "true", "false"), GRAMMAR: ()}  # otherwise, the value is the name of a file
+_TEXT_BEGINS = {
+    JSON_SCHEMA: ("{", "[", '"', "true", "false"),
+    GRAMMAR: (),
+}  # otherwise, the value is the name of a file
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def format_text(name: str, value: str, flag: str) -> str:
@@ -34,7 +41,7 @@ def format_text(name: str, value: str, flag: str) -> str:
     return value
 
 
-def one_format(values: Mapping[str, str | None], prefix: str = "--") -> tuple[str, str] | None:
+def one_format(values: Mapping[str, str | None]) -> tuple[str, str] | None:
     """Return the name and the text of the only format that is given, or None. Raises UsageError if there are several.
 
     values  what was given for each name in NAMES
@@ -42,7 +49,7 @@ def one_format(values: Mapping[str, str | None], prefix: str = "--") -> tuple[st
     given = [(name, value) for name, value in values.items() if value is not None]
     if not given:
         return None
-    flags = [prefix + name.replace("_", "-") for name, _ in given]
+    flags = [flag_of(name) for name, _ in given]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(flags)}: an answer can have only one format", hint="use one of them")
     name, value = given[0]
@@ -58,3 +65,15 @@ def response_format(name: str, text: str, origin: str) -> ResponseFormat:
 
     choices = tuple(choice.strip() for choice in text.split(",")) if name == CHOICE else ()
     return ResponseFormat(FormatKind(name), text, choices, origin)
+
+
+def checked_format(name: str, text: str, origin: str) -> ResponseFormat:
+    """Return the format with this name and text. Raises UsageError for mistakes that do not need a model to be found.
+
+    A model may have to be downloaded first, so most mistakes should be reported before.
+    """
+    from llmrun.engine.constraint.grammars import check_format
+
+    wanted = response_format(name, text, origin)
+    check_format(wanted)
+    return wanted

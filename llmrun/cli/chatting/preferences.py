@@ -53,7 +53,7 @@ def parse_value(name: str, text: str) -> Value:
     if name == STOP:
         value = _stops(text)
     elif name in formats.NAMES:
-        value = formats.format_text(name, text, f"/set {name}")
+        value = formats.checked_format(name, formats.format_text(name, text, f"/set {name}"), f"/set {name}").text
     else:
         try:
             value = RULES[name].parse(text)

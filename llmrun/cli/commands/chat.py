@@ -173,7 +173,8 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
             yield PreferenceSet(key, checked_value(key, value))
     if flags.stop:
         yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
-    if (formatted := flags.response_format()) is not None:
+    if (formatted := flags.format_given()) is not None:
+        formats.checked_format(*formatted, origin=formats.flag_of(formatted[0]))
         for name in formats.NAMES:
             yield PreferenceSet(name, formatted[1] if name == formatted[0] else None)
 

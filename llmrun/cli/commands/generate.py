@@ -18,6 +18,7 @@ import typer
 
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
+from llmrun.cli.arguments.formats import checked_format, flag_of
 from llmrun.cli.arguments.parsing import (
     chat_messages,
     described_sampling,
@@ -82,7 +83,7 @@ def command(
         raise UsageError("--raw: cannot be combined with --think, --no-think or --think-budget")
     wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.seed)
     bias = parse_logit_bias(logit_bias or ())
-    formatted = flags.response_format()
+    formatted = flags.format_given()
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
@@ -94,11 +95,12 @@ def command(
         system = settings.system if flags.system is None else checked_text(flags.system, "--system")
     messages = chat_messages(text, system)
 
+    response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
+
     # No slow imports above this line, so that usage errors appear immediately.
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.default_model import tell_of_default_model
-    from llmrun.cli.answers.formatted import flag_format
     from llmrun.cli.answers.open_model import open_model
     from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
@@ -108,7 +110,11 @@ def command(
         tell_of_default_model(settings, "llmrun generate -m")
     count = 1 if wanted is None else wanted.count
     with open_model(
-        settings, chat_template=template, will_chat=not raw, max_sequences=count, will_constrain=formatted is not None
+        settings,
+        chat_template=template,
+        will_chat=not raw,
+        max_sequences=count,
+        will_constrain=response_format is not None,
     ) as opened:
         seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
         sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)
@@ -125,7 +131,7 @@ def command(
             logprobs=logprobs,
             think=wish.think,
             think_budget=wish.think_budget,
-            response_format=None if formatted is None else flag_format(*formatted),
+            response_format=response_format,
             sent_sampling=sent,
         )
         log_answer = logger(prompting.name or None) if (settings.log if log is None else log) else None

@@ -27,6 +27,12 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
 }
 
 
+def check_format(response_format: ResponseFormat) -> None:
+    """Raise UsageError if a format is malformed or too large, as far as that can be told without compiling it."""
+    if schema_of(response_format) is None:
+        _lark_of(response_format)
+
+
 def schema_of(response_format: ResponseFormat) -> dict[str, Any] | None:
     """Return the parsed JSON schema of a format, or None if it has none. Raises UsageError.
 
@@ -45,19 +51,26 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
 
     schema  the result of `schema_of`
     """
-    from llguidance import LLMatcher, regex_to_lark
+    from llguidance import LLMatcher
 
     if schema is not None:
         return LLMatcher.grammar_from_json_schema(schema, None, _JSON_OPTIONS)
+    return LLMatcher.grammar_from_lark(_lark_of(response_format))
+
+
+def _lark_of(response_format: ResponseFormat) -> str:
+    """Return the Lark grammar of a format that is not JSON."""
+    from llguidance import regex_to_lark
+
     if response_format.kind is FormatKind.CHOICE:
         lark = _lark_of_choices(response_format)
         check_grammar_text(lark, response_format.origin)
-    else:
-        check_grammar_text(response_format.text, response_format.origin)
+        return lark
+    check_grammar_text(response_format.text, response_format.origin)
+    if response_format.kind is FormatKind.REGEX:
         # As in PCRE and in most of its users, the classes of digits, word characters and spaces are ASCII.
-        is_regex = response_format.kind is FormatKind.REGEX
-        lark = f"start: /{regex_to_lark(response_format.text, 'dws')}/" if is_regex else _lark_of(response_format)
-    return LLMatcher.grammar_from_lark(lark)
+        return f"start: /{regex_to_lark(response_format.text, 'dws')}/"
+    return _lark_of_grammar(response_format)
 
 
 def _lark_of_choices(response_format: ResponseFormat) -> str:
@@ -66,7 +79,7 @@ def _lark_of_choices(response_format: ResponseFormat) -> str:
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in response_format.choices)
 
 
-def _lark_of(response_format: ResponseFormat) -> str:
+def _lark_of_grammar(response_format: ResponseFormat) -> str:
     """Return a grammar in Lark syntax, converted from GBNF if necessary."""
     from llguidance.gbnf_to_lark import any_to_lark
 
