@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
+from llmrun.engine.tool_calls.weakened import weakened
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
@@ -20,7 +21,7 @@ _LONGEST_PATH = 20  # references that a schema may follow before it is considere
 class Tool:
     """A tool that the model may call.
 
-    parameters  the JSON schema of its arguments, an object; {} if it takes none or does not say
+    parameters  the JSON schema of its arguments that a grammar enforces, an object; {} if it takes none or does not say
     """
 
     name: str
@@ -57,7 +58,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
             raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")
-        tools[name] = Tool(name, parameters or {})
+        tools[name] = Tool(name, (parameters or {}) if function.get("strict") is True else weakened(parameters or {}))
     return list(tools.values())
 
 
