@@ -7,6 +7,7 @@ API, keeps its schema, so that it is refused instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ _UNSUPPORTED = frozenset(
     )
 )
 _FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]")
 _MAPS = ("$defs", "definitions", "patternProperties", "properties")  # keywords whose value maps names to schemas
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("additionalProperties", "items")
@@ -41,6 +43,8 @@ def weakened(schema: Any) -> Any:
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _UNSUPPORTED or (keyword == "format" and value not in _FORMATS):
+            continue
+        if keyword == "pattern" and _LOOKS_AROUND.search(str(value)):
             continue
         if keyword in _MAPS and isinstance(value, Mapping):
             value = {name: weakened(part) for name, part in value.items()}
