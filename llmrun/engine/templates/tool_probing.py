@@ -386,19 +386,17 @@ def _halves(call: str) -> tuple[str, str]:
 
 
 def _is_sound(found: ToolCallFormat) -> bool:
-    """Return True if a format has a name, no text is too long, and no text contains a slot of another text."""
+    """Return True if a format can be parsed: it has a name, no text is too long or contains a slot of another text.
+
+    The names of arguments must end with a text that the prefixes of all values share.
+    """
     form = found.arguments
     around = [text for each in form.forms.values() for text in (each.prefix, each.suffix)]
     fixed = [found.section_start, found.separator, found.section_end, form.opening, form.closing, form.key_prefix]
-    texts = [
-        *fixed,
-        *around,
-        *(form.wrapper or ()),
-        form.separator,
-        found.call_start,
-        found.call_end,
-        form.quote,
-        found.after_plain,
-    ]
-    slots = set("".join([*fixed, form.separator, form.quote])) & set(SLOTS + "\0")
-    return NAME in found.call_start + found.call_end and max(map(len, texts)) <= _LONGEST_TEXT and not slots
+    fixed += [form.separator, form.quote, *(form.wrapper or ())]
+    longest = max(map(len, [*fixed, *around, found.call_start, found.call_end, found.after_plain]))
+    slots = set("".join(fixed)) & set(SLOTS + "\0")
+    first = {each.prefix.lstrip()[:1] for each in form.forms.values()}
+    ends = form.style == "json" or bool((form.closing + found.call_end + found.section_end).strip())
+    named = NAME in found.call_start + found.call_end
+    return named and longest <= _LONGEST_TEXT and not slots and len(first) <= 1 and "" not in first and ends

@@ -125,16 +125,16 @@ class Reader:
                 return self.text[start : self.at]
 
     def until(self, *stops: str, longest: int | None = None) -> Reading[tuple[str, str]]:
-        """Read up to the first of these texts and past it. Returns the text before it and the stop. Raises Ended.
+        """Read up to the text that ends first, and past it. Returns the text before it and this stop. Raises Ended.
 
         Raises Malformed if the text before it is longer than `longest`.
         """
         start, seen = self.at, self.at
         width = max(map(len, stops))
         while True:
-            places = [(place, -len(stop), stop) for stop in stops if (place := self.text.find(stop, seen)) >= 0]
+            places = [(place + len(stop), place, stop) for stop in stops if (place := self.text.find(stop, seen)) >= 0]
             if places:
-                place, _, stop = min(places)
+                _, place, stop = min(places)
                 if longest is not None and place - start > longest:
                     raise Malformed("a name is too long")
                 self.at = place + len(stop)

@@ -8,6 +8,7 @@ that ran its `autoparser::analyze_template` on each template. For templates that
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from time import process_time
@@ -20,9 +21,14 @@ from llmrun.engine.templates.abilities import ToolAbilities
 from llmrun.engine.templates.probing import probe
 from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME, ToolCallFormat
 from llmrun.engine.tool_calls.calls_json import json_call
+from llmrun.engine.tool_calls.grammar import tool_grammar
+from llmrun.engine.tool_calls.schemas import read_tools
+from llmrun.errors import LlmrunError
 from tests.support.growth import TIMES, growth
 from tests.support.templates.template_runs import PROCESS
-from tests.support.tool_calls.formats import TEMPLATES, source_of, tools_of, with_formats
+from tests.support.tool_calls.answers import parsed
+from tests.support.tool_calls.formats import TEMPLATES, case_of, source_of, tools_of, with_formats
+from tests.support.tool_calls.grammars import problem
 
 _ROWS = [line.split("\t") for line in Path(__file__).with_name("tool_formats.tsv").read_text("utf-8").splitlines()]
 EXPECTED = {name: (kind, start.replace("\\n", "\n"), keys) for name, kind, start, keys in _ROWS}
@@ -126,15 +132,37 @@ END = "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}
 TAGS = st.text("<>/|[]{}():=\"' \nabcXYZ_", max_size=12)
 
 
+def made_up(before: str, middle: str, after: str, calls: str) -> str:
+    """Return a template that writes these texts around the parts of a call."""
+    source = TOOLS + PLAIN + calls + END
+    for word, text in {"BEFORE": before, "MIDDLE": middle, "AFTER": after}.items():
+        source = source.replace(word, "{{ " + repr(text).replace("{", "\\x7b").replace("}", "\\x7d") + " }}")
+    return source
+
+
+@given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]), TAGS)
+@settings(max_examples=150, deadline=None)
+def test_any_format_can_be_parsed_and_enforced(before: str, middle: str, after: str, calls: str, answer: str) -> None:
+    """Whatever the tags are, parsing and writing a grammar end without an exception that is not LlmrunError."""
+    found = probe(made_up(before, middle, after, calls)).tools.tool_format
+    if found is None:
+        return
+    case = case_of(found)
+    schema = {"type": "object", "properties": {"qa": {"type": "string"}, "qb": {"type": "integer"}}}
+    tools = read_tools([{"function": {"name": "one", "parameters": schema}}])
+    text = found.written([("one", {"qa": answer, "qb": 1}, "")])
+    for whole in (text, answer + text, text[:-2], text + answer):
+        assert parsed(case, tools, whole, (1,)) == parsed(case, tools, whole)
+    for choice in ("auto", "none", "required"):
+        with contextlib.suppress(LlmrunError):
+            assert problem(case, tool_grammar(case.spelling, tools, choice)) == ""
+
+
 @given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]))
 @settings(max_examples=150, deadline=None)
 def test_a_format_predicts_its_template(before: str, middle: str, after: str, calls: str) -> None:
     """Whatever the tags are: either no format is found, or one that predicts what the template writes."""
-    quoted = {"BEFORE": before, "MIDDLE": middle, "AFTER": after}
-    source = TOOLS + PLAIN + calls + END
-    for word, text in quoted.items():
-        source = source.replace(word, "{{ " + repr(text).replace("{", "\\x7b").replace("}", "\\x7d") + " }}")
-    found = probe(source).tools.tool_format
+    found = probe(made_up(before, middle, after, calls)).tools.tool_format
     if found is None:
         return
     assert found == ToolCallFormat.from_json(asdict(found))

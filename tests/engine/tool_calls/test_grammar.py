@@ -266,7 +266,7 @@ def grammar_or_refusal(case: Case, given_: list[Tool], choice: str) -> str | Non
 
 
 @given(st.sampled_from(CASES), st.dictionaries(NAMES, SCHEMAS, max_size=3), st.sampled_from(["auto", "required"]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_hostile_schemas_are_escaped_or_refused(case: Case, properties: dict[str, Any], choice: str) -> None:
     """A grammar that llguidance compiles must still be one for a call of "a", whatever the schema contains."""
     definition = {
