@@ -58,7 +58,11 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
             raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")
-        tools[name] = Tool(name, (parameters or {}) if function.get("strict") is True else weakened(parameters or {}))
+        try:
+            enforced = parameters if function.get("strict") is True else weakened(parameters)
+        except RecursionError:
+            raise UsageError(f"invalid parameters of the tool {name}: they are nested too deeply") from None
+        tools[name] = Tool(name, enforced or {})
     return list(tools.values())
 
 

@@ -37,12 +37,15 @@ _SCHEMAS = ("additionalProperties", "items")
 
 
 def weakened(schema: Any) -> Any:
-    """Return a schema that matches at least what the given one matches, without unsupported keywords."""
+    """Return a schema that matches at least what the given one matches, without unsupported keywords.
+
+    Raises RecursionError if the schema is nested too deeply.
+    """
     if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
-        if keyword in _UNSUPPORTED or (keyword == "format" and value not in _FORMATS):
+        if keyword in _UNSUPPORTED or (keyword == "format" and str(value) not in _FORMATS):
             continue
         if keyword == "pattern" and _LOOKS_AROUND.search(str(value)):
             continue
