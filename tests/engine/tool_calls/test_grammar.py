@@ -305,5 +305,6 @@ def test_huge_schemas_end_quickly(case: Case) -> None:
     ]
     for schema in schemas:
         began = process_time()
-        grammar_or_refusal(case, tools(schema), "required")
+        with suppress(UsageError):  # too deep
+            grammar_or_refusal(case, tools(schema), "required")
         assert process_time() - began < 2
