@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.exact_formats import with_exact_formats
 from llmrun.engine.constraint.limits import check_grammar_text, check_schema
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 # Whitespace is fixed: models otherwise tend to add it without end, and fixed text need not be drawn. The separators are
-# those of Python's json.dumps, which most training data uses.
+# those of Python's json.dumps, which most training data uses. Each string has only one spelling, because llguidance
+# compares keys by their spelling: with \u escapes, it would take "a\u0022b" for another key than "a\"b". Control
+# characters that have no short escape are thus possible only in property names (see keywords.py).
 _JSON_OPTIONS: Final[JsonCompileOptions] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "coerce_one_of": False,
     "lenient": False,
+    "json_allowed_escapes": '"\\bfnrt',  # the letters that may follow a backslash, without the u of \\u0022
 }
 
 
@@ -48,7 +52,11 @@ def grammar_of(response_format: ResponseFormat, schema: dict[str, Any] | None) -
     from llguidance import LLMatcher, regex_to_lark
 
     if schema is not None:
-        return LLMatcher.grammar_from_json_schema(schema, None, _JSON_OPTIONS)
+        text = json.dumps(with_exact_formats(schema))  # llguidance reads larger integers in text than in Python objects
+        try:
+            return LLMatcher.grammar_from_json_schema(text, None, _JSON_OPTIONS)
+        except ValueError as error:  # an integer is beyond all doubles
+            raise UsageError(f"{response_format.origin}: {shown(str(error), 300)}") from None
     if response_format.kind is FormatKind.CHOICE:
         lark = _lark_of_choices(response_format)
         check_grammar_text(lark, response_format.origin)

@@ -57,6 +57,7 @@ SCHEMAS: dict[str, str] = {
     "a long pattern": json.dumps({"pattern": "|".join(f"x{i:06d}" for i in range(130_000))}),
     "an unpaired surrogate": '{"const": "\\ud800"}',
     "an infinite bound": '{"minimum": 1e999}',
+    "an integer beyond doubles": '{"maximum": 1' + "0" * 400 + "}",
     "a key twice": '{"type": "string", "type": "number"}',
     "options of the compiler": '{"type": "string", "not": {}, "x-guidance": {"lenient": true}}',
     "a remote reference": '{"$ref": "http://127.0.0.1:1/x"}',
