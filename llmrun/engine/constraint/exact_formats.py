@@ -30,7 +30,10 @@ def with_exact_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
     Subschemas that have a "pattern" of their own keep their format. Raises ValueError, TypeError or RecursionError if
     the schema is not JSON.
     """
-    copied: dict[str, Any] = json.loads(json.dumps(dict(schema)))
+    text = json.dumps(dict(schema))
+    if '"format"' not in text:  # a copy of 4 MB takes 0.3 s
+        return dict(schema)
+    copied: dict[str, Any] = json.loads(text)
     for _, found in subschemas(copied):
         name = found.get("format")
         if isinstance(name, str) and name in PATTERNS and "pattern" not in found:

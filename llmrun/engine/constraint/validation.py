@@ -1,7 +1,7 @@
 """The final check of a finished answer against its JSON Schema.
 
-llguidance keeps an answer within its schema token by token, but not completely: a key that occurs twice counts as two
-properties, and products of large numbers in the schema overflow. So the text is parsed and validated once more, in an
+llguidance keeps an answer within its schema token by token, with a few exceptions: products of large numbers in the
+schema overflow, and it takes U+FEFF for a visible character. So the text is parsed and validated once more, in an
 isolated process: a pattern such as `^(a+)+$` can keep Python's `re` busy for years, and answer and schema are
 untrusted.
 
