@@ -20,7 +20,7 @@ from referencing.exceptions import Unresolvable
 
 from llmrun.engine.constraint import formats
 from llmrun.engine.constraint.ecma_patterns import compile_ecma
-from llmrun.engine.constraint.strict_json import DuplicateKey, TooManyDigits, parse
+from llmrun.engine.constraint.strict_json import TooManyDigits, parse
 from llmrun.gguf.problems import shown
 
 _MOST_ERRORS = 100  # among which the most telling one is chosen
@@ -35,8 +35,6 @@ def check(text: str, schema: Any) -> tuple[str, str]:
     """Return the verdict's kind and reason. Raises MemoryError or RecursionError."""
     try:
         answer = parse(text)
-    except DuplicateKey as error:
-        return "invalid", str(error)
     except TooManyDigits as error:
         return "not validated", str(error)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The formats whose rules no regular expression can state: leap years and leap seconds.
+"""Dates and times, with leap years and leap seconds.
 
 llguidance enforces ten formats with regular expressions while the answer is generated. In the JSON Schema test suite,
 they accept invalid strings in three of the ten: 29 February in common years, and leap seconds at the wrong time of day

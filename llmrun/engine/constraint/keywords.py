@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,12 @@ _INTRODUCED = {
     **dict.fromkeys(("$dynamicRef", "prefixItems"), _DRAFTS.index("2020-12")),
 }
 _REMOVED = ("disallow", "divisibleBy", "extends")  # keywords that only draft-03 has
+# The control characters that a JSON string can contain only as \u escapes, which grammars.py does not allow. llguidance
+# would leave them out of a constant or of a literal in a pattern. It handles classes of several characters correctly.
+_CONTROLS = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
+_CODE = "0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])"
+_ATOM = re.compile(r"\\(?:[xu]\{\w*\}|x\w\w|u\w{4}|.)|.", re.DOTALL)  # a character of a pattern, or what names it
+_CONTROL_ATOM = re.compile(rf"{_CONTROLS}|\\[av]|\\[xu](?:{_CODE}|\{{{_CODE}\}})")
 _EXACT = 1 << 53  # llguidance stores numbers as doubles, which represent all integers up to here
 
 
@@ -84,11 +91,50 @@ def ignored(schema: Any) -> Iterator[tuple[str, str]]:
                 yield here, f'"{keyword}" has no effect since {_DRAFTS[_OLDEST]}'
             elif keyword in ("const", "enum") and _beyond_exact(value):
                 yield here, f"integers beyond {_EXACT:,} cannot be matched exactly"
+            elif keyword == "minProperties" and _counts_free_keys(value, found.get("required")):
+                yield here, f"{value} is too many: at most one key beside the required ones can be demanded"
+            elif _demands_control(keyword, value):
+                yield here, "control characters other than \\b, \\f, \\n, \\r and \\t cannot be matched"
 
 
 def _beyond_exact(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_beyond_exact, value.values()))
-    if isinstance(value, list):
-        return any(map(_beyond_exact, value))
-    return isinstance(value, int) and abs(value) > _EXACT
+    return any(isinstance(each, int) and abs(each) > _EXACT for each in _scalars(value))
+
+
+def _counts_free_keys(least: Any, required: Any) -> bool:
+    """Return whether more than one key is to be chosen. llguidance would count a key that occurs twice as two keys."""
+    n_required = len(required) if isinstance(required, list) else 0
+    return isinstance(least, int | float) and least > n_required + 1
+
+
+def _demands_control(keyword: str, value: Any) -> bool:
+    """Return whether a keyword demands a control character that no answer can contain."""
+    if keyword in ("const", "enum"):
+        return any(isinstance(each, str) and re.search(_CONTROLS, each) for each in _scalars(value))
+    patterns = value if keyword == "patternProperties" else [value] if keyword == "pattern" else []
+    atoms = (atom for pattern in patterns if isinstance(pattern, str) for atom in _literals(pattern))
+    return any(map(_CONTROL_ATOM.fullmatch, atoms))
+
+
+def _literals(pattern: str) -> Iterator[str]:
+    """Yield the characters of a pattern outside of classes, and those that are alone in their class."""
+    members: list[str] | None = None
+    for atom in _ATOM.findall(pattern):
+        if members is None and atom != "[":
+            yield atom
+        elif members is None:
+            members = []
+        elif atom != "]":
+            members.append(atom)
+        else:
+            yield from members if len(members) == 1 else ()
+            members = None
+
+
+def _scalars(value: Any) -> Iterator[Any]:
+    """Yield the values in nested objects and lists."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _scalars(part)
+    else:
+        yield value

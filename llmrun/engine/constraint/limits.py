@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from llmrun.amounts import format_bytes
 from llmrun.engine.constraint.keywords import ignored, place_of
 from llmrun.engine.constraint.process import ConstraintProcess, one_line
-from llmrun.engine.constraint.strict_json import parse
+from llmrun.engine.constraint.strict_json import parse_unique
 from llmrun.engine.isolation.process import ProcessFailed, ProcessLimits
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
@@ -54,7 +54,7 @@ def check_schema(text: str, where: str = "JSON Schema") -> Any:
     """
     _check_size(text, MOST_SCHEMA_BYTES, where)
     try:
-        schema = parse(text)
+        schema = parse_unique(text)
         if not isinstance(schema, dict | bool):
             raise UsageError(f"{where}: a schema is an object, true or false, not {type(schema).__name__}")
         if _depth(schema) > MOST_DEPTH:

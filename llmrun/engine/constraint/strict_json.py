@@ -1,4 +1,4 @@
-"""Parses JSON without Python's extensions: no NaN, no infinity, no key that occurs twice in one object."""
+"""Parses JSON without Python's extensions NaN and Infinity."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from llmrun.gguf.problems import shown
 MOST_DIGITS = 4300  # of an integer, which is also Python's default limit; parsing takes quadratic time
 
 
-class DuplicateKey(ValueError):
-    """A key occurs twice in one object."""
-
-
 class TooManyDigits(ValueError):
     """An integer is too long to parse. It is valid JSON."""
 
@@ -21,8 +17,16 @@ class TooManyDigits(ValueError):
 def parse(text: str) -> Any:
     """Parse one JSON value. Raises ValueError with a short message, or RecursionError.
 
-    Keys that occur twice raise DuplicateKey. RFC 8259 leaves their meaning open, parsers disagree about it, and JSON
-    Schema does not define it. Numbers such as 1e999 become infinity, as in every parser that uses doubles.
+    If a key occurs twice in one object, the last value wins, as in Python, JavaScript and Go. Numbers such as 1e999
+    become infinity, as in every parser that uses doubles.
+    """
+    return json.loads(text, parse_constant=_refuse, parse_int=_integer)
+
+
+def parse_unique(text: str) -> Any:
+    """Parse one JSON value in which no object has a key twice. Raises ValueError or RecursionError, as `parse` does.
+
+    RFC 8259 leaves the meaning of such keys open. In a schema, they are a mistake, and parsers would disagree about it.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_int=_integer)
 
@@ -33,7 +37,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise DuplicateKey(f'the key "{shown(key, 40)}" occurs twice in one object')
+                raise ValueError(f'the key "{shown(key, 40)}" occurs twice in one object')
             seen.add(key)
     return found
 

@@ -1,9 +1,11 @@
 """The final check of a finished answer against its JSON Schema.
 
-llguidance keeps an answer within its schema token by token, but not completely: it allows keys to occur twice, 29
-February in every year, and values that large numbers in the schema exclude. So the text is parsed and validated once
-more, in an isolated process: a pattern such as `^(a+)+$` can keep Python's `re` busy for years, and answer and schema
-are untrusted.
+llguidance keeps an answer within its schema token by token, with a few exceptions: products of large numbers in the
+schema overflow, and it takes U+FEFF for a visible character. So the text is parsed and validated once more, in an
+isolated process: a pattern such as `^(a+)+$` can keep Python's `re` busy for years, and answer and schema are
+untrusted.
+
+If a key occurs twice in one object, the last value counts, as in most parsers.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmrun.engine.constraint.exact_formats import with_exact_formats
 from llmrun.errors import UsageError
 
 _PLACEHOLDERS = re.compile(r"([\ud800-\udfff])")
@@ -101,7 +102,8 @@ def schema(value: Any, separators: tuple[str, str] | None, where: str, ascii_onl
     if ascii_only:
         spacing["json_allow_general_unicode_escapes"] = True
     try:
-        text = json.dumps({**value, "x-guidance": spacing}, ensure_ascii=False, allow_nan=False)
+        exact = with_exact_formats(value)
+        text = json.dumps({**exact, "x-guidance": spacing}, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"schema cannot be written as JSON: {where}: {type(error).__name__}") from error

@@ -6,16 +6,21 @@ import json
 import random
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
-from llmrun.engine.constraint.limits import check_schema, compile_probe
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.select import open_backend
+from llmrun.engine.constraint.limits import compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
 from llmrun.errors import UsageError
 from tests.support.constraint.corpora import real_schemas
-from tests.support.constraint.matchers import byte_tokenizer, matcher, schema_grammar, wrapped_tokenizer
+from tests.support.constraint.engine_soak import SEQUENCES, engine_outcomes
+from tests.support.constraint.matchers import byte_tokenizer, checked_schema, matcher, schema_grammar, wrapped_tokenizer
 from tests.support.constraint.random_answers import random_answer, random_chooser
 from tests.support.constraint.soak import compiled_schemas, outcomes
+from tests.support.models.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
 ANSWERS = 150
@@ -30,8 +35,20 @@ def test_random_answers_are_valid(name: str) -> None:
     schemas = compiled_schemas(tokenizer, "validate-pyproject-schema-store")
     found = outcomes(schemas, lambda matching: random_answer(matching, tokenizer, choose, 300), source)
     seen = list(islice(found, ANSWERS))
-    assert [outcome for outcome in seen if outcome.failed] == []
+    assert [outcome for outcome in seen if outcome.kind == "invalid"] == []
     assert Counter(outcome.kind for outcome in seen)["valid"] > ANSWERS / 2
+
+
+def test_answers_of_an_engine_are_valid(tmp_path: Path) -> None:
+    """Answers that are cut off are refused, which `engine_outcomes` asserts."""
+    options = OpenOptions("cpu", context_size=512, max_sequences=SEQUENCES, threads=2)
+    backend = open_backend(tiny_model(tmp_path, "Q8_0 one KV head"), options)
+    schemas = compiled_schemas(byte_tokenizer(), "cfn-lint/a")
+    seen = list(islice(engine_outcomes(backend, schemas, 150, random.Random(SEED)), 6 * SEQUENCES))
+    backend.close()
+    kinds = Counter(outcome.kind for outcome in seen)
+    assert kinds.keys() == {"valid", "cut off"}
+    assert kinds["valid"] > kinds["cut off"]
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
@@ -49,7 +66,7 @@ def test_every_real_schema_compiles_or_is_refused_in_one_line() -> None:
     supported = 0
     for name, schema in real_schemas()[::10]:
         try:
-            checked = check_schema(json.dumps(schema))
+            checked = checked_schema(json.dumps(schema))
             refusal = compile_probe(schema_grammar(checked), checked, process=process)
         except UsageError as error:
             refusal = str(error)

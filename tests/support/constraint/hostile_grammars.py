@@ -57,6 +57,7 @@ SCHEMAS: dict[str, str] = {
     "a long pattern": json.dumps({"pattern": "|".join(f"x{i:06d}" for i in range(130_000))}),
     "an unpaired surrogate": '{"const": "\\ud800"}',
     "an infinite bound": '{"minimum": 1e999}',
+    "an integer beyond doubles": '{"maximum": 1' + "0" * 400 + "}",
     "a key twice": '{"type": "string", "type": "number"}',
     "options of the compiler": '{"type": "string", "not": {}, "x-guidance": {"lenient": true}}',
     "a remote reference": '{"$ref": "http://127.0.0.1:1/x"}',
@@ -68,7 +69,7 @@ HARMLESS_SCHEMAS: dict[str, str] = {
     "maxItems": '{"type": "array", "maxItems": 1000000000000000000}',
     "minLength": '{"type": "string", "minLength": 1000000000}',
     "maxLength": '{"type": "string", "maxLength": 1000000000}',
-    "minProperties": '{"type": "object", "minProperties": 1000000000}',
+    "maxProperties": '{"type": "object", "maxProperties": 1000000000}',
     "a catastrophic pattern": '{"type": "string", "pattern": "^(a+)+$"}',
     "a state explosion": '{"type": "string", "pattern": "(a|b)*a(a|b){2000}$"}',
     "nested repetitions": '{"type": "string", "pattern": "^((((a{1,100}){1,100}){1,100}){1,100}){1,100}$"}',
@@ -125,6 +126,35 @@ HARMLESS_REGEXES: dict[str, str] = {
     "nested repetitions": "((a{1,1000}){1,1000}){1,1000}",
     "a space": " ",
     "slashes and lines": "a/ \n%ignore /b",
+}
+
+
+# The converter from GBNF is Python and runs in llmrun's process.
+GBNF_GRAMMARS: dict[str, str] = {
+    "80,000 alternatives": "root ::= " + " | ".join(f'"x{i:06d}"' for i in range(80_000)),
+    "10,000 rules": "root ::= r0\n" + _rules(10_000, "r{i} ::= r{next}", 'r{i} ::= "a"'),  # 30 s in the converter
+    "1,000 rules": "root ::= r0\n" + _rules(998, "r{i} ::= r{next}", 'r{i} ::= "a"'),
+    "10,000 parentheses": "root ::= " + nested("(", '"a"', ")", 10_000),  # RecursionError
+    "50,000 open parentheses": "root ::= " + "(" * 50_000,
+    "a backslash at the end": 'root ::= "\\',  # IndexError
+    "a class that ends in a backslash": "root ::= [\\",  # IndexError
+    "an open string": 'root ::= "a',
+    "an unknown escape": 'root ::= "\\xZZ"',
+    "nothing to repeat": "root ::= *",
+    "an endless number": 'root ::= "a"{99999999999999999999}',
+    "an unpaired surrogate": 'root ::= "\ud800"',
+    "an escaped surrogate": 'root ::= "\\ud800"',
+    "control characters": 'root ::= "\x00\x1b" [\x00-\x1b]',
+    "only left recursion": 'root ::= root "a"',
+    "doubling rules": "root ::= r0\n" + _rules(40, "r{i} ::= r{next} r{next}", 'r{i} ::= "a"'),
+    "empty lines": "\n" * 200_000,
+    "spaces": " " * 200_000,
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "an unpaired surrogate": ("yes", "n\udfff"),
+    "80,000 choices": tuple(f"x{i:06d}" for i in range(80_000)),
+    "more than 1 MB": ("a" * 2_000_000,),
+    "control characters": ("\x00\x1b", "\x7f"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any, cast
 
@@ -10,6 +9,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.grammars import grammar_of, schema_of
 from llmrun.engine.constraint.limits import on_large_stack
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
@@ -44,8 +45,16 @@ def wrapped_tokenizer(name: str) -> LLTokenizer:
     return LLTokenizer(cast("Any", _Wrapper(name)))  # its stub knows only its own wrapper
 
 
-def schema_grammar(schema: Any) -> str:
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+def checked_schema(text: str) -> dict[str, Any]:
+    """Return the schema of a response format. Raises UsageError, whose message begins with "JSON Schema"."""
+    schema = schema_of(ResponseFormat(FormatKind.JSON_SCHEMA, text, origin="JSON Schema"))
+    assert schema is not None
+    return schema
+
+
+def schema_grammar(schema: dict[str, Any]) -> str:
+    """Return the grammar that llmrun makes from a schema, which has been checked."""
+    return grammar_of(ResponseFormat(FormatKind.JSON_SCHEMA), schema)
 
 
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:

@@ -10,16 +10,13 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from llmrun.engine.constraint.limits import check_schema, compile_probe
+from llmrun.engine.constraint.limits import compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
 from llmrun.engine.constraint.validation import Verdict, validate
 from llmrun.errors import UsageError
 from tests.support.constraint.corpora import real_schemas
-from tests.support.constraint.matchers import matcher, schema_grammar
+from tests.support.constraint.matchers import checked_schema, matcher, schema_grammar
 from tests.support.constraint.random_answers import RandomAnswer
-
-# What llguidance documents that it does not enforce, and what no regular expression can state (see formats.py)
-KNOWN_GAPS = ("occurs twice in one object", "(format)")
 
 Answerer = Callable[[LLMatcher], RandomAnswer]  # completes one answer; the matcher itself does not change
 
@@ -45,19 +42,14 @@ class Outcome:
             return self.verdict.kind
         return "given up" if self.answer.error else "cut off"
 
-    @property
-    def failed(self) -> bool:
-        """True for an invalid answer that is none of the known gaps."""
-        return self.kind == "invalid" and not any(gap in str(self.verdict) for gap in KNOWN_GAPS)
-
 
 def compiled_schemas(tokenizer: LLTokenizer, prefix: str = "") -> list[CompiledSchema]:
     """Return the real schemas that llguidance supports and whose names begin with a prefix."""
     process = ConstraintProcess()
     found = []
     for name, schema in real_schemas():
-        if name.startswith(prefix) and _supported(schema, process):
-            found.append(CompiledSchema(name, schema, matcher(tokenizer, schema_grammar(schema))))
+        if name.startswith(prefix) and (grammar := _grammar(schema, process)):
+            found.append(CompiledSchema(name, schema, matcher(tokenizer, grammar)))
     process.close()
     return found
 
@@ -72,9 +64,11 @@ def outcomes(schemas: Sequence[CompiledSchema], answerer: Answerer, source: rand
         yield Outcome(each.name, answer, verdict)
 
 
-def _supported(schema: Any, process: ConstraintProcess) -> bool:
+def _grammar(schema: Any, process: ConstraintProcess) -> str | None:
+    """Return the grammar of a schema, or None if it is refused."""
     try:
-        checked = check_schema(json.dumps(schema))
+        checked = checked_schema(json.dumps(schema))
+        grammar = schema_grammar(checked)
     except UsageError:
-        return False
-    return compile_probe(schema_grammar(checked), checked, process=process) is None
+        return None
+    return grammar if compile_probe(grammar, checked, process=process) is None else None
