@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,15 @@ from llmrun.cli.console.output import out
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView
-    from llmrun.engine.requests import Finished, TextDelta
+    from llmrun.engine.requests import Finished, TextDelta, ToolCallDelta
 
 
 class Saying:
     """One streaming answer to the last question. Every piece is saved before it is shown.
 
-    The answer begins with the first text that is not thinking. If the user stops it before then, the conversation does
-    not change. If the `with` block raises an exception, the answer is marked as failed. If `stream` is false, the
-    answer is shown only when it is complete.
+    The answer begins with the first text or tool call after the thinking. If the user stops it before then, the
+    conversation does not change. If the `with` block raises an exception, the answer is marked as failed. If `stream`
+    is false, the answer is shown only when it is complete.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Saying:
             self.thought(delta.reasoning)
         if delta.text:
             self.text(delta)
-        self.calls.take(delta.tool_calls)
+        if delta.tool_calls:
+            self.call(delta.tool_calls)
 
     def text(self, delta: TextDelta) -> None:
         self._begin()
+        self._open_view()
         self._record.add(AnswerWent(delta.text))
         self._show(self._certain.passed(delta))
 
@@ -67,6 +70,14 @@ class Saying:
         self._record.add(Thought(piece))
         self._close_view()
         self._thinking.text(piece)
+
+    def call(self, pieces: Sequence[ToolCallDelta]) -> None:
+        """Collect pieces of tool calls. They are shown when they are complete."""
+        self._begin()
+        self.calls.take(pieces)
+        self._show(self._certain.rest())
+        self._close_view()
+        out.progress("writing a tool call")
 
     def was_thinking(self) -> None:
         """Mark the text of the answer so far as thinking."""
@@ -81,7 +92,9 @@ class Saying:
         self._open_view()
 
     def finish(self, finished: Finished) -> None:
-        self._begin()
+        if not self.begun:
+            self._begin()
+            self._open_view()
         self._ended = True
         timings = finished.timings
         self._record.add(
@@ -118,7 +131,6 @@ class Saying:
             self._record.add(AnswerBegan(self._seed))
             if self._thoughts:
                 self._record.add(Thought(self._thoughts))
-            self._open_view()
 
     def _show(self, piece: str) -> None:
         if piece:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -29,14 +30,22 @@ class Permission(Enum):
 class ToolCalls:
     """Runs the calls of one chat.
 
-    ask   asks the user; None if the chat is not interactive, so that only safe tools run
-    show  shows rows, which may be untrusted
+    ask      asks the user; None if the chat is not interactive, so that only safe tools run
+    show     shows rows, which may be untrusted
+    waiting  returns a context manager to use while a tool runs
     """
 
-    def __init__(self, toolbox: Toolbox, ask: Ask | None, show: Show) -> None:
+    def __init__(
+        self,
+        toolbox: Toolbox,
+        ask: Ask | None,
+        show: Show,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._toolbox = toolbox
         self._ask = ask
         self._show = show
+        self._waiting = waiting
 
     def run(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
         """Run a call and return its result for the model. Failures are results too. Raises Cancelled.
@@ -62,7 +71,8 @@ class ToolCalls:
                 return ToolResult(REFUSED, is_error=True)
             if permission is Permission.ALWAYS:
                 self._mark_safe(name)
-        return self._toolbox.call(name, arguments, cancelled)
+        with self._waiting():
+            return self._toolbox.call(name, arguments, cancelled)
 
     def _permission(self, ask: Ask, info: ToolInfo, arguments: Mapping[str, Any], complete: bool) -> Permission:
         if info.why_not:
