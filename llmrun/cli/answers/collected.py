@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -64,9 +64,11 @@ class CollectedCalls:
         A server may have left out the ids or have sent one twice, but every result needs the id of its call.
         """
         ordered = [call for _, call in sorted(self._calls.items()) if call.name]
-        known: set[str] = set()
-        for number, call in enumerate(ordered):
-            if not call.id or call.id in known:
-                ordered[number] = replace(call, id=f"call_{number}_{secrets.token_hex(4)}")
-            known.add(ordered[number].id)
+        known = {""}
+        numbers = itertools.count()
+        for place, call in enumerate(ordered):
+            if call.id in known:
+                unused = next(name for name in (f"call_{number}" for number in numbers) if name not in known)
+                ordered[place] = replace(call, id=unused)
+            known.add(ordered[place].id)
         return ordered

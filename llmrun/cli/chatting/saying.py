@@ -10,6 +10,7 @@ from llmrun.cli.answers.collected import CollectedCalls
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought, WasThinking
 from llmrun.cli.console.output import out
+from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
@@ -42,6 +43,7 @@ class Saying:
         self._thoughts = ""  # the thinking received before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
+        self._problem = ""  # of a tool call in a complete answer
         self._viewing = False  # True between the view's `begin` and `end`
         self.begun = False
         self.calls = CollectedCalls()
@@ -96,6 +98,8 @@ class Saying:
             self._begin()
             self._open_view()
         self._ended = True
+        if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP):
+            self._problem = self.calls.problem
         timings = finished.timings
         self._record.add(
             AnswerEnded(
@@ -123,6 +127,8 @@ class Saying:
             self._record.add(AnswerEnded(FAILED, self._used_before, 0, 0, 0, 0.0, 0.0))
         self._show(self._certain.rest())
         self._close_view()
+        if self._problem:
+            out.note(f"a tool call is not valid, so it did not run: {self._problem}")
 
     def _begin(self) -> None:
         if not self.begun:

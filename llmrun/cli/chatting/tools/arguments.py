@@ -15,7 +15,7 @@ def parsed_arguments(text: str) -> dict[str, Any]:
         return {}
     arguments = decode_json(text.encode(), Limits().depth)
     if not isinstance(arguments, dict):
-        raise ValueError(f"a {type(arguments).__name__}, not an object")
+        raise ValueError("not an object")
     try:
         json.dumps(arguments, ensure_ascii=False).encode()
     except UnicodeEncodeError:

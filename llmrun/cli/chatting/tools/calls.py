@@ -55,7 +55,7 @@ class ToolCalls:
         try:
             result = self._allowed_result(name, arguments, cancelled)
         except ToolFailed as error:
-            result = ToolResult(str(error), is_error=True)
+            result = ToolResult("; ".join(filter(None, [str(error), error.hint])), is_error=True)
         self._show([result_row(result)])
         return result
 
