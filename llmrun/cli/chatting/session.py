@@ -338,10 +338,12 @@ class Chat:
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
-        show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context usage
-        check_format(done)
         # Some servers report the reason "stop" for an answer with calls.
-        return self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
+        calls = self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
+        if not calls or out.verbose:
+            show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context
+        check_format(done)
+        return calls
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""

@@ -53,26 +53,32 @@ class ToolCalls:
         KeyboardInterrupt from `ask` is not caught.
         """
         try:
-            result = self._allowed_result(name, arguments, cancelled)
+            refusal = self._refusal(name, arguments)
+            if refusal is not None:
+                self._show(["not run: it needs your confirmation"] if refusal == NOBODY_ASKED else ["not run"])
+                return ToolResult(refusal, is_error=True)
+            with self._waiting():
+                result = self._toolbox.call(name, arguments, cancelled)
         except ToolFailed as error:
-            result = ToolResult("; ".join(filter(None, [str(error), error.hint])), is_error=True)
+            sentence = "; ".join(filter(None, [str(error), error.hint]))
+            self._show([f"failed: {sentence}"])
+            return ToolResult(sentence, is_error=True)
         self._show([result_row(result)])
         return result
 
-    def _allowed_result(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
+    def _refusal(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Show a call, and return why it may not run, or None if it may. Raises ToolFailed for an unknown tool."""
         info = self._toolbox.describe(name)
         rows, complete = call_rows(info, arguments)
         self._show(rows)
-        if not info.is_safe:
-            if self._ask is None:
-                return ToolResult(NOBODY_ASKED, is_error=True)
-            permission = self._permission(self._ask, info, arguments, complete)
-            if permission is Permission.NO:
-                return ToolResult(REFUSED, is_error=True)
-            if permission is Permission.ALWAYS:
-                self._mark_safe(name)
-        with self._waiting():
-            return self._toolbox.call(name, arguments, cancelled)
+        if info.is_safe:
+            return None
+        if self._ask is None:
+            return NOBODY_ASKED
+        permission = self._permission(self._ask, info, arguments, complete)
+        if permission is Permission.ALWAYS:
+            self._mark_safe(name)
+        return REFUSED if permission is Permission.NO else None
 
     def _permission(self, ask: Ask, info: ToolInfo, arguments: Mapping[str, Any], complete: bool) -> Permission:
         if info.why_not:

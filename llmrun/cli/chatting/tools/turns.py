@@ -49,11 +49,15 @@ class ToolTurns:
         """
         for call in calls:
             record.add(ToolCalled(call.id, call.name, call.arguments))
+        if record.conversation.exchanges[-1].rounds[-1].answered.text:
+            out.reply([""])
         stopped = False
         for call in calls:
             text = _STOPPED if stopped else self._result(call)
             stopped = stopped or text is None
             record.add(ToolAnswered(call.id, _STOPPED if text is None else text))
+        if not stopped:
+            out.reply([""])
         return not stopped
 
     def _result(self, call: ToolCall) -> str | None:
