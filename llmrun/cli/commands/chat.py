@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
+RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it
 LAST = ""  # the value of --continue without a name
 
 
@@ -304,9 +305,14 @@ def _opened_tools(
         return
     check_tools(opened.engine, opened.name)
     from llmrun.engine.constraint.validation import problem_with
+    from llmrun.tools.limits import Limits
     from llmrun.tools.toolbox import Toolbox
 
-    with Toolbox.open(declared, validate=problem_with, note=out.note, progress=out.progress) as toolbox:
+    size = opened.engine.info.context_size
+    limits = Limits()
+    if size:
+        limits = replace(limits, result=min(limits.result, RESULT_CHARACTERS * size))
+    with Toolbox.open(declared, validate=problem_with, note=out.note, progress=out.progress, limits=limits) as toolbox:
         out.clear_progress()
         yield toolbox
 

@@ -212,8 +212,8 @@ def test_calls_survive_a_crash_before_their_results(tmp_path: Path, calls: int) 
     again, _ = resume_conversation(store, path)
     assert again.conversation == before
     assert again.conversation.is_stopped_at_calls
-    for event in (AnswerBegan(2), AnswerWent("A"), ENDED):
-        again.add(event)
+    for later in (AnswerBegan(2), AnswerWent("A"), ENDED):
+        again.add(later)
     again.close()
     found = read_conversation(path).conversation
     assert found.exchanges[0].answer == "A"

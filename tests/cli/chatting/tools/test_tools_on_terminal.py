@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ import pexpect
 import pytest
 
 from llmrun.cli.chatting.store import read_conversation
-from tests.support.cli.chats import journals
-from tests.support.cli.commands import on_terminal
+from tests.support.cli.chats import chat, journals
+from tests.support.cli.commands import on_terminal, script_file
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.tools.boxes import FAKE_SERVER
 
@@ -29,6 +30,14 @@ SCRIPT = (
     (RESULT, "I have seen it."),
 )
 ANSWERED = "I have seen it."
+
+
+PLAIN = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
 
 
 def tools_file(folder: Path) -> Path:
@@ -153,3 +162,53 @@ def test_ctrl_c_stops_a_call_and_a_question(tmp_path: Path) -> None:
     assert results(tmp_path) == ["The user stopped this call."] * 2
     conversation = read_conversation(journals(tmp_path)[0]).conversation
     assert [one.answer for one in conversation.exchanges] == ["", ANSWERED]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return chat(folder, "--tools", str(tools_file(folder)), *arguments, turns="Echo?\n")
+
+
+def test_a_pipe_refuses_calls_and_gets_only_the_answer(tmp_path: Path) -> None:
+    done = run(tmp_path, tool_script_file(tmp_path, ("Echo?", call("echo", a="hi")), (RESULT, ANSWERED)))
+    assert (done.stdout, done.returncode) == (f"{ANSWERED}\n".encode(), 0)
+    assert b'tool echo {"a": "hi"}\nnot run: it needs your confirmation\n' in done.stderr
+    assert done.stderr.count(b"seed ") == 1  # statistics of the final answer only
+
+
+def test_long_results_are_cut_to_fit_the_context(tmp_path: Path) -> None:
+    flood = tmp_path / "flood.toml"
+    flood.write_text(
+        f"[commands.flood]\ndescription = 'Flood.'\nsafe = true\ncommand = [{sys.executable!r}, '-c', "
+        "'print(10_000 * \"x\")']\n"
+    )
+    script = tool_script_file(tmp_path, ("Go?", call("flood")), (RESULT, ANSWERED), context_size=4096)
+    done = chat(tmp_path, script, "--tools", str(flood), turns="Go?\n")
+    (result,) = results(tmp_path)
+    assert result.endswith("[cut: these are the first 8,192 of 10,001 characters]")
+    assert b"do not fit in the context" in done.stderr  # every character of the scripted model is a token
+
+
+def test_a_model_without_tools_is_refused_before_its_first_question(tmp_path: Path) -> None:
+    done = run(tmp_path, script_file(tmp_path, [("assistant\n", "hi")], chat_template=PLAIN))
+    assert done.returncode == 2
+    assert b"script cannot call tools: its chat template has no tools\nhint: " in done.stderr
+    assert journals(tmp_path) == []
+
+
+def test_a_format_and_tools_are_refused_together(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json-schema", "{}")
+    assert done.returncode == 2
+    assert b"--tools: cannot be combined with a format of the answer" in done.stderr
+
+
+def test_past_calls_continue_without_tools_or_end_in_one_line(tmp_path: Path) -> None:
+    model = tool_script_file(tmp_path, ("Echo?", call("echo", a="hi")), (RESULT, ANSWERED), ("More?", "No."))
+    run(tmp_path, model)
+    again = chat(tmp_path, "--continue", turns="More?\n")
+    assert (again.stdout, again.returncode) == (b"No.\n", 0)
+    other = tmp_path / "other"
+    other.mkdir()
+    plain = script_file(other, [("assistant\n", "hi")], chat_template=PLAIN)
+    refused = chat(tmp_path, "--continue", "-m", plain, turns="More?\n")
+    assert (refused.stdout, refused.returncode) == (b"", 2)
+    assert b"script cannot continue a conversation with tool calls: its chat template has no tools" in refused.stderr
