@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import Event, Request
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking.prompting import ModelThinking
+    from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.types import ModelInfo
 
 
@@ -19,6 +20,7 @@ class Answering(Protocol):
     load_s    time to open the model, in seconds
     template  the chat template; None if the model has none, or if the server applies its own
     thinking  the model's thinking tags and switch; None for remote models, where only the server knows them
+    tools     what the model can do with tools; None for remote models
     """
 
     load_s: float
@@ -31,6 +33,9 @@ class Answering(Protocol):
 
     @property
     def thinking(self) -> ModelThinking | None: ...
+
+    @property
+    def tools(self) -> ModelTools | None: ...
 
     @property
     def takes_chats(self) -> bool: ...

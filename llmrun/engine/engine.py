@@ -22,6 +22,7 @@ from llmrun.engine.speculation import Speculation
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
+from llmrun.engine.tool_calls.prompting import ModelTools
 from llmrun.engine.work import Work, batch_of, pick_rows, take_results
 from llmrun.errors import Cancelled, ContextExceeded, KVFull, UsageError
 from llmrun.types import FinishReason
@@ -153,6 +154,11 @@ class Engine:
     def thinking(self) -> ModelThinking:
         """The model's thinking tags and switch."""
         return self._prompts.thinking
+
+    @property
+    def tools(self) -> ModelTools:
+        """What the model can do with tools."""
+        return self._prompts.tools
 
     @property
     def info(self) -> ModelInfo:

@@ -38,6 +38,7 @@ from llmrun.types import FinishReason, ModelInfo
 if TYPE_CHECKING:
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking.prompting import ModelThinking
+    from llmrun.engine.tool_calls.prompting import ModelTools
     from llmrun.remote.stream import Chunk, Usage
 
 _AWAKE_S = 0.25  # the time that `step` waits before it reports that nothing has arrived yet
@@ -219,6 +220,11 @@ class RemoteEngine:
     @property
     def thinking(self) -> ModelThinking | None:
         """None, because the server handles thinking."""
+        return None
+
+    @property
+    def tools(self) -> ModelTools | None:
+        """None, because only the server knows whether its model can call tools."""
         return None
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from llmrun.errors import Cancelled
@@ -14,10 +16,14 @@ from llmrun.tools.declared import ServerDeclaration
 from llmrun.tools.environment import environment
 from llmrun.tools.limits import Limits
 from llmrun.tools.tool import ToolFailed
+from tests.support.cli.commands import on_terminal
+from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.tools.boxes import OpenBox, opened
 
 BIN = Path(__file__).parent.parent.parent / ".venv-clients" / "bin"
 SDK_SERVER = Path(__file__).parent.parent / "support" / "servers" / "sdk_server.py"
+
+PROMPT = "\x1b[?2004h"
 
 pytestmark = pytest.mark.clients
 
@@ -52,7 +58,7 @@ def test_the_fetch_server_runs_beside_another() -> None:
 
 
 def test_the_sdk_gets_and_gives_values(sdk: OpenBox) -> None:
-    assert sdk.toolbox.names == ["add", "picture", "fail", "red", "sleep", "secrets"]
+    assert sdk.toolbox.names == ["add", "picture", "fail", "red", "sleep", "secrets", "crash"]
     assert sdk.toolbox.call("add", {"a": 2, "b": 3}).text == "5"
     assert sdk.toolbox.call("picture", {}).text == "[image: image/png, 3 bytes; not shown]"
     assert sdk.toolbox.call("add", {"a": "two"}).is_error
@@ -87,3 +93,54 @@ def test_the_sdk_sees_no_variable_of_ours(sdk: OpenBox) -> None:
     assert "PATH" in names
     assert not any("LLMRUN" in name for name in names)
     assert len(names) <= len(environment({})) + 2
+
+
+CHAT_TOOLS = f"""
+    [servers.time]
+    command = [{str(BIN / "mcp-server-time")!r}, "--local-timezone", "UTC"]
+
+    [servers.sdk]
+    command = [{str(BIN / "python")!r}, {str(SDK_SERVER)!r}]
+    timeout = 1.0
+"""
+CHAT_SCRIPT = (
+    ("Time?", call("get_current_time", timezone="Asia/Tokyo")),
+    ("Sleep?", call("sleep", seconds=30)),
+    ("Crash?", call("crash")),
+    ("Add?", call("add", a=2, b=3)),
+    (RESULT, "I have seen it."),
+)
+
+
+def test_a_chat_on_a_terminal_calls_real_servers(tmp_path: Path) -> None:
+    file = tmp_path / "tools.toml"
+    file.write_text(CHAT_TOOLS)
+    script = tool_script_file(tmp_path, *CHAT_SCRIPT)
+    chat = on_terminal(
+        *("chat", "--backend", "scripted", script, "--tools", str(file)), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1"
+    )
+    before = termios.tcgetattr(chat.child_fd)
+    chat.expect_exact("/help lists the commands")
+    chat.expect_exact(PROMPT)
+    chat.send("/tools\r")
+    chat.expect_exact("get_current_time (server time)")
+    chat.expect_exact("add (server sdk)  Add two numbers.")
+    for question, answer, shown in (
+        ("Time?", "y", 'result: { "timezone": "Asia/Tokyo"'),
+        ("Time?", "n", "not run"),
+        ("Sleep?", "y", "failed: tool sleep: no answer within 1 s"),
+        ("Crash?", "y", "failed: tool crash: it ended: exit status 5"),
+        ("Add?", "y", "result: 5 (1 characters, "),
+    ):
+        chat.expect_exact(PROMPT)
+        chat.send(f"{question}\r")
+        chat.expect_exact("[s]how it: ")
+        chat.send(f"{answer}\r")
+        chat.expect_exact(shown)
+        chat.expect_exact("I have seen it.")
+    chat.expect_exact(PROMPT)
+    chat.send("\x04")
+    chat.expect(pexpect.EOF)
+    assert termios.tcgetattr(chat.child_fd) == before
+    chat.close()
+    assert chat.exitstatus == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,13 @@ def test_any_json_is_declared_or_refused(entry: Any, whole: Any) -> None:
         except UsageError as error:
             messages.append(str(error))
     assert not any("\n" in message for message in messages)
+
+
+def test_the_examples_of_the_documentation_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmrun.tools.tools_file.shutil.which", lambda program, path: f"/bin/{program}")
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text("utf-8")
+    toml, other = re.findall(r"```(?:toml|json)\n(.*?)```", page, re.DOTALL)
+    found = parsed(path, toml)
+    assert [server.name for server in found.servers] == ["time"]
+    assert found.commands[0].command[1:] == ("log", "--oneline", "--grep={text}")
+    assert parsed(path, other).servers[0].command[1:] == ("mcp-server-time",)

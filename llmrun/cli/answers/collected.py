@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -36,13 +37,18 @@ class CollectedAnswer:
 
 @dataclass(slots=True)
 class CollectedCalls:
-    """The tool calls of an answer so far, by index."""
+    """The tool calls of an answer so far, by index.
 
+    problem  why the last call that was dropped is not valid, or ""
+    """
+
+    problem: str = ""
     _calls: dict[int, ToolCall] = field(default_factory=dict)
 
     def take(self, deltas: Iterable[ToolCallDelta]) -> None:
         """Add the next pieces of calls. A call with a problem is dropped."""
         for delta in deltas:
+            self.problem = delta.problem or self.problem
             before = self._calls.get(delta.index, ToolCall("", "", ""))
             if delta.problem:
                 self._calls.pop(delta.index, None)
@@ -53,6 +59,16 @@ class CollectedCalls:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls in order. A server may have left out the ids, which results need."""
-        ordered = [self._calls[index] for index in sorted(self._calls)]
-        return [replace(call, id=call.id or f"call_{number}") for number, call in enumerate(ordered)]
+        """The calls in order, without those that have no name.
+
+        A server may have left out the ids or have sent one twice, but every result needs the id of its call.
+        """
+        ordered = [call for _, call in sorted(self._calls.items()) if call.name]
+        known = {""}
+        numbers = itertools.count()
+        for place, call in enumerate(ordered):
+            if call.id in known:
+                unused = next(name for name in (f"call_{number}" for number in numbers) if name not in known)
+                ordered[place] = replace(call, id=unused)
+            known.add(ordered[place].id)
+        return ordered

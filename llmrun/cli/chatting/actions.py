@@ -12,6 +12,7 @@ from llmrun.amounts import counted
 from llmrun.cli.arguments import formats
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
+from llmrun.cli.chatting.archive.past_calls import answer_rows
 from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.record import resume_conversation
 from llmrun.cli.chatting.store import Recording, read_conversation, reporting_file_errors
@@ -316,7 +317,7 @@ def _conversation_lines(chat: Chat) -> list[str]:
     for exchange in chat.conversation.exchanges:
         lines += [f"> {line}" for line in exchange.question.splitlines()]
         stopped = exchange.ended is not None and exchange.ended.reason == "cancelled"
-        lines += [*exchange.answer.splitlines(), *(["(stopped)"] if stopped else [])]
+        lines += [*answer_rows(exchange), *(["(stopped)"] if stopped else [])]
     return [*lines, *_meter_lines(chat)]
 
 

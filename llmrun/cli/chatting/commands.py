@@ -94,7 +94,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "tools",
         "[NAME]",
-        "list the tools, or describe one; `allow` or `ask` before NAME",
+        "list tools; `allow NAME` and `ask NAME` set confirmation",
         tools.tools,
         choices=tools.tool_choices,
         group=SETTINGS,

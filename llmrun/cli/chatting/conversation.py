@@ -30,6 +30,7 @@ from llmrun.cli.chatting.events import (
     WasThinking,
 )
 from llmrun.cli.chatting.preferences import Value
+from llmrun.cli.chatting.tools.arguments import parsed_arguments
 from llmrun.engine.requests import ToolCall
 
 TITLE_CHARACTERS = 60
@@ -52,13 +53,21 @@ class ToolRound:
     results: dict[str, str] = field(default_factory=dict)
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the message with the calls and those with the results."""
-        calls = [ToolCall(call.id, call.name, call.arguments).as_message() for call in self.calls]
+        """Yield the message with the calls and those with the results.
+
+        Templates and servers refuse arguments that are not a JSON object, so these are left out. The result of such a
+        call says what was wrong.
+        """
+        calls = [ToolCall(call.id, call.name, _valid(call.arguments)).as_message() for call in self.calls]
         thinking = {} if self.answered.thinking is None else {"reasoning_content": self.answered.thinking}
         yield {"role": "assistant", "content": self.answered.text, **thinking, "tool_calls": calls}
         for call in self.calls:
-            result = self.results.get(call.id, _NO_RESULT)
+            result = self.result(call)
             yield {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+
+    def result(self, call: ToolCalled) -> str:
+        """Return the result of a call, or why there is none."""
+        return self.results.get(call.id, _NO_RESULT)
 
 
 @dataclass(slots=True)
@@ -209,9 +218,19 @@ class Conversation:
 
     @property
     def unanswered(self) -> str | None:
-        """The last question if it has no answer yet, or None."""
-        waiting = self.exchanges and self.exchanges[-1].began is None
+        """The last question if neither an answer nor a tool call has followed it, or None."""
+        waiting = self.exchanges and self.exchanges[-1].began is None and not self.exchanges[-1].rounds
         return self.exchanges[-1].question if waiting else None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether an answer has called tools."""
+        return any(exchange.rounds for exchange in self.exchanges)
+
+    @property
+    def is_stopped_at_calls(self) -> bool:
+        """Whether the last question has only answers with tool calls, because the user stopped or a process died."""
+        return bool(self.exchanges) and self.exchanges[-1].began is None and bool(self.exchanges[-1].rounds)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -287,6 +306,15 @@ class Conversation:
 def new_conversation(model: str) -> Conversation:
     """Return an empty conversation. `model` is a catalogue name, a URL or an absolute path, never a relative path."""
     return Conversation(Began(FORMAT, secrets.token_hex(8), model, now(), __version__), model)
+
+
+def _valid(arguments: str) -> str:
+    """Return the arguments of a call if they are a JSON object, or an empty object."""
+    try:
+        parsed_arguments(arguments)
+    except ValueError:
+        return "{}"
+    return arguments
 
 
 def now() -> str:

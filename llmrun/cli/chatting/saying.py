@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -9,19 +10,20 @@ from llmrun.cli.answers.collected import CollectedCalls
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought, WasThinking
 from llmrun.cli.console.output import out
+from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView
-    from llmrun.engine.requests import Finished, TextDelta
+    from llmrun.engine.requests import Finished, TextDelta, ToolCallDelta
 
 
 class Saying:
     """One streaming answer to the last question. Every piece is saved before it is shown.
 
-    The answer begins with the first text that is not thinking. If the user stops it before then, the conversation does
-    not change. If the `with` block raises an exception, the answer is marked as failed. If `stream` is false, the
-    answer is shown only when it is complete.
+    The answer begins with the first text or tool call after the thinking. If the user stops it before then, the
+    conversation does not change. If the `with` block raises an exception, the answer is marked as failed. If `stream`
+    is false, the answer is shown only when it is complete.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Saying:
         self._thoughts = ""  # the thinking received before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
+        self._problem = ""  # of a tool call in a complete answer
         self._viewing = False  # True between the view's `begin` and `end`
         self.begun = False
         self.calls = CollectedCalls()
@@ -52,10 +55,12 @@ class Saying:
             self.thought(delta.reasoning)
         if delta.text:
             self.text(delta)
-        self.calls.take(delta.tool_calls)
+        if delta.tool_calls:
+            self.call(delta.tool_calls)
 
     def text(self, delta: TextDelta) -> None:
         self._begin()
+        self._open_view()
         self._record.add(AnswerWent(delta.text))
         self._show(self._certain.passed(delta))
 
@@ -67,6 +72,14 @@ class Saying:
         self._record.add(Thought(piece))
         self._close_view()
         self._thinking.text(piece)
+
+    def call(self, pieces: Sequence[ToolCallDelta]) -> None:
+        """Collect pieces of tool calls. They are shown when they are complete."""
+        self._begin()
+        self.calls.take(pieces)
+        self._show(self._certain.rest())
+        self._close_view()
+        out.progress("writing a tool call")
 
     def was_thinking(self) -> None:
         """Mark the text of the answer so far as thinking."""
@@ -81,8 +94,12 @@ class Saying:
         self._open_view()
 
     def finish(self, finished: Finished) -> None:
-        self._begin()
+        if not self.begun:
+            self._begin()
+            self._open_view()
         self._ended = True
+        if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP):
+            self._problem = self.calls.problem
         timings = finished.timings
         self._record.add(
             AnswerEnded(
@@ -110,6 +127,8 @@ class Saying:
             self._record.add(AnswerEnded(FAILED, self._used_before, 0, 0, 0, 0.0, 0.0))
         self._show(self._certain.rest())
         self._close_view()
+        if self._problem:
+            out.note(f"a tool call is not valid, so it did not run: {self._problem}")
 
     def _begin(self) -> None:
         if not self.begun:
@@ -118,7 +137,6 @@ class Saying:
             self._record.add(AnswerBegan(self._seed))
             if self._thoughts:
                 self._record.add(Thought(self._thoughts))
-            self._open_view()
 
     def _show(self, piece: str) -> None:
         if piece:

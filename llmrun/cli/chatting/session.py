@@ -18,6 +18,7 @@ from llmrun.cli.chatting.context.context_used import ContextUsed
 from llmrun.cli.chatting.context.cut_off import explain_length
 from llmrun.cli.chatting.context.prompt_window import PromptWindow
 from llmrun.cli.chatting.context.request import chat_request
+from llmrun.cli.chatting.context.tool_support import offer_tools
 from llmrun.cli.chatting.conversation import new_conversation, now
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
@@ -25,7 +26,7 @@ from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
-from llmrun.cli.chatting.tools.turns import MOST_ROUNDS, ToolTurns
+from llmrun.cli.chatting.tools.turns import CONTINUES, MOST_ROUNDS, ToolTurns
 from llmrun.cli.chatting.totals import SessionTotals
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
@@ -50,14 +51,8 @@ if TYPE_CHECKING:
     from llmrun.settings import Settings
     from llmrun.tools.toolbox import Toolbox
 
-SURVIVED = (
-    UsageError,
-    ContextExceeded,
-    TemplateRefused,
-    ConversationFileError,
-    NetworkError,
-    InvalidAnswer,
-)  # these errors end the turn, but not the chat
+# These errors end the turn, but not the chat.
+SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError, NetworkError, InvalidAnswer)
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
@@ -247,6 +242,7 @@ class Chat:
             if self.engine.thinking:
                 self.engine.thinking.prepare()
             self.record.add(ModelChanged(self._models.lasting_name))
+            offer_tools(self._window.prompting, self.engine, self.model, self.conversation)
         return switched
 
     @property
@@ -269,6 +265,7 @@ class Chat:
         self._window.left_out = 0
         if record.conversation.model != self._models.lasting_name:
             record.add(ModelChanged(self._models.lasting_name))
+        offer_tools(self._window.prompting, self.engine, self.model, self.conversation)
         self._offer_unanswered()
 
     def start_over(self) -> None:
@@ -304,11 +301,13 @@ class Chat:
 
     def _answer(self, seed: int | None) -> None:
         """Answer the last question, and run the tools that the model calls before its final answer."""
+        if self._tools is not None:
+            self._tools.refresh()
         for _ in range(MOST_ROUNDS):
             calls = self._answer_once(seed)
             if not calls or self._tools is None or not self._tools.run(calls, self.record):
                 return
-        out.note(f"the model has called tools {MOST_ROUNDS} times without an answer, so it was stopped")
+        out.note(f"the model called tools in {MOST_ROUNDS} answers in a row, so it was stopped; {CONTINUES}")
 
     def _answer_once(self, seed: int | None) -> Sequence[ToolCall]:
         """Answer the last question, and return the tool calls of the answer.
@@ -339,9 +338,12 @@ class Chat:
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
-        show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context usage
+        # Some servers report the reason "stop" for an answer with calls.
+        calls = self._calls if finished.reason in (FinishReason.TOOL_CALLS, FinishReason.STOP) else ()
+        if not calls or out.verbose:
+            show_statistics(done, with_context=not self._turns.interactive)  # interactive prompts show the context
         check_format(done)
-        return self._calls if finished.reason is FinishReason.TOOL_CALLS else ()
+        return calls
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Stream the answer. If `on_full` is `forget`, leave out the oldest turns if they do not fit in the context."""
@@ -382,8 +384,9 @@ class Chat:
     def _stopped_early(self) -> None:
         if self._signals.end_wanted:  # the unanswered question stays in the file, and --continue offers it again
             return
-        offered = self._withdraw()
-        out.note("stopped before the answer began" + ("; the question was removed" if offered else ""))
+        happened = "the question was removed" if self._withdraw() else ""
+        happened = CONTINUES if self.conversation.is_stopped_at_calls else happened
+        out.note("; ".join(filter(None, ["stopped before the answer began", happened])))
 
     def _withdraw(self) -> bool:
         """Remove the last question and offer it for editing. Returns False if the question already has an answer."""
@@ -397,6 +400,8 @@ class Chat:
 
     def _offer_unanswered(self) -> None:
         """Offer the last question again if a previous process ended before the answer began."""
+        if self.conversation.is_stopped_at_calls:
+            out.note(f"the last answer was stopped while it called tools; {CONTINUES}")
         question = self.conversation.unanswered
         if question is not None and self._withdraw():
             out.note(f"the last question was not answered, so it was removed: {shortened(visible_line(question), 100)}")

@@ -47,10 +47,12 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.chatting.typing_ahead import QuietKeyboard
     from llmrun.cli.prompting.template import PromptTemplate
+    from llmrun.tools.declared import ToolsFile
     from llmrun.tools.toolbox import Toolbox
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
+RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it
 LAST = ""  # the value of --continue without a name
 
 
@@ -115,7 +117,8 @@ def command(
             tell_of_default_model(settings, "llmrun chat")
         first = record.conversation.model
         opener = _Opener(flags, _for_opening(settings, record), template, first)
-        with _opened_tools(tools) as toolbox, ModelInUse(opener, first) as models:
+        declared = _declared_tools(tools, record.conversation)
+        with ModelInUse(opener, first) as models, _opened_tools(declared, models, record.conversation) as toolbox:
             return _talk(models, store, record, flags, Prompting(variables, toolbox), keyboard)
 
 
@@ -277,16 +280,40 @@ def _talk(
             session.record.close()  # /load may have replaced the record
 
 
-@contextmanager
-def _opened_tools(file: Path | None) -> Iterator[Toolbox | None]:
-    """Start the servers of a tools file. Yields None if there is no file. Raises UsageError."""
+def _declared_tools(file: Path | None, conversation: Conversation) -> ToolsFile | None:
+    """Read the tools file before the model loads, so that mistakes are reported early. Raises UsageError."""
     if file is None:
+        return None
+    from llmrun.cli.chatting.preferences import chosen_format
+    from llmrun.tools.tools_file import read_tools_file
+
+    if chosen_format(conversation.preferences) is not None:
+        raise UsageError("--tools: cannot be combined with a format of the answer, such as --json-schema")
+    return read_tools_file(file)
+
+
+@contextmanager
+def _opened_tools(
+    declared: ToolsFile | None, models: ModelInUse, conversation: Conversation
+) -> Iterator[Toolbox | None]:
+    """Start the tool servers, or yield None if there are no tools. Raises UsageError if the model cannot use them."""
+    from llmrun.cli.chatting.context.tool_support import check_past_calls, check_tools
+
+    opened = models.opened
+    if declared is None:
+        check_past_calls(opened.engine, opened.name, conversation)
         yield None
         return
+    check_tools(opened.engine, opened.name)
     from llmrun.engine.constraint.validation import problem_with
+    from llmrun.tools.limits import Limits
     from llmrun.tools.toolbox import Toolbox
 
-    with Toolbox.open(file, validate=problem_with, note=out.note, progress=out.progress) as toolbox:
+    size = opened.engine.info.context_size
+    limits = Limits()
+    if size:
+        limits = replace(limits, result=min(limits.result, RESULT_CHARACTERS * size))
+    with Toolbox.open(declared, validate=problem_with, note=out.note, progress=out.progress, limits=limits) as toolbox:
         out.clear_progress()
         yield toolbox
 

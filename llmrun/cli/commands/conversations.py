@@ -111,11 +111,18 @@ def show(
     out.lines([f"{found.name}  {model_name(conversation)}  {turns}  {when}"], dim=True)
     if conversation.system is not None:
         out.lines([f"system: {line}" for line in conversation.system.splitlines()], dim=True)
+    from llmrun.cli.chatting.archive.past_calls import round_rows
     from llmrun.cli.chatting.plain import answer_view
 
     view = answer_view()
     for exchange in conversation.exchanges:
         out.lines(["", *(f"> {line}" for line in exchange.question.splitlines())])
+        for one in exchange.rounds:
+            if one.answered.text.strip():
+                view.begin()
+                view.text(one.answered.text)
+                view.end()
+            out.lines(round_rows(one), dim=True)
         if exchange.began is not None:
             view.begin()
             view.text(exchange.answer)

@@ -20,6 +20,8 @@ from llmrun.cli.chatting.events import (
     QuestionAsked,
     SystemSet,
     Thought,
+    ToolAnswered,
+    ToolCalled,
     Undone,
 )
 from tests.support.cli.conversations import events, folded, histories
@@ -107,6 +109,17 @@ def test_a_title_is_the_first_question_on_one_short_line() -> None:
         (QuestionAsked("a", ""), AnswerBegan(1), ENDED, ENDED),
         (QuestionAsked("a", ""), AnswerBegan(1), ENDED, AnswerWent("late")),
         (new_conversation("m").began,),
+        (ToolCalled("x", "echo", ""),),
+        (QuestionAsked("a", ""), ToolCalled("x", "echo", "")),
+        (QuestionAsked("a", ""), AnswerBegan(1), ToolAnswered("x", "one")),
+        (
+            QuestionAsked("a", ""),
+            AnswerBegan(1),
+            ToolCalled("x", "echo", ""),
+            ToolAnswered("x", "one"),
+            ToolCalled("y", "echo", ""),
+        ),
+        (QuestionAsked("a", ""), AnswerBegan(1), ToolCalled("x", "echo", ""), ToolAnswered("y", "one")),
     ],
 )
 def test_an_event_that_cannot_come_here_is_refused(before_and_event: tuple[Event, ...]) -> None:
@@ -142,6 +155,80 @@ def test_the_short_history_makes_the_same_conversation(history: list[Event]) -> 
         conversation.title,
         conversation.unanswered,
     )
+
+
+CALLS = (
+    QuestionAsked("a", ""),
+    AnswerBegan(1),
+    Thought("hm"),
+    AnswerWent("Let me see."),
+    replace(ENDED, reason="tool_calls"),
+    ToolCalled("x", "echo", '{"text": "1"}'),
+    ToolCalled("y", "echo", "{}"),
+)
+RESULTS = (ToolAnswered("x", "one"), ToolAnswered("y", "two"))
+TOLD: list[dict[str, object]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "x", "type": "function", "function": {"name": "echo", "arguments": '{"text": "1"}'}},
+            {"id": "y", "type": "function", "function": {"name": "echo", "arguments": "{}"}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "x", "name": "echo", "content": "one"},
+    {"role": "tool", "tool_call_id": "y", "name": "echo", "content": "two"},
+]
+
+
+def test_calls_and_results_precede_the_answer() -> None:
+    conversation = after(*CALLS, *RESULTS)
+    assert conversation.messages == TOLD
+    conversation.apply(AnswerBegan(2))
+    conversation.apply(AnswerWent("A"))
+    assert conversation.messages == TOLD
+    assert conversation.all_messages == [*TOLD, {"role": "assistant", "content": "A"}]
+
+
+def test_another_answer_keeps_the_results() -> None:
+    conversation = after(*CALLS, *RESULTS, AnswerBegan(2), AnswerWent("A"), ENDED, AnswerBegan(3), AnswerWent("B"))
+    assert conversation.all_messages == [*TOLD, {"role": "assistant", "content": "B"}]
+
+
+def test_undo_removes_the_calls_too() -> None:
+    assert after(*CALLS, *RESULTS, Undone()).exchanges == []
+
+
+def test_a_call_without_a_result_was_interrupted() -> None:
+    conversation = after(*CALLS, RESULTS[0])
+    assert conversation.messages[-2:] == [
+        TOLD[-2],
+        {**TOLD[-1], "content": "The call was interrupted, and its result is unknown."},
+    ]
+    assert conversation.is_stopped_at_calls
+    assert folded(list(conversation.history())) == conversation
+
+
+def test_a_question_may_follow_stopped_calls() -> None:
+    conversation = after(*CALLS, *RESULTS)
+    assert conversation.unanswered is None
+    conversation.apply(QuestionAsked("b", ""))
+    assert conversation.messages == [
+        *TOLD,
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "b"},
+    ]
+    assert conversation.unanswered == "b"
+    assert not conversation.is_stopped_at_calls
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[]", "7", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 5000])
+def test_arguments_that_are_no_object_are_left_out(arguments: str) -> None:
+    conversation = after(*CALLS[:5], ToolCalled("x", "echo", arguments))
+    (call,) = conversation.messages[1]["tool_calls"]
+    assert call["function"]["arguments"] in ("{}", "")
 
 
 def test_a_conversation_is_counted_by_its_last_answer_alone() -> None:

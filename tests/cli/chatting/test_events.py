@@ -73,6 +73,12 @@ WHOLE = GOOD | {"event": "answered", "text": "A", "thinking": None, "seed": 1}
         (b'{"event":"began","format":5,"conversation":"","model":"","created":"","version":""}', "reads format 4"),
         (json.dumps(WHOLE | {"reason": "bored"}).encode(), "answered: reason: 'bored' is not one of"),
         (json.dumps(WHOLE | {"thinking": 1}).encode(), "answered: thinking: 1 is not"),
+        (b'{"event": "call", "id": "x", "name": "echo"}', "not id, name, arguments"),
+        (b'{"event": "call", "id": 1, "name": "echo", "arguments": ""}', "id: 1 is not a str"),
+        (b'{"event": "call", "id": "x", "name": "echo", "arguments": {}}', "arguments: {} is not a str"),
+        (b'{"event": "call", "id": "x", "name": "\\ud800", "arguments": ""}', "is not a str"),
+        (b'{"event": "result", "id": "x"}', "not id, text"),
+        (b'{"event": "result", "id": "x", "text": null}', "text: None is not a str"),
     ],
 )
 def test_a_hostile_line_is_refused_with_what_is_wrong(line: bytes, said: str) -> None:

@@ -12,12 +12,15 @@ import pytest
 
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import (
+    FORMAT,
     AnswerBegan,
     AnswerEnded,
     AnswerWent,
     Event,
     QuestionAsked,
     Thought,
+    ToolAnswered,
+    ToolCalled,
     Undone,
     WasThinking,
 )
@@ -49,6 +52,11 @@ EVENTS: list[Event] = [
     Undone(),
     QuestionAsked("three?", ""),
     AnswerBegan(3),
+    AnswerWent("calling"),
+    ENDED,
+    ToolCalled("x", "echo", "{}"),
+    ToolAnswered("x", "result"),
+    AnswerBegan(4),
     AnswerWent("d"),
 ]
 
@@ -187,3 +195,38 @@ def test_a_file_that_cannot_be_renamed_keeps_its_name(tmp_path: Path, monkeypatc
     lock_journal(tmp_path / "the-new-words.jsonl").release()
     record.close()
     assert exchanges_in(tmp_path / "the-old-words.jsonl") == [("the new words", "", "")]
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["no result", "one result"])
+def test_calls_survive_a_crash_before_their_results(tmp_path: Path, calls: int) -> None:
+    store = Store(tmp_path)
+    record = ConversationRecord(store, new_conversation("m"))
+    for event in (QuestionAsked("why?", ""), AnswerBegan(1), ENDED, ToolCalled("x", "echo", '{"text": "1"}')):
+        record.add(event)
+    if calls == 2:
+        record.add(ToolCalled("y", "echo", "{}"))
+        record.add(ToolAnswered("x", "one"))
+    before = record.conversation
+    record.close()
+    (path,) = store.journals()
+    again, _ = resume_conversation(store, path)
+    assert again.conversation == before
+    assert again.conversation.is_stopped_at_calls
+    for later in (AnswerBegan(2), AnswerWent("A"), ENDED):
+        again.add(later)
+    again.close()
+    found = read_conversation(path).conversation
+    assert found.exchanges[0].answer == "A"
+    assert len(found.exchanges[0].rounds[0].calls) == calls
+
+
+def test_older_files_get_the_format_of_calls(tmp_path: Path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_bytes(OLDER)
+    record, _ = resume_conversation(Store(tmp_path), path)
+    record.add(ToolCalled("x", "echo", "{}"))
+    record.add(ToolAnswered("x", "one"))
+    record.close()
+    found = read_conversation(path).conversation
+    assert found.began.format == FORMAT
+    assert [message["role"] for message in found.messages] == ["user", "assistant", "tool"]

@@ -20,6 +20,8 @@ from llmrun.cli.chatting.events import (
     QuestionAsked,
     SystemSet,
     Thought,
+    ToolAnswered,
+    ToolCalled,
     Undone,
     WasThinking,
 )
@@ -38,6 +40,7 @@ _preferences = st.one_of(
     st.builds(PreferenceSet, st.just("think"), st.none() | st.booleans()),
     st.builds(PreferenceSet, st.just("stop"), st.none() | st.lists(st.text(min_size=1), min_size=1, max_size=3)),
 )
+_call_ids = st.sampled_from(["", "call_0", "call_1"])
 _began = st.builds(Began, st.just(FORMAT), texts, texts, texts, texts)
 _later = st.one_of(
     st.builds(ModelChanged, texts),
@@ -70,6 +73,8 @@ _later = st.one_of(
         seconds,
         seconds,
     ),
+    st.builds(ToolCalled, _call_ids, texts, texts | st.just('{"a": 1}')),
+    st.builds(ToolAnswered, _call_ids, texts),
     st.just(WasThinking()),
     st.just(Undone()),
     st.just(Cleared()),

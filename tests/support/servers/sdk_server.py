@@ -40,7 +40,12 @@ def secrets() -> list[str]:
     return sorted(os.environ)
 
 
+def crash() -> str:
+    """Crash."""
+    os._exit(5)
+
+
 server = MCPServer("sdk")
-for tool in (add, picture, fail, red, sleep, secrets):
+for tool in (add, picture, fail, red, sleep, secrets, crash):
     server.add_tool(tool)
 server.run("stdio")

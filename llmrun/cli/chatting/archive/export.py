@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from llmrun.amounts import counted
 from llmrun.cli.chatting.archive.overview import model_name
-from llmrun.cli.chatting.conversation import Conversation, Exchange
+from llmrun.cli.chatting.conversation import Conversation, Exchange, ToolRound
+from llmrun.cli.chatting.events import Answered
 from llmrun.cli.console.terminal import visible, visible_line
 
 _REASONS = {"length": "cut", "cancelled": "stopped"}
@@ -21,9 +24,12 @@ def to_markdown(conversation: Conversation) -> str:
         parts += ["## System", visible(conversation.system.strip())]
     for exchange in conversation.exchanges:
         parts += ["## You", visible(exchange.question.strip())]
-        if exchange.began is not None:
+        if exchange.rounds or exchange.began is not None:
             parts.append(f"## {model}")
-            parts += _thinking(exchange)
+        for one in exchange.rounds:
+            parts += [*_thinking(one.answered.thinking or ""), visible(one.answered.text.strip()), *_calls(one)]
+        if exchange.began is not None:
+            parts += _thinking(exchange.thinking)
             parts += [visible(exchange.answer.strip()), *_ending(exchange)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -47,26 +53,43 @@ def _messages(conversation: Conversation) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": conversation.system})
     for exchange in conversation.exchanges:
         messages.append({"role": "user", "content": exchange.question, "time": exchange.asked.time})
+        for one in exchange.rounds:
+            called, *results = one.messages()
+            messages += [called | _ending_values(one.answered), *results]
         answered = exchange.answered()
-        if answered is None:
-            continue
-        thinking = {} if answered.thinking is None else {"reasoning_content": answered.thinking}
-        messages.append(
-            {
-                "role": "assistant",
-                "content": answered.text,
-                **thinking,
-                "finish_reason": answered.reason,
-                "seed": answered.seed,
-            }
-        )
+        if answered is not None:
+            thinking = {} if answered.thinking is None else {"reasoning_content": answered.thinking}
+            told = {"role": "assistant", "content": answered.text, **thinking}
+            messages.append(told | _ending_values(answered))
     return messages
 
 
-def _thinking(exchange: Exchange) -> list[str]:
-    if not exchange.thinking.strip():
+def _ending_values(answered: Answered) -> dict[str, Any]:
+    return {"finish_reason": answered.reason, "seed": answered.seed}
+
+
+def _thinking(text: str) -> list[str]:
+    if not text.strip():
         return []
-    return ["<details><summary>Thinking</summary>", visible(exchange.thinking.strip()), "</details>"]
+    return ["<details><summary>Thinking</summary>", visible(text.strip()), "</details>"]
+
+
+def _calls(one: ToolRound) -> Iterator[str]:
+    """Yield the calls of an answer and their results as code blocks, in which nothing is Markdown."""
+    for call in one.calls:
+        name = visible_line(call.name).replace("`", "'")
+        yield f"Tool call: `{name}`"
+        yield _code(call.arguments)
+        yield "Result:"
+        yield _code(one.result(call))
+
+
+def _code(text: str) -> str:
+    """Return a code block with a fence that is longer than any row of backticks in the text."""
+    shown = visible(text.strip("\n"))
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{shown}\n{fence}"
 
 
 def _ending(exchange: Exchange) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmrun.amounts import counted
 from llmrun.cli.chatting.conversation import Conversation
 from llmrun.cli.console.columns import wrapped
 from llmrun.cli.console.terminal import columns
@@ -15,7 +16,8 @@ _CUT = "…"
 def last_turn(conversation: Conversation) -> list[str]:
     """Return the last answered question and its answer as at most 10 screen rows, or [] if there is no answer.
 
-    Long texts are truncated. If anything was left out, the last row says how to show the whole conversation.
+    Long texts are truncated, and tool calls are only counted. If anything was left out, the last row says how to show
+    the whole conversation.
     """
     answered = [exchange for exchange in conversation.exchanges if exchange.answer]
     if not answered:
@@ -23,8 +25,10 @@ def last_turn(conversation: Conversation) -> list[str]:
     last = answered[-1]
     asked = [f"{'  ' if number else '> '}{row}" for number, row in enumerate(_rows(last.question, columns() - 2))]
     told = _rows(last.answer, columns())
-    rows = [*_first(asked, _MOST_QUESTION_ROWS), *_first(told, _MOST_ANSWER_ROWS)]
-    if len(answered) > 1 or len(rows) < len(asked) + len(told):
+    count = sum(len(one.calls) for one in last.rounds)
+    called = [f"({counted(count, 'tool call')})"] if count else []
+    rows = [*_first(asked, _MOST_QUESTION_ROWS), *called, *_first(told, _MOST_ANSWER_ROWS - len(called))]
+    if len(answered) > 1 or called or len(rows) < len(asked) + len(told):
         rows.append("/show conversation shows all of it")
     return rows
 

@@ -1,7 +1,7 @@
 """Searches conversations for words.
 
-A question or an answer matches if it contains all the words, ignoring case. From each match, only the lines that
-contain at least one of the words are returned.
+A question, an answer, a tool call or a result matches if it contains all the words, ignoring case. From each match,
+only the lines that contain at least one of the words are returned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.cli.chatting.conversation import Conversation
+from llmrun.cli.chatting.conversation import Conversation, Exchange
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.cli.console.terminal import shortened, visible_line, width
 from llmrun.errors import LlmrunError
@@ -88,11 +88,21 @@ def matching(conversation: Conversation, words: Sequence[str]) -> list[Line]:
     either = re.compile("|".join(f"(?:{pattern.pattern})" for pattern in patterns), re.IGNORECASE)
     lines = []
     for exchange in conversation.exchanges:
-        for is_question, text in ((True, exchange.question), (False, exchange.answer)):
+        for is_question, text in ((True, exchange.question), *((False, text) for text in _told(exchange))):
             shown = [visible_line(line) for line in unicodedata.normalize("NFC", text).splitlines()]
             if all(any(pattern.search(line) for line in shown) for pattern in patterns):
                 lines += [Line(is_question, _pieces(line, either)) for line in shown if either.search(line)]
     return lines
+
+
+def _told(exchange: Exchange) -> Iterator[str]:
+    """Yield the texts that follow a question: its answers, and the calls between them with their results."""
+    for one in exchange.rounds:
+        yield one.answered.text
+        for call in one.calls:
+            yield f"{call.name} {call.arguments}"
+            yield one.result(call)
+    yield exchange.answer
 
 
 def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import Request
-from llmrun.errors import TemplateRefused
+from llmrun.errors import TemplateRefused, UsageError
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.context.prompting import Prompting
@@ -44,5 +44,5 @@ class ContextUsed:
         prompt = self.prompting.prompt(messages, add_generation_prompt=False)
         try:
             return engine.prompt_tokens(Request(prompt=prompt))
-        except TemplateRefused:  # some templates refuse conversations that end with an answer
+        except (TemplateRefused, UsageError):  # some templates refuse answers at the end, others refuse tool calls
             return None

@@ -73,12 +73,15 @@ class PromptWindow:
         alone = self._tokens(engine, conversation, request, before)
         too_long = alone is not None and alone >= info.context_size > 0
         sentence = str(error)
+        called = bool(conversation.exchanges[-1].rounds)
         if too_long:
+            what = "the question and the results of its tool calls do" if called else "the question alone does"
             sentence = (
-                f"the question alone does not fit in the context: {alone:,} tokens plus one for the answer "
+                f"{what} not fit in the context: {alone:,} tokens plus one for the answer "
                 f"exceed the limit of {info.context_size:,}"
             )
-        hint = "shorten the question" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
+        shorter = "/undo removes them" if called else "shorten the question"
+        hint = shorter if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
         if info.context_size < info.train_context:
             hint += f"; llmrun chat --continue --ctx-size N gives it more room (trained for {info.train_context:,})"
         return ContextExceeded(sentence, hint=hint)

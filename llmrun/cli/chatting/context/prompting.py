@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from llmrun.tools.toolbox import Toolbox
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompting:
     """What all prompts of a chat have in common.
 
     variables  extra variables for the chat template
-    toolbox    the tools that the model may call, or None
+    toolbox    the tools of the chat, or None
+    offers_tools  whether the prompts have the tools
     """
 
     variables: Mapping[str, Any]
     toolbox: Toolbox | None = None
+    offers_tools: bool = True
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> ChatPrompt:
-        tools = self.toolbox.definitions if self.toolbox is not None else None
+        tools = self.toolbox.definitions if self.toolbox is not None and self.offers_tools else None
         return ChatPrompt(
             messages, tools or None, add_generation_prompt=add_generation_prompt, template_kwargs=self.variables
         )

@@ -45,17 +45,29 @@ def about_rows(info: ToolInfo) -> list[str]:
 
 def result_row(result: ToolResult) -> str:
     """Return a row that summarizes a result: its first line, its length and the time that it took."""
-    first = next((line.strip() for line in result.text.splitlines() if line.strip()), "(no text)")
-    shown = _escaped(first)
-    if len(shown) > _LONGEST_SUMMARY:
-        shown = f"{shown[:_LONGEST_SUMMARY]}…"
     size = f"{len(result.text):,} characters" + (", cut" if result.truncated else "")
-    return f"{'failed' if result.is_error else 'result'}: {shown} ({size}, {result.seconds:.1f} s)"
+    return f"{'failed' if result.is_error else 'result'}: {_summary(result.text)} ({size}, {result.seconds:.1f} s)"
+
+
+def past_call_row(name: str, arguments: str) -> str:
+    """Return a row that summarizes a call of a saved conversation, whose arguments are any text."""
+    return f"tool {_summary(name)} {_summary(arguments or '{}')}"
+
+
+def past_result_row(text: str) -> str:
+    """Return a row that summarizes a result of a saved conversation."""
+    return f"result: {_summary(text)} ({len(text):,} characters)"
 
 
 def tool_rows(tools: Sequence[ToolInfo]) -> list[str]:
     """Return one row per tool, with its source and whether it runs without confirmation."""
     return [f"{_title(info)}{_permission(info)}  {_first_sentence(info.description)}" for info in tools]
+
+
+def _summary(text: str) -> str:
+    """Return the first line that is not empty, shortened, or "(no text)"."""
+    shown = _escaped(next((line.strip() for line in text.splitlines() if line.strip()), "(no text)"))
+    return shown if len(shown) <= _LONGEST_SUMMARY else f"{shown[:_LONGEST_SUMMARY]}…"
 
 
 def _joined(head: str, rows: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
@@ -29,14 +30,22 @@ class Permission(Enum):
 class ToolCalls:
     """Runs the calls of one chat.
 
-    ask   asks the user; None if the chat is not interactive, so that only safe tools run
-    show  shows rows, which may be untrusted
+    ask      asks the user; None if the chat is not interactive, so that only safe tools run
+    show     shows rows, which may be untrusted
+    waiting  returns a context manager to use while a tool runs
     """
 
-    def __init__(self, toolbox: Toolbox, ask: Ask | None, show: Show) -> None:
+    def __init__(
+        self,
+        toolbox: Toolbox,
+        ask: Ask | None,
+        show: Show,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._toolbox = toolbox
         self._ask = ask
         self._show = show
+        self._waiting = waiting
 
     def run(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
         """Run a call and return its result for the model. Failures are results too. Raises Cancelled.
@@ -44,25 +53,32 @@ class ToolCalls:
         KeyboardInterrupt from `ask` is not caught.
         """
         try:
-            result = self._allowed_result(name, arguments, cancelled)
+            refusal = self._refusal(name, arguments)
+            if refusal is not None:
+                self._show(["not run: it needs your confirmation"] if refusal == NOBODY_ASKED else ["not run"])
+                return ToolResult(refusal, is_error=True)
+            with self._waiting():
+                result = self._toolbox.call(name, arguments, cancelled)
         except ToolFailed as error:
-            result = ToolResult(str(error), is_error=True)
+            sentence = "; ".join(filter(None, [str(error), error.hint]))
+            self._show([f"failed: {sentence}"])
+            return ToolResult(sentence, is_error=True)
         self._show([result_row(result)])
         return result
 
-    def _allowed_result(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
+    def _refusal(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Show a call, and return why it may not run, or None if it may. Raises ToolFailed for an unknown tool."""
         info = self._toolbox.describe(name)
         rows, complete = call_rows(info, arguments)
         self._show(rows)
-        if not info.is_safe:
-            if self._ask is None:
-                return ToolResult(NOBODY_ASKED, is_error=True)
-            permission = self._permission(self._ask, info, arguments, complete)
-            if permission is Permission.NO:
-                return ToolResult(REFUSED, is_error=True)
-            if permission is Permission.ALWAYS:
-                self._mark_safe(name)
-        return self._toolbox.call(name, arguments, cancelled)
+        if info.is_safe:
+            return None
+        if self._ask is None:
+            return NOBODY_ASKED
+        permission = self._permission(self._ask, info, arguments, complete)
+        if permission is Permission.ALWAYS:
+            self._mark_safe(name)
+        return REFUSED if permission is Permission.NO else None
 
     def _permission(self, ask: Ask, info: ToolInfo, arguments: Mapping[str, Any], complete: bool) -> Permission:
         if info.why_not:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from llmrun.cli.chatting.events import ToolAnswered, ToolCalled
+from llmrun.cli.chatting.tools.arguments import parsed_arguments
 from llmrun.cli.chatting.tools.calls import ToolCalls
 from llmrun.cli.chatting.tools.question import ask
 from llmrun.cli.console.output import out
 from llmrun.errors import Cancelled
+from llmrun.gguf.problems import shown
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
@@ -20,16 +22,25 @@ if TYPE_CHECKING:
     from llmrun.tools.toolbox import Toolbox
 
 MOST_ROUNDS: Final = 25  # answers with tool calls in a row, before a model that calls tools for ever is stopped
+CONTINUES: Final = "/retry lets the model continue"
 _STOPPED = "The user stopped this call."
+_MOST_QUOTED = 1000  # characters of invalid arguments that are repeated to the model
 
 
 class ToolTurns:
     """Runs the tool calls of a chat's answers."""
 
     def __init__(self, toolbox: Toolbox, turns: Turns, signals: Signals) -> None:
+        self._toolbox = toolbox
         self._turns = turns
         self._signals = signals
-        self._calls = ToolCalls(toolbox, self._ask if turns.interactive else None, out.reply)
+        self._calls = ToolCalls(toolbox, self._ask if turns.interactive else None, out.reply, turns.answering)
+
+    def refresh(self) -> None:
+        """List the tools again of servers whose tools have changed. Ctrl-C keeps the old list."""
+        with suppress(Cancelled), self._turns.answering():
+            self._toolbox.refresh(lambda: self._signals.stop_wanted)
+        out.clear_progress()
 
     def run(self, calls: Sequence[ToolCall], record: ConversationRecord) -> bool:
         """Run the calls of the last answer in order. Returns False if the user has stopped them.
@@ -38,36 +49,42 @@ class ToolTurns:
         """
         for call in calls:
             record.add(ToolCalled(call.id, call.name, call.arguments))
+        if record.conversation.exchanges[-1].rounds[-1].answered.text:
+            out.reply([""])
         stopped = False
         for call in calls:
             text = _STOPPED if stopped else self._result(call)
             stopped = stopped or text is None
             record.add(ToolAnswered(call.id, _STOPPED if text is None else text))
+        if not stopped:
+            out.reply([""])
         return not stopped
 
     def _result(self, call: ToolCall) -> str | None:
         """Return the result of a call, or None if the user stops it with Ctrl-C."""
         try:
-            arguments = _arguments(call.arguments)
+            arguments = parsed_arguments(call.arguments)
         except ValueError as error:
-            return f"The arguments are not a JSON object: {error}"
+            out.note(f"tool {shown(call.name)}: the arguments are not a JSON object: {error}")
+            return f"The arguments are not a JSON object: {error}. You wrote: {call.arguments[:_MOST_QUOTED]}"
         try:
-            return self._calls.run(call.name, arguments, lambda: self._signals.stop_wanted).text
+            return self._calls.run(call.name, arguments, self._is_stopped).text
         except (Cancelled, KeyboardInterrupt):
-            out.note(f"stopped: {call.name}")
+            out.note(f"stopped: tool {shown(call.name)}; {CONTINUES}")
             return None
 
+    def _is_stopped(self) -> bool:
+        """Return whether the user wants to stop the call that is running. Called several times a second."""
+        out.progress("waiting for the tool")
+        return self._signals.stop_wanted
+
     def _ask(self, question: str) -> str | None:
-        with self._turns.lent(), self._signals.reading():
-            return ask(question)
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Parse the arguments of a call. Raises ValueError."""
-    try:
-        arguments = json.loads(text or "{}")
-    except RecursionError:
-        raise ValueError("they are nested too deeply") from None
-    if not isinstance(arguments, dict):
-        raise ValueError(f"they are a {type(arguments).__name__}")
-    return arguments
+        try:
+            with self._turns.lent(), self._signals.reading():
+                line = ask(question)
+        except KeyboardInterrupt:
+            out.prompt("\n")
+            raise
+        if line is None:
+            out.prompt("\n")
+        return line

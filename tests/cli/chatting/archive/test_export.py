@@ -17,6 +17,8 @@ from llmrun.cli.chatting.events import (
     QuestionAsked,
     SystemSet,
     Thought,
+    ToolAnswered,
+    ToolCalled,
 )
 from tests.support.cli.conversations import folded, histories
 
@@ -58,6 +60,48 @@ def test_json_has_the_messages_as_openai_has_them() -> None:
         {"role": "user", "content": "And?", "time": "2026-01-02T03:04:07Z"},
     ]
     assert (body["settings"], body["model"]) == ({"top_k": 3}, "/models/fox.gguf")
+
+
+CALLED: list[Event] = [
+    BEGAN,
+    QuestionAsked("Why?", "2026-01-02T03:04:06Z"),
+    AnswerBegan(7),
+    Thought("A tool."),
+    AnswerWent("Let me see."),
+    AnswerEnded("tool_calls", 12, 8, 0, 4, 0.1, 0.2),
+    ToolCalled("x", "e`ch\no", '{"text": "```\\n"}'),
+    ToolCalled("y", "time", ""),
+    ToolAnswered("x", "````\n# one\x1b[2J\n"),
+    AnswerBegan(8),
+    AnswerWent("Done."),
+    AnswerEnded("stop", 12, 8, 0, 4, 0.1, 0.2),
+]
+
+
+def test_markdown_has_calls_and_results_as_code() -> None:
+    text = to_markdown(folded(CALLED))
+    assert text.endswith(
+        "## fox\n\n<details><summary>Thinking</summary>\n\nA tool.\n\n</details>\n\nLet me see.\n\n"
+        "Tool call: `e'ch o`\n\n" + '````\n{"text": "```\\n"}\n````\n\n'
+        "Result:\n\n`````\n````\n# one␛[2J\n`````\n\n"
+        "Tool call: `time`\n\n```\n\n```\n\n"
+        "Result:\n\n```\nThe call was interrupted, and its result is unknown.\n```\n\nDone.\n"
+    )
+
+
+def test_json_has_calls_and_results_as_openai_has_them() -> None:
+    question, called, *results, answer = to_json("why", folded(CALLED))["messages"]
+    assert question["role"] == "user"
+    assert called["tool_calls"][1] == {"id": "y", "type": "function", "function": {"name": "time", "arguments": ""}}
+    assert (called["finish_reason"], called["seed"], called["reasoning_content"]) == ("tool_calls", 7, "A tool.")
+    assert [(one["role"], one["tool_call_id"]) for one in results] == [("tool", "x"), ("tool", "y")]
+    assert answer == {"role": "assistant", "content": "Done.", "finish_reason": "stop", "seed": 8}
+
+
+def test_stopped_calls_are_exported() -> None:
+    conversation = folded(CALLED[:-3])
+    assert "Tool call: `time`" in to_markdown(conversation)
+    assert [one["role"] for one in to_json("x", conversation)["messages"]] == ["user", "assistant", "tool", "tool"]
 
 
 @given(histories())

@@ -7,7 +7,7 @@ import pytest
 from llmrun.cli.chatting.archive import last_turn as module
 from llmrun.cli.chatting.archive.last_turn import last_turn
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked
+from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked, ToolAnswered, ToolCalled
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +45,10 @@ def test_a_long_turn_is_cut_to_ten_rows() -> None:
 def test_there_is_nothing_to_show_before_the_first_answer() -> None:
     assert last_turn(after()) == []
     assert last_turn(after(("one", ""))) == []
+
+
+def test_tool_calls_are_counted() -> None:
+    conversation = after(("why?", "let me see"))
+    for event in (ToolCalled("x", "echo", "{}"), ToolAnswered("x", "one"), AnswerBegan(2), AnswerWent("A")):
+        conversation.apply(event)
+    assert last_turn(conversation) == ["> why?", "(1 tool call)", "A", "/show conversation shows all of it"]
