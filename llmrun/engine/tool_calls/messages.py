@@ -28,9 +28,11 @@ def require_tools(abilities: ToolAbilities) -> None:
 
 def template_tools(definitions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return valid definitions of tools as templates need them: some require a description and parameters."""
+    functions = [definition["function"] for definition in definitions]
+    required = [{"name": each["name"], "description": "", "parameters": _NO_PARAMETERS} for each in functions]
     return [
-        {**definition, "function": {"description": "", "parameters": _NO_PARAMETERS, **definition["function"]}}
-        for definition in definitions
+        {**definition, "function": {**least, **function}}
+        for definition, least, function in zip(definitions, required, functions, strict=True)
     ]
 
 
