@@ -111,8 +111,8 @@ def _demands_control(keyword: str, value: Any) -> bool:
     """Return whether a keyword demands a control character that no answer can contain."""
     if keyword in ("const", "enum"):
         return any(isinstance(each, str) and re.search(_CONTROLS, each) for each in _scalars(value))
-    named = value if keyword == "patternProperties" and isinstance(value, dict) else ()
-    patterns = [value] if keyword == "pattern" else named
+    named = keyword == "patternProperties" and isinstance(value, dict)
+    patterns = value if named else [value] if keyword == "pattern" else []
     atoms = (atom for pattern in patterns if isinstance(pattern, str) for atom in _literals(pattern))
     return any(map(_CONTROL_ATOM.fullmatch, atoms))
 

@@ -89,6 +89,7 @@ def test_control_characters_are_found(schema: dict[str, object]) -> None:
         {"pattern": r"^[^\x00-\x1f]$"},
         {"pattern": r"^[\x00-\x1f\x7f]\\x01\x0a\u{20}\n$"},
         {"pattern": r"\[[^\x01]\]"},
+        {"pattern": 1, "patternProperties": 1, "minProperties": "2", "required": 1},
         {"properties": {"\x01": {}}, "required": ["\x01"], "default": "\x01", "description": "\x01"},
     ],
 )
