@@ -305,6 +305,8 @@ class Chat:
             self._tools.refresh()
         for _ in range(MOST_ROUNDS):
             calls = self._answer_once(seed)
+            if calls and self._tools is None:
+                out.note("the model called a tool, but this chat has no tools")
             if not calls or self._tools is None or not self._tools.run(calls, self.record):
                 return
         out.note(f"the model called tools in {MOST_ROUNDS} answers in a row, so it was stopped; {CONTINUES}")

@@ -9,7 +9,7 @@ from llmrun.cli.chatting.tools.call_view import past_call_row, past_result_row
 
 
 def round_rows(one: ToolRound) -> Iterator[str]:
-    """Yield a row for each call of an answer, each followed by a row with the first line of its result."""
+    """Yield a row for each call of an answer, each followed by a row with the beginning of its result."""
     for call in one.calls:
         yield past_call_row(call.name, call.arguments)
         yield past_result_row(one.result(call))

@@ -17,6 +17,7 @@ _MOST_ROWS = 12
 _LONGEST_ROW = 300  # characters
 _LONGEST_ON_ONE_LINE = 80
 _LONGEST_SUMMARY = 100
+_MOST_SUMMARIZED = 10_000  # characters that are searched for words
 
 
 def call_rows(info: ToolInfo, arguments: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -44,7 +45,7 @@ def about_rows(info: ToolInfo) -> list[str]:
 
 
 def result_row(result: ToolResult) -> str:
-    """Return a row that summarizes a result: its first line, its length and the time that it took."""
+    """Return a row that summarizes a result: its beginning, its length and the time that it took."""
     size = f"{len(result.text):,} characters" + (", cut" if result.truncated else "")
     return f"{'failed' if result.is_error else 'result'}: {_summary(result.text)} ({size}, {result.seconds:.1f} s)"
 
@@ -65,8 +66,8 @@ def tool_rows(tools: Sequence[ToolInfo]) -> list[str]:
 
 
 def _summary(text: str) -> str:
-    """Return the first line that is not empty, shortened, or "(no text)"."""
-    shown = _escaped(next((line.strip() for line in text.splitlines() if line.strip()), "(no text)"))
+    """Return the beginning of a text on one line, or "(no text)"."""
+    shown = _escaped(" ".join(text[:_MOST_SUMMARIZED].split())) or "(no text)"
     return shown if len(shown) <= _LONGEST_SUMMARY else f"{shown[:_LONGEST_SUMMARY]}…"
 
 

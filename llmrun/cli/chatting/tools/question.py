@@ -6,6 +6,7 @@ import sys
 from typing import BinaryIO
 
 from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
 
 try:
     import termios
@@ -19,8 +20,14 @@ def ask(question: str, stream: BinaryIO | None = None) -> str | None:
     """Show a question and return the line that the user types, or None at the end of input.
 
     Keys that were typed before the question are discarded, so that they cannot answer it by mistake. The terminal must
-    be in its original modes (`Turns.lent`).
+    be in its original modes (`Turns.lent`). If the user cannot see the question, because stderr is redirected, the
+    result is also None.
+
+    stream  None for standard input
     """
+    if stream is None and not is_terminal(sys.stderr):
+        out.note("calls cannot be confirmed, because standard error is not a terminal")
+        return None
     stream = stream or sys.stdin.buffer
     if termios is not None and stream.isatty():
         termios.tcflush(stream.fileno(), termios.TCIFLUSH)

@@ -37,7 +37,7 @@ EVENTS: tuple[Event, ...] = (
 ROWS = [
     "Let me see.",
     'tool echo\\u001b[2J\\u202e\\u200b {"text": "\\u001b[2J\\u202e\\u200bblue"}',
-    "result: \\u001b[2J\\u202e\\u200bfirst (23 characters)",
+    "result: \\u001b[2J\\u202e\\u200bfirst second sky (23 characters)",
     "Done.",
 ]
 

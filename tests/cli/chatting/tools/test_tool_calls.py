@@ -166,6 +166,11 @@ def test_the_end_of_input_is_no_answer(tmp_path: Path) -> None:
         assert ask("run it? ", stream) is None
 
 
+def test_a_question_that_nobody_sees_has_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("run it? ") is None
+    assert "standard error is not a terminal" in capsys.readouterr().err
+
+
 class FakeChat:
     """A chat that records its replies."""
 

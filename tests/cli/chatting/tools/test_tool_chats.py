@@ -20,8 +20,9 @@ from llmrun.cli.chatting.events import AnswerBegan, QuestionAsked, ToolAnswered,
 from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store
 from llmrun.cli.chatting.tools import turns
+from llmrun.engine.requests import Finished, TextDelta, ToolCallDelta
 from llmrun.settings import Settings
-from llmrun.types import Batch
+from llmrun.types import Batch, FinishReason, Timings
 from tests.support.cli.chats import Session, environment, journals, session, words
 from tests.support.cli.commands import llmrun
 from tests.support.cli.tool_chats import RESULT, call, spelled, tool_backend
@@ -363,3 +364,25 @@ def test_a_remote_model_calls_tools(tmp_path: Path) -> None:
     assert [one["function"]["arguments"] for one in second["messages"][1]["tool_calls"]] == ['{"text": "hi"}', "{}"]
     assert second["messages"][2] == {"role": "tool", "tool_call_id": "id_0", "name": "echo", "content": "hi\n"}
     assert second["messages"][3]["content"].startswith("The arguments are not a JSON object")
+
+
+def test_calls_in_a_chat_without_tools_are_reported(tmp_path: Path) -> None:
+    answer = tool_call(0, name="echo", arguments="{}") + said(finish="tool_calls") + DONE
+    with serving(response(answer)) as server:
+        done = llmrun("chat", "-m", server.url, stdin=b"Go?\n", env=environment(tmp_path, LLMRUN_API_KEY=""))
+    assert b"the model called a tool, but this chat has no tools" in done.stderr
+    assert done.returncode == 0
+
+
+def test_broken_calls_are_reported(tmp_path: Path, capsys: Capture) -> None:
+    backend = tool_backend(("Go?", call("echo", a="hi")))
+    with opened(ECHO) as box, session(tmp_path, backend=backend, toolbox=box.toolbox) as found:
+        deltas = [
+            TextDelta(0, "", (), tool_calls=(ToolCallDelta(0, "x", "echo", "{"),)),
+            TextDelta(0, "", (), tool_calls=(ToolCallDelta(0, problem="not closed"),)),
+            Finished(0, FinishReason.STOP, None, 5, Timings(0.1, 5, 0, 1, 0.1, 0.1, 0.1, 0.1)),
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(found.chat.engine), "generate", lambda engine, request: iter(deltas))
+            found.run("Go?")
+    assert "a tool call is not valid, so it did not run: not closed" in capsys.readouterr().err
