@@ -280,8 +280,7 @@ class Chat:
 
     def tell_error(self, error: Exception) -> None:
         """Show an error that does not end the chat."""
-        message = message_for(error)
-        out.error(message.sentence, message.hint)
+        out.error((message := message_for(error)).sentence, message.hint)
 
     def reply(self, lines: Iterable[str]) -> None:
         """Show lines that the user has requested."""
@@ -334,9 +333,8 @@ class Chat:
             return ()
         timings = finished.timings
         self.totals.add(timings)
-        out.detail(
-            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached from earlier turns"
-        )
+        cached = f"{timings.cached_tokens} of them cached from earlier turns"
+        out.detail(f"prompt     {timings.prompt_tokens} tokens, {cached}")
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
