@@ -334,9 +334,7 @@ class Chat:
             return ()
         timings = finished.timings
         self.totals.add(timings)
-        out.detail(
-            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached from earlier turns"
-        )
+        out.detail(f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them from earlier turns")
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
