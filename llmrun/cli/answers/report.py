@@ -97,8 +97,10 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if timings.generated_tokens > 1:  # at least two tokens are needed to compute a speed
         facts["written"] += f" {format_number(timings.decode_per_second)}/s"
         facts["TPOT"] = f"TPOT {format_seconds_briefly(timings.tpot_s)}"
-    if timings.accepted_tokens and timings.steps < timings.generated_tokens:
+    several = timings.steps < timings.generated_tokens
+    if several and (timings.accepted_tokens or timings.forced_tokens):
         facts["steps"] = f"{format_number(timings.tokens_per_step)}/step"
+    if several and timings.accepted_tokens:
         facts["accepted"] = f"{format_percent(timings.accepted_tokens / timings.drafted_tokens)} accepted"
     facts["total"] = format_seconds_briefly(timings.total_s)
     if info.context_size:
@@ -184,6 +186,7 @@ def _timings(timings: Timings) -> dict[str, Any]:
         "tokens_per_step": timings.tokens_per_step or None,
         "drafted_tokens": timings.drafted_tokens,
         "accepted_tokens": timings.accepted_tokens,
+        "forced_tokens": timings.forced_tokens,
     }
 
 
