@@ -22,11 +22,11 @@ class SamplingParameter(NamedTuple):
     default   llmrun's default for models without a recommended value; its type is the type of the parameter
     flags     command-line flags; error messages use the first flag
     minimum, maximum  limits of numbers, both inclusive
-    texts     how a text lists several texts, which servers get as a JSON list; None for numbers
+    texts     the notation for a list of strings, which servers get as a JSON list; None for numbers
     gguf_key  the metadata key that holds the model file's default; None if the GGUF format has no such key
     wire      the field names in a request to a server; () if no server supports the parameter
     openai    whether OpenAI's API has these fields; if not, they are omitted once a server has rejected them
-    optional  whether descriptions of an answer's sampling leave the parameter out if it has llmrun's default
+    optional  whether `-v` and requests to servers leave the parameter out if it has llmrun's default
     """
 
     default: int | float | str
@@ -47,7 +47,7 @@ class SamplingParameter(NamedTuple):
 
     @property
     def shown_default(self) -> str:
-        """The default, for help texts, in which it must be possible to break the line."""
+        """The default as shown in help texts, with spaces after semicolons so that the line can break."""
         return value_text(self.default).replace(";", "; ")
 
     def wire_value(self, value: float | str) -> float | str | list[str]:
@@ -266,7 +266,7 @@ class SamplingParams:
             default=0.1,
             flags=("--xtc-threshold",),
             metavar="P",
-            help="Probability of top choices in XTC; over 0.5 disables.",
+            help="Minimum probability of XTC's top choices; over 0.5 disables.",
             minimum=0.0,
             maximum=1.0,
             gguf_key="general.sampling.xtc_threshold",

@@ -1,4 +1,4 @@
-"""The sampling parameters that are texts: lists of samplers and of DRY's sequence breakers.
+"""The sampling parameters whose values are strings: lists of samplers and of DRY's sequence breakers.
 
 The names, aliases and defaults are llama.cpp's (common/sampling.cpp, common/common.h).
 """
@@ -24,9 +24,9 @@ _ALIASES = {
 
 
 class ListOfTexts(NamedTuple):
-    """How a parameter's value, which is a text, lists several texts.
+    """The notation of a parameter whose value is a string that lists several texts.
 
-    parse   returns the texts; raises ValueError if the value is invalid
+    parse   returns the listed texts; raises ValueError if the value is invalid
     words   describes the valid values in error messages
     advice  returns advice for a user who entered an invalid value
     """
@@ -59,9 +59,9 @@ def _sampler_advice(text: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def parse_breakers(text: str) -> tuple[str, ...]:
-    """Return the breakers of a JSON list of texts, of a single text, or () for "none". Raises ValueError.
+    """Return the breakers in a JSON list of texts or in a single text, or () for "none". Raises ValueError.
 
-    Values that look like a JSON list must be one, so that a typing error does not become a breaker.
+    Values that look like a JSON list must be one, so that a typo does not become a breaker.
     """
     breakers: object = [text]
     if text == "none":

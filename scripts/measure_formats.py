@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure how fast JSON with a schema is generated, and how long its masks take.
+"""Measure how fast JSON with a schema is generated, and how long computing its masks takes.
 
     scripts/measure_formats.py MODEL                  a GGUF file
     scripts/measure_formats.py MODEL --rounds 9 --threads 2
 
 In each round, every prompt is answered in JSON, with and without speculation, and freely with the same number of
-tokens, without speculation. The ratios are those of the decode speeds. The first round is a warm-up.
+tokens, without speculation. The printed ratios compare decode speeds. The first round is a warm-up.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Measured:
         self.steps: dict[str, float] = {}
 
     def run(self, name: str, plain: Engine, speculating: Engine, sampling: SamplingParams, number: int) -> None:
-        """Answer one prompt in all ways."""
+        """Answer one prompt freely, in JSON, and in JSON with speculation."""
         question, schema = TASKS[name]
         prompt = ChatPrompt([{"role": "user", "content": question}])
         new = {**schema, "title": f"round {number}"}  # a schema that has not been compiled
@@ -189,7 +189,7 @@ def main() -> int:
             ratios = measured.ratios(name, kind)
             shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
             print(f"{name:<10} {kind:<18} {statistics.median(ratios):.2f} times free text ({shown})")
-        print(f"{name:<10} {measured.steps[name]:.2f} tokens a step without drafts")
+        print(f"{name:<10} {measured.steps[name]:.2f} tokens per step without drafts")
     masks = [1e6 * seconds for seconds in measured.mask_times]
     print(f"masks: median {statistics.median(masks):.0f} us, p99 {percentile(masks, 0.99):.0f} us, n {len(masks)}")
     delays = [1e3 * seconds for seconds in measured.new_schema[len(TASKS) :]]

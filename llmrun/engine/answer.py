@@ -52,7 +52,7 @@ class Answer:
     sampler_state    the state of the samplers before the next token; only drawn tokens that are accepted change it
     drafted_tokens   tokens that drafters predicted and a step verified
     accepted_tokens  how many of them were right
-    forced_tokens    tokens that were run before the logits from which they follow
+    forced_tokens    forced tokens that a step ran together with the token before them
     over             True once the last event has been returned
     """
 
@@ -83,7 +83,7 @@ class Answer:
     accepted_tokens: int = 0
     forced_tokens: int = 0
     over: bool = False
-    _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised when it draws
+    _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -127,7 +127,7 @@ class Answer:
             return 0
 
     def add_certain(self, logits: NDArray[np.float32], certain: Sequence[int]) -> list[Event]:
-        """Begin a step: add the forced tokens that it has run, and return the resulting events.
+        """Add the forced tokens that a step has run, before `accept`, and return the resulting events.
 
         logits  float32[len(certain), vocabulary], from which these tokens follow, if the request asks for
                 log-probabilities; otherwise no rows
@@ -205,7 +205,7 @@ class Answer:
         return drawn.tokens[index]
 
     def _follow_format(self, token: int) -> None:
-        """Tell the constraint about a new token, and force the tokens after which there is no choice."""
+        """Tell the constraint about a new token, and force the tokens that must follow it."""
         if self.constraint is not None:
             self.forced.extend(self.constraint.take(token, len(self.forced)))
 

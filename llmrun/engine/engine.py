@@ -69,7 +69,7 @@ class Engine:
         load_s         time to open the backend, in seconds; included in the timings
         rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         drafts         draft sources, with which a step can generate several tokens; they do not affect the answers
-        constraints    compiles response formats; by default, it is prepared on first use
+        constraints    compiles response formats; by default, a compiler is created on first use
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
@@ -108,7 +108,7 @@ class Engine:
         `chat_template` is Jinja source, not a path. `speculate` turns speculation by lookup on or off; None turns it on
         if the backend guarantees the same answers with it. `draft` is a small model with the same vocabulary, which
         predicts tokens; it turns speculation on. `will_constrain` prepares the vocabulary for response formats while
-        the weights are loaded; otherwise, the first such request waits for it. `__init__` describes the other
+        the weights are loaded; otherwise, the first request with a format waits for it. `__init__` describes the other
         parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
@@ -341,7 +341,7 @@ class Engine:
         return self._forward([replace(part, certain=(), draft=NO_DRAFT) for part in work])
 
     def _cut_back(self, part: Work) -> None:
-        """Remove the rows that a step has run in vain from the cache."""
+        """Remove the rows of tokens that did not become part of the answer from the cache."""
         n = len(part.answer.tokens) - 1
         if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n:
             # A cache with a recurrent state would have to repeat earlier rows after each wrong draft.

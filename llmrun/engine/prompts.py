@@ -98,7 +98,7 @@ class PromptReader:
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:
             spelling, calls, wanted = self.tools.answer_format(prompt, self.thinking.style)
-        # A text with a format cannot turn out to be thinking. Thinking before it has an opening tag.
+        # An answer with a format cannot turn out to be thinking, because thinking before it needs an opening tag.
         opened, may_close = beginning.opened, beginning.may_close and wanted is None
         decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=calls)
         return ReadPrompt(tokens, decoder, self._constraint(wanted, decoder, beginning, think))

@@ -1,7 +1,7 @@
 """The sampler, which draws the tokens of all rows of a step in one kernel call.
 
-The kernel is kernels/sampling/chain.py. Its readable twin is sampling.py, which computes the same bits. Requests that
-use other samplers, or another order, are drawn by samplers/chain.py instead.
+The kernel is kernels/sampling/chain.py. Its readable twin is sampling.py, which computes the same bits. For requests
+that use other samplers, or another order, samplers/chain.py draws the tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SequenceRows:
     position  the position of the first token to draw
     draft     the tokens that the rows assume: row i is valid only if the tokens drawn before it equal draft[:i]
     masks     uint32[rows, mask_words]: the tokens that a constraint allows in each row; None if it allows all
-    state     the state of the samplers before the first row; None for the one before an answer's first token
+    state     the state of the samplers before the first row; None for the initial state
     tokenizer finds DRY's sequence breakers; without one, there are none
     """
 
@@ -91,7 +91,7 @@ class Drawn:
 class Sampler:
     """Draws tokens. Methods must not be called from several threads at once.
 
-    The kernel draws with the default samplers, and NumPy with others (samplers/chain.py).
+    The kernel runs the default samplers, and NumPy runs all others (samplers/chain.py).
     """
 
     def __init__(self, n_threads: int = 1) -> None:

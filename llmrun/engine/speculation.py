@@ -70,7 +70,7 @@ class Speculation:
         self._costs.observe(size_of(work), seconds)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
-        """Record how much of a draft was right. `accepted` are the tokens that the step added after certain ones.
+        """Record how much of a draft was right. `accepted` are the tokens that the step added after `certain`.
 
         The first token that was found but not run is compared too, so even steps without drafts show how often drafts
         would be right.
@@ -140,8 +140,8 @@ def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
 def _found(part: Work, plan: StepPlan, most: int) -> Draft:
     """Return the best draft of at most `most` tokens.
 
-    There is none after forced tokens: what they have in common with earlier text says nothing about the next token. A
-    draft model is asked only if its draft will probably be better than the best so far, or to measure it again.
+    No draft follows forced tokens: their resemblance to earlier text says nothing about the next token. A draft model
+    is asked only if its draft will probably be better than the best so far, or to measure it again.
     """
     answer, depth = part.answer, part.depth
     best, pace = NO_DRAFT, answer.pace

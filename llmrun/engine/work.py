@@ -1,4 +1,4 @@
-"""The work of one step: selects the tokens to run, builds their batch, and updates their requests."""
+"""The work of one step: selects the tokens to run, builds their batch, and applies the results to their requests."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def take_results(
 ) -> Iterator[tuple[Work, list[Event], list[int]]]:
     """Update the requests and slots of a step that has been run, given the logits of its wanted rows.
 
-    Yields each request's part of the step with its events and the tokens that were drawn for it. A slot has all rows of
-    the step, including those of wrong drafts.
+    Yields each request's part of the step with its events and the tokens that were drawn for it. Afterwards, a slot
+    contains all rows of the step, including those of wrong drafts.
     """
     ends = itertools.accumulate(part.wanted for part in work)
     wanted = [logits[end - part.wanted : end] for part, end in zip(work, ends, strict=True)]

@@ -63,7 +63,7 @@ NO_LIMIT: Final = 1 << 62  # the first value of ROW_LIMIT
 SKIPPED: Final = 0  # an earlier row of the sequence did not draw the token that this row assumes
 DONE: Final = 1
 BAD_OUTPUT: Final = 2  # the largest logit is not finite
-ALL_BANNED: Final = 3  # the mask and the logit bias ban every token
+ALL_BANNED: Final = 3  # together, the mask and the logit bias ban every token
 NO_SUCH_TOKEN: Final = 4  # the history or the logit bias contains an id that is not in the vocabulary
 
 # --- scratch memory of a thread: arrays of `room` elements, in this order -------------------------------------------

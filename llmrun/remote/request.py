@@ -105,7 +105,7 @@ def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
 
     A parameter is sent even if its value disables it, because the server may enable it by default. For example,
     llama-cpp-python has a default repeat penalty of 1.1. The optional parameters are off by default on servers, so they
-    are only sent if they were chosen or do not have our default.
+    are sent only if they were chosen or differ from our default.
     """
     return {
         field: parameter.wire_value(getattr(request.sampling, name))

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
     def encode_continuation(self, text: str) -> NDArray[np.int32]:
         """Encode plain text that continues other text as token ids, int32[tokens].
 
-        There are no control tokens, no BOS and no leading space that some tokenizers add.
+        The result has no BOS and no control tokens, and it omits the leading space that some tokenizers add.
         """
 
     def protect(self, text: str) -> str:

@@ -87,7 +87,7 @@ class BPETokenizer(TextTokenizer):
         self._rule = rule
         self._splitter = splitter(rule.stages)
         self._merge = load_kernel("tokens.bpe_merge", "merge")
-        # Other characters below 256 are no byte characters, so they become one that Latin-1 cannot encode.
+        # Other characters below 256 are not byte characters, so they become one that Latin-1 cannot encode.
         others = dict.fromkeys(range(256), "\uffff")
         self._latin_1 = others | {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables

@@ -129,7 +129,7 @@ class AnswerConstraint:
         """Return how many of the first tokens of a draft are allowed.
 
         Where the thinking may end, the draft ends too, because other tokens are allowed afterwards. A draft never ends
-        the answer, because llguidance cannot remove an end-of-generation token again.
+        the answer, because llguidance cannot roll back an end-of-generation token.
         """
         if self._stage is _Stage.ANSWER:
             ends = self._tokenizer.end_of_generation
@@ -139,9 +139,9 @@ class AnswerConstraint:
         return 0
 
     def take(self, token: int, n_forced: int) -> Sequence[int]:
-        """Follow a new token, which the decoder has already been fed, and return the tokens that must come next.
+        """Advance past a new token, which the decoder has already seen, and return the tokens that must come next.
 
-        n_forced  how many tokens the caller will force next. If there are any, the result is empty
+        n_forced  how many tokens the caller will force next; unless it is 0, the result is empty
         """
         if self._stage is _Stage.THINKING:
             if self._decoder.thinking:

@@ -1,7 +1,7 @@
 """Checks an answer against its JSON Schema with jsonschema. Runs only in the isolated process.
 
-jsonschema reads files and fetches URLs that a `$ref` names unless it is given a registry. The registry here is empty
-and cannot retrieve anything.
+Unless jsonschema is given a registry, it reads the files and fetches the URLs that a `$ref` names. The registry here is
+empty and cannot retrieve anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmrun.engine.constraint.ecma_patterns import compile_ecma
 from llmrun.engine.constraint.strict_json import TooManyDigits, parse
 from llmrun.gguf.problems import shown
 
-_MOST_ERRORS = 100  # among which the most telling one is chosen
+_MOST_ERRORS = 100  # the most informative one of these is reported
 
 _FORMATS = FormatChecker(formats=())
 _FORMATS.checks("date")(formats.is_date)
@@ -68,7 +68,7 @@ def _reason(error: ValidationError | SchemaError) -> str:
     """Name the place as a JSON pointer, the problem, and the keyword that was violated."""
     place = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in error.absolute_path)
     where = shown(place, 80) or "top level"
-    if error.validator is None:  # a schema `false`, of which jsonschema names only the schema around it
+    if error.validator is None:  # the schema `false`, for which jsonschema names only the schema around it
         return f"within {where}: {shown(error.message, 160)} (false)"
     return f"{where}: {shown(error.message, 160)} ({error.validator})"
 

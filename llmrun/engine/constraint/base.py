@@ -64,7 +64,7 @@ class Constraint(Protocol):
         """Remove the last n tokens."""
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next because there is no other choice. `allowed` allows only these, too."""
+        """Return the tokens that must come next because there is no other choice. `allowed` then allows no others."""
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
         """Return how many of the first tokens of a sequence may come next, one after another."""

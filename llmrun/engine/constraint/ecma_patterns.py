@@ -1,8 +1,9 @@
 r"""Translates regular expressions from ECMA-262, the syntax of JSON Schema, to Python's `re`.
 
-Python's \d and \w match all of Unicode, ECMA's and llguidance's only ASCII. Without the translation, `^[^\w]+$` would
-refuse "é", which both accept. Python's $ also matches before a final line break, and Python has no general categories,
-such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when they are compiled.
+Python's \d and \w match all of Unicode, but those of ECMA-262 and llguidance match only ASCII. Without the translation,
+`^[^\w]+$` would refuse "é", which both of them accept. Python's $ also matches before a final line break, and Python
+has no general categories, such as \p{L}. Patterns that Python cannot express, such as \p{Greek}, raise re.error when
+they are compiled.
 """
 
 from __future__ import annotations

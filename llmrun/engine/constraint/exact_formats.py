@@ -1,9 +1,9 @@
-"""Exact patterns for dates and times, which replace llguidance's own in the schema that becomes a grammar.
+"""Exact patterns for dates and times. They replace llguidance's own in the schema that becomes a grammar.
 
 llguidance enforces "format" with patterns that accept 29 February in every year, and a leap second at any time of day
-(RFC 3339, sections 5.6 and 5.7). The patterns here know leap years, and they leave out leap seconds: generated text has
-no use for them. So everything that they accept is a date or a time for the final validation (see formats.py), which
-reads the original schema. llguidance enforces "format" in the same way in all drafts.
+(RFC 3339, sections 5.6 and 5.7). The patterns here handle leap years, and they leave out leap seconds, which
+generated text does not need. So the final validation, which uses the original schema, accepts everything that matches
+them (see formats.py). llguidance enforces "format" in the same way in all drafts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATTERNS: Final = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{
 
 
 def with_exact_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a JSON Schema that has an exact pattern in place of each "format" with dates or times.
+    """Return a copy of a JSON Schema that has an exact pattern in place of each "format" for dates or times.
 
     Subschemas that have a "pattern" of their own keep their format. Raises ValueError, TypeError or RecursionError if
     the schema is not JSON.

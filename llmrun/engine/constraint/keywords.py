@@ -33,7 +33,7 @@ _REMOVED = ("disallow", "divisibleBy", "extends")  # keywords that only draft-03
 # would leave them out of a constant or of a literal in a pattern. It handles classes of several characters correctly.
 _CONTROLS = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
 _CODE = "0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])"
-_ATOM = re.compile(r"\\(?:[xu]\{\w*\}|x\w\w|u\w{4}|.)|.", re.DOTALL)  # a character of a pattern, or what names it
+_ATOM = re.compile(r"\\(?:[xu]\{\w*\}|x\w\w|u\w{4}|.)|.", re.DOTALL)  # a character of a pattern, or an escape for one
 _CONTROL_ATOM = re.compile(rf"{_CONTROLS}|\\[av]|\\[xu](?:{_CODE}|\{{{_CODE}\}})")
 _EXACT = 1 << 53  # llguidance stores numbers as doubles, which represent all integers up to here
 
@@ -73,7 +73,7 @@ def place_of(schema: Any, keyword: str, value: object = ...) -> str | None:
 
 
 def ignored(schema: Any) -> Iterator[tuple[str, str]]:
-    """Yield (place, why) for every keyword that llguidance would ignore or apply inexactly without saying so."""
+    """Yield (place, reason) for every keyword that llguidance would silently ignore or apply inexactly."""
     if not isinstance(schema, dict):
         return
     declared = str(schema.get("$schema", ""))
@@ -81,7 +81,7 @@ def ignored(schema: Any) -> Iterator[tuple[str, str]]:
     if draft < _OLDEST:
         yield "/$schema", f"{_DRAFTS[draft]} is not supported, the oldest is {_DRAFTS[_OLDEST]}"
     if "x-guidance" in schema:
-        yield "/x-guidance", "options of the compiler cannot be part of the schema"
+        yield "/x-guidance", "compiler options cannot be part of the schema"
     for place, found in subschemas(schema):
         for keyword, value in found.items():
             here = f"{place}/{escaped(keyword)}"
@@ -92,7 +92,7 @@ def ignored(schema: Any) -> Iterator[tuple[str, str]]:
             elif keyword in ("const", "enum") and _beyond_exact(value):
                 yield here, f"integers beyond {_EXACT:,} cannot be matched exactly"
             elif keyword == "minProperties" and _counts_free_keys(value, found.get("required")):
-                yield here, f"{value} is too many: at most one key beside the required ones can be demanded"
+                yield here, f"{value} is too many: it may exceed the number of required keys by at most one"
             elif _demands_control(keyword, value):
                 yield here, "control characters other than \\b, \\f, \\n, \\r and \\t cannot be matched"
 
@@ -102,7 +102,7 @@ def _beyond_exact(value: Any) -> bool:
 
 
 def _counts_free_keys(least: Any, required: Any) -> bool:
-    """Return whether more than one key is to be chosen. llguidance would count a key that occurs twice as two keys."""
+    """Return whether the model must choose several keys. llguidance would count a key that occurs twice as two keys."""
     n_required = len(required) if isinstance(required, list) else 0
     return isinstance(least, int | float) and least > n_required + 1
 

@@ -1,8 +1,8 @@
 """Checks schemas and grammars before llguidance compiles them in this process.
 
-Schemas and grammars may come from anywhere, and llguidance is a library in our process: if it overflows its stack, or
-does not end, neither does llmrun. So a text is refused here if it is too large or too deep or if llguidance would
-ignore a part of it, and then it is compiled in a child process first.
+Schemas and grammars may come from anywhere, and llguidance is a library in our process: if it overflows its stack or
+hangs, so does llmrun. So a text is refused here if it is too large or too deep or if llguidance would ignore a part of
+it. Every other text is compiled in a child process first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas 
 _COMPILE = ProcessLimits(cpu_s=1.2, wall_s=15.0, memory=512_000_000, output=1 << 20)
 _LARGE_STACK_BYTES = 16 << 20  # eight times the stack of the trial
 
-# llguidance's messages that a user would not understand, by their beginning
+# the beginnings of llguidance's messages that users would not understand, with replacements
 _NO_TEXT = "no text can match it"
 _MEANINGS = {
     "NoExtension": _NO_TEXT,
@@ -82,7 +82,7 @@ def compile_probe(grammar: str, schema: Any = None, *, process: ConstraintProces
     """Compile a grammar in an isolated process. Return why it is refused, in one line, or None if it compiles.
 
     grammar  what LLMatcher takes: a Lark grammar, or the JSON that `LLMatcher.grammar_from_json_schema` returns
-    schema   the JSON Schema that the grammar is made from, if it is; it is then checked against its metaschema
+    schema   the JSON Schema that the grammar was made from, if any; it is checked against its metaschema, too
     process  a process to use, which stays open; without one, a process is started, which takes 150 ms
 
     Raises LlmrunError if the process cannot be started.
@@ -103,7 +103,7 @@ def on_large_stack(work: Callable[[], T]) -> T:
     """Call a function in a thread with a large stack and return its result.
 
     llguidance recurses for each rule and `$ref`. A grammar that `compile_probe` accepts fits into an eighth of this
-    stack. The main thread of some systems has less.
+    stack. On some systems, the main thread has a smaller one.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -28,8 +28,8 @@ class ConstraintCompiler:
     """Compiles response formats for one model.
 
     llguidance needs its own form of the vocabulary, which takes 0.1 s for 49,000 tokens and 0.4 s for 152,000.
-    `prepare` builds it in a thread while the weights of the model are loaded. It also starts the isolated process that
-    is the first to compile a format.
+    `prepare` builds it in a thread while the weights of the model are loaded. It also starts the isolated process, in
+    which every format is compiled first.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ConstraintCompiler:
         self._compiled: dict[ResponseFormat, LLMatcher] = {}
 
     def prepare(self, tokenizer: Tokenizer) -> None:
-        """Start to build the vocabulary, unless that has been done."""
+        """Start building the vocabulary, unless that has already begun."""
         if self._building is None:
             self._process.start()
             self._building = threading.Thread(target=self._build, args=(tokenizer,), daemon=True)
@@ -56,7 +56,7 @@ class ConstraintCompiler:
         return LlguidanceConstraint(matcher.deep_copy())
 
     def close(self) -> None:
-        """End the isolated process. It starts again if it is needed. Idempotent."""
+        """End the isolated process. It starts again when it is needed. Idempotent."""
         self._process.close()
 
     def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
@@ -134,7 +134,7 @@ class LlguidanceConstraint:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return the error of a matcher on one line. What follows the first paragraph is the state of the parser."""
+    """Return the error of a matcher on one line, without the state of the parser that follows it."""
     return shown(" ".join(matcher.get_error().partition("\n<state>")[0].split()), _LONGEST_REASON)
 
 

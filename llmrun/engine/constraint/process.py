@@ -1,4 +1,4 @@
-"""The isolated process for constrained output: it validates answers, and it is the first to compile a grammar."""
+"""The isolated process for constrained output, which validates answers and compiles every grammar first."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.engine.isolation.process import IsolatedProcess, ProcessFailed, ProcessLimits
 from llmrun.gguf.problems import shown
 
-_MEMORY_PER_BYTE = 60  # of a request; nested JSON of short values takes 50 bytes per byte of text
+_MEMORY_PER_BYTE = 60  # bytes per byte of a request; nested JSON of short values takes 50 bytes per byte of text
 _REASON_LENGTH = 300
 _TOO_DEEP = "it is nested too deeply"
 _INVALID_ANSWER = "its process sent an invalid answer"
 _ABORTED = (-6, 0xC0000409)  # SIGABRT, and STATUS_STACK_BUFFER_OVERRUN, which Windows uses for `abort`
-_STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS of macOS, and STATUS_STACK_OVERFLOW of Windows
+_STACK_OVERFLOWS = (-signal.SIGSEGV, -10, 0xC00000FD)  # SIGBUS on macOS, and STATUS_STACK_OVERFLOW on Windows
 
 
 class ConstraintProcess(IsolatedProcess):
     """The process that handles the schemas and answers of one model. Not thread-safe.
 
-    It starts with `start` or on first use, which takes 60 ms; the first request imports its library in 40 to 90 ms.
+    It starts with `start` or on first use, which takes 60 ms. The first request takes another 40 to 90 ms for imports.
     """
 
     def __init__(self) -> None:

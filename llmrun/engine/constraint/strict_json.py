@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from llmrun.gguf.problems import shown
 
-MOST_DIGITS = 4300  # of an integer, which is also Python's default limit; parsing takes quadratic time
+MOST_DIGITS = 4300  # in an integer; this is also Python's default limit, because parsing takes quadratic time
 
 
 class TooManyDigits(ValueError):

@@ -1,8 +1,8 @@
-"""Compiles a grammar with llguidance, to see whether it ends. Runs only in the isolated process.
+"""Compiles a grammar with llguidance, to see whether that succeeds. Runs only in the isolated process.
 
 llguidance reports most problems, but a few crash or block the process that it runs in. In 1.9.1, the schema
 `{"const": -9223372036854775808}`, chains of 3,000 `$ref`s and chains of 3,000 grammar rules overflow its stack, and 20
-patterns in an `allOf` compile for minutes. A crash or a time-out here does not reach llmrun.
+patterns in an `allOf` compile for minutes. A crash or a timeout here does not affect llmrun.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _problem(grammar: str) -> str:
 
 
 def _likely(mask: bytes) -> int:
-    """Return an allowed byte, if possible not white space. Bit i of the mask belongs to byte i."""
+    """Return an allowed byte, preferably not whitespace. Bit i of the mask belongs to byte i."""
     allowed = int.from_bytes(mask, "little")
     visible = allowed >> 33 << 33 or allowed
     return (visible & -visible).bit_length() - 1

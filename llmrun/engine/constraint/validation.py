@@ -1,9 +1,9 @@
 """The final check of a finished answer against its JSON Schema.
 
 llguidance keeps an answer within its schema token by token, with a few exceptions: products of large numbers in the
-schema overflow, and it takes U+FEFF for a visible character. So the text is parsed and validated once more, in an
-isolated process: a pattern such as `^(a+)+$` can keep Python's `re` busy for years, and answer and schema are
-untrusted.
+schema overflow, and it treats U+FEFF as a visible character. So the text is parsed and validated once more. This
+happens in an isolated process, because the answer and the schema are untrusted: a pattern such as `^(a+)+$` can keep
+Python's `re` busy for years.
 
 If a key occurs twice in one object, the last value counts, as in most parsers.
 """
@@ -20,7 +20,7 @@ from llmrun.engine.isolation.process import ProcessFailed, ProcessLimits
 VerdictKind = Literal["valid", "invalid", "not validated"]
 
 _TIMEOUT_S = 5.0
-_WALL_PER_CPU_S = 5  # how much longer a request may take by the clock, on a busy machine
+_WALL_PER_CPU_S = 5  # wall-clock seconds allowed per second of CPU time, for busy machines
 _MEMORY = 512_000_000
 _OUTPUT = 1 << 16
 

@@ -1,4 +1,4 @@
-"""The process that validates answers and tries to compile grammars.
+"""The process that validates answers and compiles grammars as a trial.
 
 A request is {"text", "schema"}, {"grammar"} or {"grammar", "schema"}. An answer is [kind, value]:
 
@@ -37,7 +37,7 @@ def _verdict(request: dict[str, Any]) -> tuple[str, str]:
         return check(request["text"], request["schema"])
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # noqa: BLE001 - the schema is untrusted, and jsonschema expects a sane one
+    except Exception as error:  # noqa: BLE001 - the schema is untrusted, and jsonschema expects a well-formed one
         return "not validated", f"the validator failed: {type(error).__name__}: {error}"
 
 

@@ -20,9 +20,10 @@ _SHARPNESS = 10.0
 
 
 def prefer_target(candidates: Candidates, params: SamplingParams, state: SamplerState) -> Candidates:
-    """Replace the logits by ones that are the larger, the nearer a token's probability is to the adapted target.
+    """Replace the logits with new ones, which are larger the nearer a token's probability is to the adapted target.
 
-    The adapted target corrects the difference between `adaptive_target` and the mean probability of earlier tokens.
+    The adapted target compensates for the difference between `adaptive_target` and the mean probability of earlier
+    tokens.
     """
     ids, logits = candidates
     target = params.adaptive_target

@@ -1,4 +1,4 @@
-"""The place in a sequence, which samplers get besides the candidates."""
+"""The place in a sequence, which samplers receive along with the candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DRY's sequence breakers, which are texts, as tokens."""
+"""Converts DRY's sequence breakers from texts to tokens."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def find_breakers(texts: Sequence[str], tokenizer: Tokenizer) -> Breakers:
 
 
 def _word(token: int, tokenizer: Tokenizer) -> bytes:
-    """Return the text of a token without the space that some tokenizers add to every text; control tokens have one too.
+    """Return a token's text, even for control tokens, without the space that some tokenizers add to every text.
 
     For a few vocabularies, llama.cpp also removes the space before a punctuation mark here.
     """

@@ -1,7 +1,7 @@
 """DRY (don't repeat yourself), a penalty for tokens that would continue a repetition.
 
 The idea is from text-generation-webui, pull request 5677, and the treatment of sequence breakers from koboldcpp, pull
-request 982. Both are in llama.cpp, which this follows.
+request 982. llama.cpp has both, and this module follows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from llmrun.engine.sampling import Candidates
 
-_LARGEST_LOG = 88.7228391  # of float32; llama.cpp limits the exponents of penalties with it
+_LARGEST_LOG = 88.7228391  # the log of the largest float32; llama.cpp limits the exponents of penalties with it
 _SMALLEST_BASE = 1.000001  # smaller bases have no limit
 
 

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_SHORT = 8  # more tokens than the smallest length of interest
+_SHORT = 8  # short repetitions exceed the smallest length of interest by less than this, in tokens
 _BLOCK = 64  # tokens in the first comparison; later ones are longer
 
 
@@ -19,9 +19,9 @@ def suffix_lengths(latest_first: NDArray[np.intp], least: int) -> NDArray[np.int
     latest_first  tokens, the latest one first
     least         the smallest length of interest, at least 1; shorter ones are reported as 0
 
-    Short repetitions are found for all places at once. The others are found with the Z-algorithm, with whole boxes in a
-    few NumPy operations. A box is a place with the equal tokens after it. The lengths inside of a box are those at the
-    start of the sequence, as far as the box reaches.
+    Short repetitions are found for all places at once. The others are found with the Z-algorithm, which fills whole
+    boxes with a few NumPy operations. A box is a run of tokens that equals the start of the sequence. The lengths
+    inside a box are those at the start of the sequence, as far as the box reaches.
     """
     lengths = np.zeros(len(latest_first), np.int64)
     known = least + _SHORT
@@ -66,7 +66,7 @@ def _find_short(latest_first: NDArray[np.intp], lengths: NDArray[np.int64], leas
 
 
 def _common_length(one: NDArray[np.intp], other: NDArray[np.intp]) -> int:
-    """Return the number of equal tokens at the start of two arrays, of which the first is not longer."""
+    """Return the number of equal tokens at the start of two arrays. The first array must not be longer."""
     done, block = 0, _BLOCK
     while done < len(one):
         end = min(done + block, len(one))

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def typical_p(candidates: Candidates, place: Place) -> Candidates:
-    """Return the most typical candidates whose probabilities sum to more than `typical_p`, in the order given.
+    """Return the most typical candidates, just enough that their probabilities sum to more than `typical_p`.
 
-    A token is typical if its surprise, which is its negative log-probability, is close to the entropy. Meister et al.,
-    "Locally Typical Sampling" (2022). Tokens that cannot be drawn are the least typical; llama.cpp gets NaN for them.
+    They keep their order. A token is typical if its surprise, which is its negative log-probability, is close to the
+    entropy. Meister et al., "Locally Typical Sampling" (2022). Tokens that cannot be drawn are the least typical;
+    llama.cpp gets NaN for them.
     """
     p = place.params.typical_p
     if p >= 1:

@@ -17,9 +17,9 @@ _SEED = 0x585443  # "XTC"; separates the random numbers of XTC from those of the
 
 
 def xtc(candidates: Candidates, place: Place) -> Candidates:
-    """With probability `xtc_probability`, remove all tokens of at least `xtc_threshold` but the least likely of them.
+    """Remove the top choices, but only with probability `xtc_probability`. `without_top_choices` defines them.
 
-    The idea is from text-generation-webui, pull request 6335. At least one token stays, in any case.
+    The idea is from text-generation-webui, pull request 6335. At least one token always stays.
     """
     params = place.params
     if not uses_xtc(params):
@@ -32,7 +32,7 @@ def xtc(candidates: Candidates, place: Place) -> Candidates:
 def without_top_choices(candidates: Candidates, threshold: float) -> Candidates:
     """Remove the tokens with a probability of at least `threshold`, except for the least likely of them.
 
-    Among equally likely ones, the last candidate stays.
+    If several are equally unlikely, the last of them stays.
     """
     ids, logits = candidates
     weights = exp(logits - logits.max())

@@ -37,7 +37,7 @@ _GRANITE_3 = ToolCallFormat(
     section_end="]",
 )
 # A template that contains all of these texts, shows tools and does not render past calls has this format. Kimi's
-# templates render calls only outside of a sandbox, LFM2's and Granite 3's not at all.
+# templates render calls only outside a sandbox, and LFM2's and Granite 3's do not render them at all.
 _BY_TEXTS = (
     (("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), _KIMI_K2),
     (("List of tools: ", "<|im_start|>", "<|tool_list_start|>"), _LFM2),

@@ -1,4 +1,4 @@
-"""The child process that renders chat templates: sends it requests and turns what goes wrong into TemplateRefused.
+"""Sends requests to the child process that renders chat templates, and turns its failures into TemplateRefused.
 
 A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts its access to Python,
 but not its time and memory. The isolated process limits both. Even a template that escapes the sandbox finds an empty
@@ -30,7 +30,7 @@ _INVALID_ANSWER = "its process sent an invalid answer"
 class RenderLimits(ProcessLimits):
     """The resource limits for rendering one template. All except `wall_s` grow with the size of the conversation.
 
-    The default output is about 4 million tokens.
+    The default `output` is enough for about 4 million tokens.
     """
 
     cpu_s: float = 6.0
@@ -70,7 +70,7 @@ class TemplateProcess(IsolatedProcess):
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """Probe a template, which takes 20 to 200 ms, only once. Returns empty abilities if it cannot be rendered."""
+        """Return the abilities of a template, or empty ones if probing fails. The first call takes 20 to 200 ms."""
         if source not in self._abilities:
             self._abilities[source] = self._probe(source)
         return self._abilities[source]

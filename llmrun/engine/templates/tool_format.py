@@ -32,7 +32,7 @@ class ValueForm:
 class ArgumentFormat:
     """The notation for the arguments of a call.
 
-    style       "json" (one JSON object) or "items" (a list of names and values, which the fields below describe)
+    style       "json" (one JSON object) or "items" (a list of names and values, as described by the fields below)
     separators  the texts after a value and after a key in JSON; None if JSON is written over several lines
     opening     the text before the first item, which is missing if there are no arguments
     closing     the text after the last item, which is missing if there are no arguments
@@ -160,7 +160,7 @@ def written_value(form: ArgumentFormat, value: Any) -> str:
 
 
 def bare(value: Any, quote: str) -> str:
-    """Return a value as JSON without spaces and quotes around keys, and with `quote` around other strings."""
+    """Return a value as JSON without spaces, with unquoted keys, and with `quote` around other strings."""
     if isinstance(value, str):
         return quote + value + quote
     if isinstance(value, Mapping):

@@ -90,7 +90,7 @@ def _starts(text: str, before: int) -> list[int]:
 
 
 def _json_format(text: str, value: Mapping[str, Any]) -> ArgumentFormat:
-    """Return the way in which a value is written as JSON."""
+    """Return the JSON notation in which a value is written."""
     for pair, ascii_only in product(_SEPARATORS, (False, True)):
         if json.dumps(value, separators=pair, ensure_ascii=ascii_only) == text:
             return ArgumentFormat("json", pair, ascii=ascii_only)
@@ -102,6 +102,7 @@ def with_index(core: tuple[str, str], start: tuple[str, str]) -> tuple[str, str,
 
     core   the texts of two calls from the first to the last slot
     start  the texts before these
+
     Returns the core, the two starts and the number of the first call.
     """
     for first in (0, 1):
@@ -127,7 +128,7 @@ def slotted(text: str, name: str, call_id: str) -> str:
 class ItemTexts:
     """A message with one call, rendered with different arguments. `keys` are the names of the two arguments.
 
-    none, one, two  with no argument, one and two, whose values are the strings `values`
+    none, one, two  the message with no, one and two arguments, whose values are the strings `values`
     """
 
     none: str | None

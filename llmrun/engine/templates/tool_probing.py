@@ -281,7 +281,7 @@ class _Messages:
         return "raw", form, (start, end) if said and start.strip() and end.strip() else None
 
     def _forms(self, found: layout.ItemLayout) -> tuple[dict[str, ValueForm], dict[str, str], str]:
-        """Return the texts around values of each type that was found, their notations, and the quote of bare values."""
+        """Return the texts around values and their notations, by type, where found, and the quote of bare values."""
         forms: dict[str, ValueForm] = {}
         notations: dict[str, str] = {}
         quote = '"'
@@ -388,7 +388,7 @@ def _halves(call: str) -> tuple[str, str]:
 def _is_sound(found: ToolCallFormat) -> bool:
     """Return True if a format can be parsed: it has a name, no text is too long or contains a slot of another text.
 
-    The names of arguments must end with a text that the prefixes of all values share.
+    The prefixes of all values must begin with the same character, which ends the name of an argument.
     """
     form = found.arguments
     around = [text for each in form.forms.values() for text in (each.prefix, each.suffix)]

@@ -1,7 +1,7 @@
 """Tool calls: parses them from a model's output, enforces them with a grammar, and prepares those of past messages.
 
 prompting.py   prepares prompts with tools, and the decoding and the grammar of their answers
-messages.py    converts past messages with tool calls into the form that a template needs
+messages.py    converts past messages with tool calls to the form that a template needs
 decoding.py    separates the calls of an answer from its text
 grammar.py     writes the Lark grammar that enforces calls
 values.py      the part of the grammar for arguments that are not written as JSON

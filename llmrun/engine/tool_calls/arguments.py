@@ -196,7 +196,7 @@ class ItemReader:
             elif character in ")]}":
                 depth -= 1
             if depth < 0 or depth > _DEEPEST:
-                raise Malformed("the arguments are nested too deeply" if depth > 0 else "a bracket is never opened")
+                raise Malformed("the arguments are nested too deeply" if depth > 0 else "unbalanced brackets")
             quote = next((quote for quote in quotes if quote[0] == character), "")
             if quote and (yield from reader.begins(quote)):
                 yield from self._quoted(quote)
@@ -256,7 +256,7 @@ def _refuse(name: str) -> None:
 def _python_as_json(text: str) -> str | None:
     """Return the JSON text of a Python literal, in which true, false and null may have their JSON names, or None."""
     try:
-        with warnings.catch_warnings():  # about escapes that Python does not know
+        with warnings.catch_warnings():  # warnings about escapes that Python does not know
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval")
         return json.dumps(_literal(tree.body), ensure_ascii=False, allow_nan=False)
@@ -284,7 +284,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _quoted_keys(text: str, quote: str) -> str:
-    """Convert JSON whose keys have no quotes, and whose strings have their own, to JSON."""
+    """Convert JSON with unquoted keys, and with `quote` around strings, to standard JSON."""
     parts = text.strip().split(quote)
     if len(parts) % 2 == 0:
         return text

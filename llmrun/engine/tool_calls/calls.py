@@ -23,8 +23,8 @@ _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 class CallReader:
     """A reader of calls.
 
-    start      is called with the name and the id ("" if unknown) of a call as soon as both are known
-    arguments  is called with each piece of the JSON text of the arguments, after that
+    start      is called with the name and the id ("" if unknown) of a call, before its arguments
+    arguments  is called with each piece of the JSON text of the arguments
     announced  True once `start` was called for the current call
     """
 
@@ -60,7 +60,7 @@ class CallReader:
             self._sent = self._reader.at
 
     def starts(self) -> Reading[bool]:
-        """Return True if a call of a known tool begins here. The position changes."""
+        """Return True if a call to a known tool begins here. The position changes."""
         first = self._starts[0]
         if self._json and self._json.name_key is None:
             first = [self._json.head + '{"', NAME, '"']
@@ -133,7 +133,7 @@ class CallReader:
         return word
 
     def _read_end(self, end: str) -> Reading[None]:
-        """Read the text after a call. At the end of the answer, and from its second tag on, it may be missing."""
+        """Read the text after a call. It may be missing at the end of the answer, and so may all but its first tag."""
         reader = self._reader
         if not end.strip():
             return

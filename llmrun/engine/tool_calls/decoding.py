@@ -32,7 +32,7 @@ class CallDecoder:
         return self._read(self._parser.feed(text))
 
     def finish(self) -> tuple[str, tuple[ToolCallDelta, ...]]:
-        """End the answer, and return the rest."""
+        """End the answer, and return what was held back, as `feed` does."""
         return self._read(self._parser.finish())
 
     def _read(self, events: Sequence[ToolEvent]) -> tuple[str, tuple[ToolCallDelta, ...]]:
@@ -41,7 +41,7 @@ class CallDecoder:
 
 
 def _texts(events: Iterable[ToolEvent]) -> Iterator[str]:
-    """Yield the texts of the answer. A call that is broken before its name is complete is a text too."""
+    """Yield the texts of the answer. A call that is broken before its name is complete is text, too."""
     for event in events:
         if isinstance(event, AnswerText) or (isinstance(event, CallBroken) and event.index is None):
             yield event.text

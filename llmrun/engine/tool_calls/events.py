@@ -14,7 +14,7 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call of a tool begins. `index` counts the calls of the answer from 0."""
+    """A tool call begins. `index` counts the calls of the answer from 0."""
 
     index: int
     id: str

@@ -32,9 +32,9 @@ def tool_grammar(
     """Return the grammar for an answer, from the end of thinking on.
 
     choice    "auto" (text, and calls where the model begins one), "none" (only text), "required" (only calls, at least
-              one) or the name of a tool (exactly one call of it)
+              one) or the name of a tool (exactly one call to it)
     parallel  False to allow at most one call
-    ends      the tokens that end an answer. The grammar need not contain them, because they stop it where it may stop.
+    ends      the tokens that end an answer. The grammar need not contain them: they are allowed wherever it may end.
 
     Raises UsageError for an unknown tool and for tools that cannot be enforced in this format.
     """
@@ -129,7 +129,7 @@ class _Grammar:
         return self.rules.terminal(f"/{_ANY}/" + lark.without(*(text.strip() for text in texts)))
 
     def _text_without_start(self) -> str:
-        """Return text that does not begin as a call does."""
+        """Return the expression for text that does not begin like a call."""
         first = (self._format.section_start + self._format.call_start).strip()[:1]
         if self._openings:
             texts = "|".join(lark.regex(text) for text in self._triggers()[1])
@@ -201,7 +201,7 @@ class _Grammar:
 
 
 def object_schema(tool: Tool) -> Mapping[str, Any]:
-    """Return the schema of a tool's arguments, in which only declared arguments are allowed unless it says otherwise.
+    """Return the schema of a tool's arguments, which allows only declared arguments unless it says otherwise.
 
     Raises UsageError if the arguments are not an object.
     """

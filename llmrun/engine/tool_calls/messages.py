@@ -141,7 +141,7 @@ class _Past:
         }
 
     def _fitting(self, call_id: str) -> str:
-        """Return an id that the template accepts: itself, or nine letters and digits for the templates of Mistral."""
+        """Return an id that the template accepts: itself, or nine letters and digits for Mistral's templates."""
         found = self._abilities.tool_format
         if found is None or found.id_form != "short" or _SHORT.fullmatch(call_id):
             return call_id

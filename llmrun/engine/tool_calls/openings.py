@@ -12,7 +12,7 @@ _TAG = r"(?:<[^<>\n]{1,80}>|\[/?[A-Z_]{2,40}\]|[\ud800-\udfff])"
 _TAGS = re.compile(rf"{_TAG}(?=\s*{_TAG})")
 _FIRST_TAG = re.compile(_TAG)
 _SLOT = re.compile(f"([{SLOTS}])")
-_SURE = 8  # A text without tags begins a call only if it has so many characters; "{" also begins other answers.
+_SURE = 8  # A text without tags begins a call only if it has this many characters; "{" also begins other answers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def parts(text: str) -> list[str]:
 
 
 def is_sure(text: str) -> bool:
-    """Return True if a text hardly occurs outside of calls."""
+    """Return True if a text is unlikely to occur outside of calls."""
     return bool(_FIRST_TAG.search(text)) or len("".join(text.split())) >= _SURE
 
 

@@ -24,8 +24,8 @@ class ToolCallParser:
 
     spelling  the format as spelled in the model's vocabulary; `feed` expects its placeholders for control tokens
     tools     the tools that the model may call
-    seed      makes the ids of calls differ from those in other answers with the same text: the number of earlier
-              messages, for example
+    seed      makes the ids of calls differ from those in other answers with the same text; for example, the number of
+              earlier messages
     """
 
     def __init__(self, spelling: ToolSpelling, tools: Sequence[Tool], seed: str = "") -> None:
@@ -91,7 +91,7 @@ class ToolCallParser:
         return (yield from self._is_call(self._reader.at, self._format.separator if self._after_call else ""))
 
     def _is_call(self, at: int, before: str = "") -> Reading[bool]:
-        """Return True if this position is the beginning of a call of a known tool. The position does not change."""
+        """Return True if this position is the beginning of a call to a known tool. The position does not change."""
         reader, start = self._reader, self._reader.at
         reader.at = at
         try:

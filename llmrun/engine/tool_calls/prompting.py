@@ -41,7 +41,7 @@ class ModelTools:
     def prepared(self, prompt: ChatPrompt) -> ChatPrompt:
         """Return the prompt with past tool calls in the form that the template needs.
 
-        Raises UsageError if the model does not support tools, for invalid tools, calls and results.
+        Raises UsageError if the model does not support tools, or if a tool, call or result is invalid.
         """
         if prompt.tools:
             require_tools(self.abilities)
@@ -52,12 +52,12 @@ class ModelTools:
     def answer_format(
         self, prompt: ChatPrompt, style: ThinkingStyle | None
     ) -> tuple[Spelling | None, CallDecoder, ResponseFormat]:
-        """Return how the answer to a prompt with tools is written.
+        """Return the decoding and the format of the answer to a prompt with tools.
 
         style  the model's thinking tags
 
         Returns the spelling of the thinking tags, the decoder for the calls, which uses the same placeholders, and the
-        format of text and calls that `tool_choice` wants. Raises UsageError if the tools cannot be enforced.
+        format that `tool_choice` asks for. Raises UsageError if the tools cannot be enforced.
         """
         found = self.abilities.tool_format
         assert found is not None, "`prepared` has been called"

@@ -70,7 +70,7 @@ class Reader:
                 return
 
     def found(self, options: Sequence[str]) -> Reading[tuple[str, int] | None]:
-        """Return the longest of these texts that comes next, and where it ends, or None. Whitespace does not matter."""
+        """Return the longest of these texts that comes next, and where it ends, or None. Whitespace is ignored."""
         letters = {option: "".join(option.split()) for option in options}
         best: tuple[str, int] | None = None
         at, read = self.at, ""
@@ -92,7 +92,7 @@ class Reader:
         return best
 
     def match(self, *options: str) -> Reading[str | None]:
-        """Read the longest of these texts that comes next and return it, or None. Whitespace does not matter."""
+        """Read the longest of these texts that comes next and return it, or None. Whitespace is ignored."""
         found = yield from self.found(options)
         if found is None:
             return None
@@ -125,7 +125,7 @@ class Reader:
                 return self.text[start : self.at]
 
     def until(self, *stops: str, longest: int | None = None) -> Reading[tuple[str, str]]:
-        """Read up to the text that ends first, and past it. Returns the text before it and this stop. Raises Ended.
+        """Read past the stop that ends first. Returns the text before it and the stop itself. Raises Ended.
 
         Raises Malformed if the text before it is longer than `longest`.
         """
@@ -194,7 +194,7 @@ class Reader:
                 return
 
     def json_string(self) -> Reading[str]:
-        """Read a JSON string and return what it means. Raises Malformed."""
+        """Read a JSON string and return its value. Raises Malformed."""
         start = self.at
         yield from self._symbol('"')
         while True:

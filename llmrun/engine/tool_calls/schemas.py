@@ -13,15 +13,15 @@ from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_MOST_BRANCHES = 200  # schemas whose types are looked at; the types of others are not known
-_LONGEST_PATH = 20  # references that a schema may follow before it is considered endless
+_MOST_BRANCHES = 200  # subschemas to inspect for types; any further ones may have any type
+_LONGEST_PATH = 20  # references to follow before a schema is considered circular
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool that the model may call.
 
-    parameters  the JSON schema of its arguments that a grammar enforces, an object; {} if it takes none or does not say
+    parameters  the JSON schema of its arguments that a grammar enforces, an object; {} if it takes or declares none
     """
 
     name: str
@@ -35,7 +35,7 @@ class Tool:
 
 
 def read_tools(definitions: Sequence[Any]) -> list[Tool]:
-    """Return the tools in OpenAI's form: {"type": "function", "function": {"name", "parameters", ...}}.
+    """Read definitions in OpenAI's form: {"type": "function", "function": {"name", "parameters", ...}}.
 
     Raises UsageError, which names the tool, for definitions in another form, invalid names and duplicates.
     """

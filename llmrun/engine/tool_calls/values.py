@@ -57,10 +57,10 @@ class ItemGrammar:
         )
 
     def _enter(self, depth: int) -> None:
-        """Count a visit of a schema. Raises UsageError if there are too many, or if it is nested too deeply."""
+        """Count a visit to a schema. Raises UsageError if there are too many, or if it is nested too deeply."""
         self._visited += 1
         if depth > _DEEPEST or self._visited > _MOST_VISITS:
-            raise self._refuse("the schema is nested too deeply" if depth > _DEEPEST else "the schema is too big")
+            raise self._refuse("the schema is nested too deeply" if depth > _DEEPEST else "the schema is too large")
 
     def _check(self, schema: Mapping[str, Any]) -> None:
         """Raise UsageError for keywords that would be ignored."""
@@ -134,7 +134,7 @@ class ItemGrammar:
     # --- strings without quotes
 
     def _words(self, schema: Any, kinds: set[str]) -> list[str]:
-        """Return the words for the booleans and null that a schema allows beside strings."""
+        """Return the words for the booleans and null that a schema allows besides strings."""
         found = []
         for kind, values in (("boolean", (True, False)), ("null", (None,))):
             fixed = _fixed(self._limited(schema, frozenset({kind}))) if kind in kinds else []
@@ -151,7 +151,7 @@ class ItemGrammar:
         fixed = _fixed(schema)
         if fixed is not None:
             if any(end in text or _unprintable(text) for text in fixed):
-                raise self._refuse("a value contains text that ends values")
+                raise self._refuse("a value contains the text that ends values")
             texts = [*fixed, *words]
             return [f"{self._rules.literal(text)} {self._rules.literal(suffix)}".strip() for text in texts]
         if "anyOf" in schema:
@@ -165,7 +165,7 @@ class ItemGrammar:
         return [self._ended(plain, suffix, words), f"{self._rules.literal(wrapper[0])} {wrapped}"]
 
     def _ended(self, body: str, suffix: str, words: Sequence[str] = ()) -> str:
-        """Return the expression for text with this terminal body, or one of the words, up to the suffix and with it."""
+        """Return the expression for text with this terminal body, or one of the words, including the suffix."""
         stop = re.split(r"[\ud800-\udfff]", suffix.strip())[0]
         body += lark.without(stop)
         text = self._rules.terminal(f"({body}) | /{'|'.join(words)}/" if words else body)

@@ -1,8 +1,8 @@
 """Weakens the schemas of tools to what a grammar can enforce.
 
-The schemas of tools are made by others, often by a program, and a keyword that the grammar cannot enforce is no reason
-to refuse a tool: calls are checked against the whole schema before they run. A tool with `strict: true`, as in OpenAI's
-API, keeps its schema, so that it is refused instead.
+The schemas of tools come from third parties, often from a program, and a keyword that the grammar cannot enforce is no
+reason to refuse a tool: calls are checked against the whole schema before they run. A tool with `strict: true`, as in
+OpenAI's API, keeps its schema, so that it is refused instead.
 """
 
 from __future__ import annotations

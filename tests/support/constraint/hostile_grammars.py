@@ -59,7 +59,7 @@ SCHEMAS: dict[str, str] = {
     "an infinite bound": '{"minimum": 1e999}',
     "an integer beyond doubles": '{"maximum": 1' + "0" * 400 + "}",
     "a key twice": '{"type": "string", "type": "number"}',
-    "options of the compiler": '{"type": "string", "not": {}, "x-guidance": {"lenient": true}}',
+    "compiler options": '{"type": "string", "not": {}, "x-guidance": {"lenient": true}}',
     "a remote reference": '{"$ref": "http://127.0.0.1:1/x"}',
     "a file": '{"$ref": "file:///etc/passwd"}',
 }
