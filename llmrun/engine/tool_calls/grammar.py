@@ -42,7 +42,7 @@ def tool_grammar(
         tools = [tool for tool in tools if tool.name == choice]
         if not tools:
             raise UsageError(
-                f"no such tool: {choice[:64]}", hint="Name one of the tools, or use auto, none or required."
+                f"no such tool: {choice[:64]}", hint="name one of the tools, or use auto, none or required"
             )
         parallel = False
     if not tools:

@@ -14,8 +14,8 @@ from llmrun.gguf.problems import shown
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
-_NO_TOOLS = "this model's chat template has no tools"
-_HINT = "Use a model that was trained for tool calls, or a chat template for tools."
+_NO_TOOLS = "this model's chat template does not support tools"
+_HINT = "use a model that was trained for tool calls, or a chat template for tools"
 
 
 def require_tools(abilities: ToolAbilities) -> None:
@@ -70,7 +70,7 @@ class _Past:
         if len(calls) > 1 and not found.parallel:
             raise UsageError(
                 "this model's chat template allows only one tool call in a message",
-                hint="Split the message into one message for each call and its result.",
+                hint="split the message into one message for each call and its result",
             )
         read = [self._call(call, number) for number, call in enumerate(calls)]
         content = message.get("content")
@@ -110,7 +110,7 @@ class _Past:
         if not isinstance(arguments, Mapping):
             raise UsageError(
                 f"invalid tool call in a message: the arguments of {shown(name, 64)} are not a JSON object",
-                hint="Send the arguments as the model wrote them.",
+                hint="send the arguments as the model wrote them",
             )
         given = call.get("id")
         call_id = given if isinstance(given, str) and given else f"call_{len(self._names)}"
@@ -126,13 +126,13 @@ class _Past:
             if call_id not in self._names:
                 raise UsageError(
                     f"tool result without a call: {shown(call_id, 64)}",
-                    hint="Send the message with the call before its result.",
+                    hint="send the message with the call before its result",
                 )
             name = name or self._names[call_id]
         elif len(self._names) == 1:
             call_id, name = next(iter(self._names.items()))
         else:
-            raise UsageError("tool result without tool_call_id", hint="Send the id of the call with its result.")
+            raise UsageError("tool result without tool_call_id", hint="send the id of the call with its result")
         return {
             **message,
             "tool_call_id": self._fitting(call_id),

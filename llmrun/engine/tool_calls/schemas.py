@@ -45,16 +45,16 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise UsageError(
                 f"invalid tool: number {number} has no function with a name",
-                hint='Define it as {"type": "function", "function": {"name": ..., "parameters": ...}}.',
+                hint='define it as {"type": "function", "function": {"name": ..., "parameters": ...}}',
             )
         name = function["name"]
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"invalid tool name: {shown(name, 80)!r}",
-                hint="Use 1 to 64 letters, digits, underscores and hyphens.",
+                hint="use 1 to 64 letters, digits, underscores and hyphens",
             )
         if name in tools:
-            raise UsageError(f"two tools have the same name: {name}", hint="Give each tool its own name.")
+            raise UsageError(f"two tools have the same name: {name}", hint="give each tool its own name")
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
             raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")

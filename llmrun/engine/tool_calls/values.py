@@ -53,7 +53,7 @@ class ItemGrammar:
     def _refuse(self, what: str) -> UsageError:
         return UsageError(
             f"tool cannot be enforced in this model's call format: {self._tool}: {what}",
-            hint="Simplify the schema of its parameters.",
+            hint="simplify the schema of its parameters",
         )
 
     def _enter(self, depth: int) -> None:

@@ -198,7 +198,7 @@ def test_invalid_tools_are_refused(prompt: ChatPrompt, words: str) -> None:
 
 
 def test_tools_need_a_template_with_tools() -> None:
-    with pytest.raises(UsageError, match="tools cannot be used: this model's chat template has no tools"):
+    with pytest.raises(UsageError, match="tools cannot be used: this model's chat template does not support tools"):
         Engine(thinking_backend(SWITCHED)).submit(request_with([WEATHER]))
 
 

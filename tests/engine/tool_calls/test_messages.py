@@ -114,7 +114,7 @@ def test_invalid_messages_are_refused_in_one_line(messages: list[Any], words: st
 
 def test_templates_without_tools_refuse_them() -> None:
     for messages in ([said(call())], [result()]):
-        with pytest.raises(UsageError, match="this model's chat template has no tools"):
+        with pytest.raises(UsageError, match="this model's chat template does not support tools"):
             template_messages(messages, ToolAbilities())
     with pytest.raises(UsageError, match="tools cannot be used"):
         require_tools(ToolAbilities())

@@ -62,4 +62,4 @@ def _reason(engine: Answering) -> str:
     assert engine.tools is not None, "servers are not asked"
     if engine.tools.abilities.takes_tools:
         return "the format of its tool calls is unknown"
-    return "its chat template has no tools"
+    return "its chat template does not support tools"

@@ -290,7 +290,7 @@ def test_a_model_without_tools_answers_without_them(tmp_path: Path, box: OpenBox
     with session(tmp_path, backend=backend, toolbox=box.toolbox, others=others) as found:
         found.run("/model plain", "Go?", "/model scripted", "Say hi?")
         assert found.said == [("Go?", "Yes, `</think>` it is."), ("Say hi?", "It said hi.")]
-        assert "plain answers without tools: its chat template has no tools" in capsys.readouterr().err
+        assert "plain answers without tools: its chat template does not support tools" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_read_past_calls_says_so(tmp_path: Path, box: OpenBox, capsys: Capture) -> None:

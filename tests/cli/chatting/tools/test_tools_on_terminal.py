@@ -191,7 +191,7 @@ def test_long_results_are_cut_to_fit_the_context(tmp_path: Path) -> None:
 def test_a_model_without_tools_is_refused_before_its_first_question(tmp_path: Path) -> None:
     done = run(tmp_path, script_file(tmp_path, [("assistant\n", "hi")], chat_template=PLAIN))
     assert done.returncode == 2
-    assert b"script cannot call tools: its chat template has no tools\nhint: " in done.stderr
+    assert b"script cannot call tools: its chat template does not support tools\nhint: " in done.stderr
     assert journals(tmp_path) == []
 
 
@@ -211,4 +211,7 @@ def test_past_calls_continue_without_tools_or_end_in_one_line(tmp_path: Path) ->
     plain = script_file(other, [("assistant\n", "hi")], chat_template=PLAIN)
     refused = chat(tmp_path, "--continue", "-m", plain, turns="More?\n")
     assert (refused.stdout, refused.returncode) == (b"", 2)
-    assert b"script cannot continue a conversation with tool calls: its chat template has no tools" in refused.stderr
+    assert (
+        b"script cannot continue a conversation with tool calls: its chat template does not support tools"
+        in refused.stderr
+    )
