@@ -59,7 +59,7 @@ class FinishReason(StrEnum):
     """The reason why generation ended, in OpenAI's terms. CANCELLED is specific to llmrun."""
 
     STOP = "stop"  # an end-of-generation token or a stop string was generated
-    TOOL_CALLS = "tool_calls"  # the answer ended with calls of tools
+    TOOL_CALLS = "tool_calls"  # the answer ended with tool calls
     LENGTH = "length"  # max_tokens was reached, or the context is full
     CANCELLED = "cancelled"  # the user pressed Ctrl-C
 
@@ -93,7 +93,7 @@ class Timings:
     steps: int = 0  # forward passes that generated one or more tokens; 0 if unknown (remote)
     drafted_tokens: int = 0  # tokens that were predicted and then verified in a step
     accepted_tokens: int = 0  # drafted tokens that were right
-    forced_tokens: int = 0  # tokens to which the response format or the thinking budget left no alternative
+    forced_tokens: int = 0  # tokens for which the response format or thinking budget left no alternative
 
     @property
     def prompt_per_second(self) -> float:

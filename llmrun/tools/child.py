@@ -1,7 +1,7 @@
 """A child process in a session of its own, which is killed together with its descendants.
 
-Without a terminal, tools cannot write to the user's screen, and Ctrl-C does not reach them. Pipes are read by threads,
-because `select` does not work with pipes on Windows.
+Because the session has no terminal, tools cannot write to the user's screen, and Ctrl-C does not reach them. Threads
+read the pipes, because `select` does not work with pipes on Windows.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ class Child:
         return self._tail.decode(errors="replace")
 
     def ended(self) -> bool:
-        """Return whether the process has ended. Its descendants are then killed."""
+        """Return whether the process has ended. If it has, kill its descendants."""
         with self._lock:
             ended = self._process.poll() is not None
-            # This happens once and at once, because the system may give the process ID to another process.
+            # Do this immediately and only once, because the system may give the process ID to another process.
             if ended and not self._swept:
                 self._swept = True
                 self._signal(signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
             return ended
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most this long. Returns whether the process has ended."""
+        """Wait at most this long for the process to end. Returns whether it has."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self.ended()
@@ -106,7 +106,7 @@ class Child:
     def ending(self) -> str:
         """Describe how the process ended, with the last line of its standard error, in one line that is safe to print.
 
-        If the process has not ended, only the line is returned. The result may be empty.
+        If the process has not ended, return only that last line. The result may be empty.
         """
         if self.ended():
             self._stderr_reader.join(_LAST_WORDS_S)

@@ -1,4 +1,4 @@
-"""Runs a command as a tool: an argument list, without a shell, with limits for its time and its output."""
+"""Runs a command as a tool, from a list of arguments and without a shell, with limits on its time and output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmrun.tools.limits import Limits
 from llmrun.tools.placeholders import filled
 from llmrun.tools.tool import Definition, ToolFailed, ToolResult, digest_of
 
-_LOOK_S = 0.05  # how often a running command is checked
+_LOOK_S = 0.05  # how often to check on a running command
 _PIECE = 1 << 16
 _BYTES_PER_CHARACTER = 4  # the most that UTF-8 uses
 
@@ -42,8 +42,8 @@ def run_command(
 ) -> ToolResult:
     """Run a command and return its standard output.
 
-    If its exit status is not 0, the result is an error that also has the end of its standard error. Raises ToolFailed
-    if the command cannot be started or runs too long, and Cancelled.
+    If its exit status is not 0, the result is marked as an error and also contains the end of its standard error.
+    Raises ToolFailed if the command cannot be started or runs too long, and Cancelled if the user stops it.
     """
     try:
         command = filled(declared.command, declared.parameters, arguments)
@@ -73,7 +73,7 @@ class _Output:
     """Reads standard output and keeps its beginning.
 
     size      bytes read so far
-    too_long  whether the output is longer than any command may write
+    too_long  whether the output is over the limit for commands
     """
 
     def __init__(self, stream: io.BufferedReader, limits: Limits) -> None:

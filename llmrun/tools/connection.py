@@ -26,8 +26,8 @@ from llmrun.tools.untrusted import RefusedJson, decode_json
 TOOLS_CHANGED = "notifications/tools/list_changed"
 _INITIALIZE = "initialize"  # the only request that clients must not cancel
 _METHOD_NOT_FOUND = -32601
-_LOOK_S = 0.05  # how often a waiting request looks for Ctrl-C
-_MOST_WAITING = 1000  # messages; more are waiting only if the server does not read its input
+_LOOK_S = 0.05  # how often a waiting request checks for Ctrl-C
+_MOST_WAITING = 1000  # messages; more accumulate only if the server does not read its input
 
 
 class _Pending:
@@ -93,7 +93,7 @@ class Connection:
         self._send({"jsonrpc": "2.0", "method": method} | ({"params": params} if params else {}))
 
     def close(self) -> None:
-        """Close the server's input and end the server. Takes at most three times `end_s`. Idempotent."""
+        """Close the server's input and end the server. Takes at most five times `end_s`. Idempotent."""
         with contextlib.suppress(queue.Full):  # the server does not read its input, so the signals end it
             self._outgoing.put_nowait(None)
         self._child.end(self._limits.end_s)
@@ -116,12 +116,13 @@ class Connection:
                 self._end_pending()
             elif time.monotonic() >= deadline:
                 last = self._child.ending()
-                raise ToolFailed(f"no answer within {timeout_s:.3g} s" + (f"; its last words: {last}" if last else ""))
+                words = f"; the last line of its standard error: {last}" if last else ""
+                raise ToolFailed(f"no answer within {timeout_s:.3g} s{words}")
         if pending.answer is None:
             raise ToolFailed(pending.trouble)
 
     def _end_pending(self) -> None:
-        """Fail all requests, now and later, because no more answers will arrive."""
+        """Fail all current and future requests, because no more answers will arrive."""
         ended = self._child.wait(self._limits.end_s)  # a server that closed its output is probably about to exit
         self._trouble = self._trouble or (f"it ended: {self._child.ending()}" if ended else "it closed its output")
         self._closed.set()
@@ -140,7 +141,7 @@ class Connection:
         """Queue a message, because writing blocks if the server does not read its input. Raises ToolFailed."""
         line = json.dumps(message).encode() + b"\n"
         if len(line) > self._limits.line:
-            raise ToolFailed(f"a message of {len(line):,} bytes is too long, the limit is {self._limits.line:,}")
+            raise ToolFailed(f"a message of {len(line):,} bytes is too long; the limit is {self._limits.line:,}")
         if self._closed.is_set():
             raise ToolFailed(self._trouble)
         try:
@@ -167,7 +168,7 @@ class Connection:
             self._end_pending()
 
     def _line(self) -> bytes:
-        """Return the next line, or b"" at the end. Lines over the limit are skipped, and fail the pending requests."""
+        """Return the next line, or b"" at the end. Lines over the limit are skipped, and the pending requests fail."""
         while True:
             line = self._child.stdout.readline(self._limits.line)
             if line.endswith(b"\n") or len(line) < self._limits.line:
@@ -204,7 +205,7 @@ class Connection:
         number = message.get("id")
         with self._lock:
             pending = self._pending.get(number) if type(number) is int else None
-            if pending is not None:  # otherwise it answers a request that was cancelled, or none
+            if pending is not None:  # otherwise, it answers a cancelled request, or no request at all
                 self._unasked = 0
                 pending.answer = message
                 pending.done.set()
@@ -218,7 +219,7 @@ class Connection:
             self._send({"jsonrpc": "2.0", "id": number} | ({"result": {}} if method == "ping" else {"error": error}))
 
     def _count(self, line: bytes) -> None:
-        """Kill a server that keeps sending what nobody asked for, because reading it takes a processor's time."""
+        """Count the bytes of a line. Kill a server that floods us, because reading takes CPU time."""
         self._unasked += len(line)
         if self._unasked > self._limits.unasked:
             self._break_off(f"it sent more than {self._limits.unasked:,} bytes that nobody asked for")

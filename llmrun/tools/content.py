@@ -19,7 +19,7 @@ def result_of(value: object, limit: int) -> ToolResult:
     limit  maximum number of characters
     """
     if not isinstance(value, dict) or not isinstance(content := value.get("content", []), list):
-        raise ToolFailed("its result is not valid: it has no list `content`")
+        raise ToolFailed("its result is not an object with a list `content`")
     texts = [_text(block) for block in content]
     # A server should repeat structured content as text, for clients that do not read it.
     if not texts and "structuredContent" in value:
@@ -29,9 +29,9 @@ def result_of(value: object, limit: int) -> ToolResult:
 
 
 def shortened(text: str, limit: int) -> tuple[str, bool]:
-    """Return the text without control characters and cut after `limit` characters, and whether it was cut.
+    """Return the text `cleaned` and cut after `limit` characters, and whether it was cut.
 
-    A line at the end of a cut text tells the model so.
+    If it was cut, a line at the end tells the model so.
     """
     if len(text) <= limit:
         return cleaned(text), False
@@ -50,7 +50,7 @@ def _text(block: object) -> str:
         return _line(f"link to a resource: {_word(table, 'uri')}, {_word(table, 'name')}")
     if kind == "resource" and isinstance(inner := table.get("resource"), dict):
         return _line(f"resource: {_word(inner, 'uri')}, {_word(inner, 'mimeType')}")
-    return _line(f"content of the type {shown(str(kind), _LONGEST_WORD)}")
+    return _line(f"content of type {shown(str(kind), _LONGEST_WORD)}")
 
 
 def _line(description: str) -> str:

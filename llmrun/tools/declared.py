@@ -1,4 +1,4 @@
-"""The tools that the user's file declares."""
+"""The declarations of servers and commands in the user's tools file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class ServerDeclaration:
     """An MCP server.
 
     command          the program's absolute path and its arguments
-    environment      variables in addition to the listed ones
-    folder           working directory; None for ours
+    environment      variables in addition to those that all tools get (see environment.py)
+    folder           working directory; None for llmrun's own
     timeout_s        seconds for each call
     start_timeout_s  seconds to start; `uvx` and `npx` may have to download the server first
-    safe             the tools, by their own names, that run without confirmation
+    safe             the server's names for the tools that run without confirmation
     """
 
     name: str
@@ -34,10 +34,10 @@ class ServerDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class CommandDeclaration:
-    """A command that is a tool itself.
+    """A command that is itself a tool.
 
     command     the program's absolute path and its arguments, in which {name} stands for an argument of the call
-    parameters  the JSON schema of the call's arguments, which is the schema of an object
+    parameters  the JSON schema of the call's arguments, whose type is "object"
     json_stdin  whether the call's arguments are written to standard input, as a JSON object
     """
 

@@ -1,11 +1,11 @@
-"""The environment of tools. They get a few listed variables and those that the user declares, but no keys or tokens."""
+"""The environment of tools: the variables listed here and those that the user declares, but no other keys or tokens."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-# The list of the MCP SDK, plus the variables for language, time zone and temporary files.
+# The MCP SDK's list, plus the variables for language, time zone and temporary files.
 _POSIX = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "TMPDIR")
 _WINDOWS = (
     *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATH", "PATHEXT", "PROCESSOR_ARCHITECTURE", "SYSTEMDRIVE"),

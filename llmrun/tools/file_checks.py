@@ -36,7 +36,7 @@ class Table:
                 raise self.error(key, "no such key", nearest(key, known))
 
     def table(self, key: str) -> Table:
-        """Return a table, which is empty if it is missing."""
+        """Return the table with this key, or an empty table if there is none."""
         where = f"{self._where}.{key}" if self._where else key
         value = self.values.get(key, {})
         if not isinstance(value, dict):
@@ -71,7 +71,7 @@ class Table:
         return number
 
     def folder(self, key: str) -> Path | None:
-        """Return a folder. If it is relative, it is relative to the folder of the file."""
+        """Return a folder. A relative path starts at the folder of the file."""
         if key not in self.values:
             return None
         folder = self.path.absolute().parent / os.path.expanduser(self.text(key))  # noqa: PTH111
@@ -80,14 +80,14 @@ class Table:
         return folder
 
     def environment(self, key: str) -> dict[str, str]:
-        """Return a table of variables. A value such as "$NAME" is the value of our own variable NAME."""
+        """Return a table of variables. A value such as "$NAME" stands for the variable NAME in our own environment."""
         table = self.table(key)
         for name, value in table.values.items():
             if not _VARIABLE.fullmatch(name):
-                raise table.error(name, "not the name of a variable", "names are made of letters, digits and _")
+                raise table.error(name, "not a valid variable name", "names are made of letters, digits and _")
             if not isinstance(value, str) or "\0" in value:
                 # The value itself is not shown, because it may be a key.
-                raise table.error(name, "not text without NUL characters", 'as in env = { TZ = "UTC" }')
+                raise table.error(name, "must be text without NUL characters", 'as in env = { TZ = "UTC" }')
         return {name: _passed_on(table, name, value) for name, value in table.values.items()}
 
     def _needed(self, key: str, valid: str) -> Any:
@@ -114,5 +114,5 @@ def _passed_on(table: Table, name: str, value: str) -> str:
         return value
     variable = match[1] or match[2]
     if variable not in os.environ:
-        raise table.error(name, f"the environment has no variable {variable}", f"export {variable}=... first")
+        raise table.error(name, f"the environment variable {variable} is not set", f"export {variable}=... first")
     return os.environ[variable]

@@ -1,4 +1,4 @@
-"""The limits that keep a tool from filling the memory, the context or the user's time."""
+"""The limits that keep a tool from using up the memory, the context or the user's time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class Limits:
     """The limits for each tool server and each command.
 
-    line        bytes of one message from a server, or of the standard input of a command
-    unasked     bytes that a server may send without answering a request, and bytes that a command may write
+    line        bytes of one message from or to a server
+    unasked     bytes that a server may send without answering a request, and bytes that a command may write to stdout
     result      characters of a result that the model gets to see
     depth       nested arrays and objects in a message
     tools       tools of one server
     definition  characters of one tool's definition as JSON
-    end_s       seconds that a process has to end after each step: its input is closed, SIGTERM, SIGKILL
+    end_s       seconds that a process has to end after each step: closing its input, SIGTERM, SIGKILL
     """
 
     line: int = 4 << 20

@@ -100,7 +100,7 @@ class McpServer:
         revision = answer.get("protocolVersion") if isinstance(answer, dict) else None
         if revision not in _REVISIONS:
             known = ", ".join(_REVISIONS)
-            raise ToolFailed(f"it speaks revision {shown(str(revision))} of MCP, and llmrun speaks {known}")
+            raise ToolFailed(f"it speaks revision {shown(str(revision))} of MCP, but llmrun supports only {known}")
         connection.notify("notifications/initialized")
 
     def _list(self, connection: Connection, deadline: float, cancelled: tool.Cancelled) -> None:
@@ -143,13 +143,13 @@ def _until(deadline: float) -> float:
 
 
 def _definition(declared: ServerDeclaration, value: object, limit: int) -> Definition:
-    """Return a tool's definition. Raises ValueError, with a reason for one line that is safe to print."""
+    """Return a tool's definition. Raises ValueError with a one-line reason that is safe to print."""
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
         raise ValueError("it has no name")
     raw = {key: value[key] for key in _DEFINING if key in value}
     size = len(json.dumps(raw))
     if size > limit:
-        raise ValueError(f"{shown(name)}: its definition has {size:,} characters, the limit is {limit:,}")
+        raise ValueError(f"{shown(name)}: its definition has {size:,} characters; the limit is {limit:,}")
     description, schema = value.get("description", ""), value.get("inputSchema")
     if not isinstance(description, str):
         raise ValueError(f"{shown(name)}: its description is not text")

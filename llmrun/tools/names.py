@@ -16,9 +16,9 @@ _OTHERS = re.compile(r"[^a-zA-Z0-9_-]", re.ASCII)
 def exposed_names(tools: Sequence[tuple[str, str]]) -> list[str]:
     """Return a distinct name for each (server, tool), in the same order. Commands have the server "".
 
-    Commands keep their names, which must be valid and distinct. The same tool of a server gets the same name in any
-    order of the tools. A name that several tools would have is prefixed with the server's name, as in `time_now`. If
-    that is not enough, or too long, it ends with a part of a hash.
+    Commands keep their names, which must be valid and distinct. The name of a server's tool does not depend on the
+    order of the tools. If several tools would have the same name, it is prefixed with the server's name, as in
+    `time_now`. If that does not make it distinct, or makes it too long, it ends with part of a hash.
     """
     taken = {tool for server, tool in tools if not server}
     names = {key: _OTHERS.sub("_", key[1]) or "tool" for key in tools if key[0]}

@@ -1,6 +1,6 @@
 """Fills the placeholders of a command with the arguments of a call.
 
-{city} stands for the argument `city`, and {{city}} for the text {city}. Other braces stand for themselves. A value
+{city} stands for the argument `city`, and {{city}} for the text {city}. Other braces are kept as they are. A value
 always stays within one argument of the program, whatever it contains.
 """
 
@@ -35,7 +35,7 @@ def filled(command: Sequence[str], schema: Mapping[str, Any], values: Mapping[st
             if name not in texts:
                 raise ValueError(f"the argument {name!r} is missing")
             if _NO_ARGUMENT.search(texts[name]):
-                raise ValueError(f"the argument {name!r} contains a NUL character or half of a surrogate pair")
+                raise ValueError(f"the argument {name!r} contains a NUL character or a lone surrogate")
         text = _PLACEHOLDER.sub(lambda match: match[1] or texts[match[2]], argument)
         # Otherwise a model could pass any option, such as --output=FILE. After "--", programs expect no options.
         may_be_option = not argument.startswith("-") and "--" not in command[: len(arguments)]

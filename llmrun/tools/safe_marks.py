@@ -1,10 +1,10 @@
 """Remembers which tools run without confirmation.
 
 Only the user marks a tool as safe, in the tools file or in a chat. A mark is bound to the sha256 of the tool's
-definition, so a server that changes what a tool says it does loses the mark.
+definition, so a tool loses its mark if the server changes what the tool says it does.
 
-The file is tools/safe-tools.json in the data folder. It has only the sha256 of each command, because arguments may
-contain keys.
+The file is tools/safe-tools.json in the data folder. It contains commands only as their sha256, because their arguments
+may contain keys.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Mark:
 
 
 class SafeMarks:
-    """The marks of one file, which is read once. Writing it is atomic."""
+    """The marks of one file. Every change reads the file again and replaces it atomically."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or data_folder() / "tools" / "safe-tools.json"
@@ -62,7 +62,7 @@ class SafeMarks:
     def why_unsafe(self, command: Sequence[str], tool: Definition, *, in_file: bool) -> str | None:
         """Return why a tool needs confirmation: "" if it has no mark, or a reason. Returns None if it is safe.
 
-        in_file  whether the user's file marks the tool. The mark is for the first definition that is seen
+        in_file  whether the user's file marks the tool. This saves a mark for the first definition that is seen
         """
         mark = self._marks.get((tool.server, digest_of(command), tool.name))
         if mark is None and in_file:
@@ -107,7 +107,7 @@ class SafeMarks:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LlmrunError(
                 f"tools: {self._path}: damaged: {error!s:.80}",
-                hint="delete it; the marks that were made in chats are lost then",
+                hint="delete it; this also deletes the marks that you made in chats",
             ) from error
         except OSError as error:
             raise LlmrunError(f"tools: {self._path}: {error.strerror or error}") from error

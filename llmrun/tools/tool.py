@@ -43,7 +43,7 @@ class Definition:
 class ToolInfo:
     """A tool as the chat shows it.
 
-    name      the name that the model uses, of the characters a-z, A-Z, 0-9, _ and -
+    name      the name that the model uses, made of the characters a-z, A-Z, 0-9, _ and -
     server    the server's name in the user's file; "" for a command
     original  the tool's own name
     is_safe   whether the user allows calls without confirmation

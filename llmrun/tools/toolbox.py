@@ -28,7 +28,7 @@ from llmrun.tools.safe_marks import SafeMarks
 from llmrun.tools.tool import Definition, ToolFailed, ToolInfo, ToolResult, Validator
 from llmrun.tools.tools_file import read_tools_file
 
-_LOOK_S = 0.05  # how often waiting for servers looks for Ctrl-C
+_LOOK_S = 0.05  # how often to check for Ctrl-C while servers start
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Toolbox:
     ) -> None:
         """Create a toolbox without starting anything. `open` also starts the servers.
 
-        validate  returns what is wrong with a call's arguments, given also the schema; None if they are valid
+        validate  takes a call's arguments and their schema; returns what is wrong, or None if they are valid
         note      receives lines that the user should read, such as a server's failure; they are safe to print
-        progress  receives lines about what is going on, several times a second
+        progress  receives lines about servers that are starting, several times a second
         """
         self.failures: dict[str, str] = {}
         self._declared = declared
@@ -87,7 +87,7 @@ class Toolbox:
         """Read a tools file, start its servers at the same time and wait for them.
 
         A server that cannot be started is left out, with a note. Raises UsageError for an invalid file. `options` are
-        those of the constructor.
+        passed to the constructor.
         """
         toolbox = cls(read_tools_file(source) if isinstance(source, Path) else source, **options)
         toolbox._start()
@@ -108,7 +108,7 @@ class Toolbox:
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """The tools in the form of OpenAI's API."""
+        """The tools in the format of OpenAI's API."""
         return [
             {
                 "type": "function",
@@ -140,7 +140,7 @@ class Toolbox:
     def call(
         self, name: str, arguments: Mapping[str, Any], cancelled: threading.Event | tool.Cancelled | None = None
     ) -> ToolResult:
-        """Call a tool, whether or not it is safe. The caller asks the user first.
+        """Call a tool, whether or not it is safe. The caller must ask the user first.
 
         Returns a result with `is_error` if the tool reports an error, or if the arguments are not valid. Raises
         ToolFailed if there is no result, and Cancelled after `cancelled` is set or returns True.
@@ -158,7 +158,7 @@ class Toolbox:
         return replace(result, seconds=time.monotonic() - started)
 
     def refresh(self, cancelled: threading.Event | tool.Cancelled | None = None) -> bool:
-        """List the tools of servers again that have reported a change. Returns whether any has.
+        """List the tools again for servers that have reported a change. Returns whether any has.
 
         Call it between turns. If a server fails, its old list is kept and a note is written. Raises Cancelled.
         """
@@ -255,7 +255,7 @@ class Toolbox:
             server.start(cancelled)
             self._collect()
             if entry.definition not in server.tools:
-                raise ToolFailed("its server was restarted and offers another definition of this tool")
+                raise ToolFailed("its server was restarted and now defines this tool differently")
         return server.call(entry.definition.name, arguments, cancelled)
 
     def _entry(self, name: str) -> _Entry:
@@ -291,7 +291,7 @@ def _not_json(arguments: object) -> str:
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return "they contain a value that JSON does not have, or are nested too deeply"
+        return "they contain a value that JSON cannot represent, or are nested too deeply"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Reads the file that declares tools, which is TOML or the JSON of other MCP hosts.
+"""Reads the file that declares tools, in TOML or in the JSON format of other MCP hosts.
 
     [servers.time]
     command = ["uvx", "mcp-server-time"]
@@ -12,7 +12,7 @@
 
     {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}
 
-Programs and working directories with a relative path are relative to the file.
+Relative paths to programs and working directories start at the folder of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SERVER_KEYS = ("command", "env", "cwd", "timeout", "start_timeout", "safe")
 _COMMAND_KEYS = ("description", "command", "parameters", "stdin", "env", "cwd", "timeout", "safe")
 _JSON_SERVERS = "mcpServers"
 _JSON_KEYS = ("command", "args", "type", "disabled", *_SERVER_KEYS[1:])
-# Keys of other hosts that do not change how a server runs. Their marks for approval are not the user's marks for us.
+# Keys of other hosts that do not change how a server runs. Tools that are approved there still need a mark here.
 _IGNORED_KEYS = ("alwaysAllow", "autoApprove", "description", "disabledTools", "trust")
 _EXAMPLE = '["uvx", "mcp-server-time"]'
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -96,14 +96,14 @@ def _from_json(data: bytes, path: Path) -> ToolsFile:
     declared = [_json_server(name, servers.table(name)) for name in servers.values]
     found = tuple(one for one in declared if one is not None)
     if not found:
-        raise servers.error("", "declares no servers that are not disabled")
+        raise servers.error("", "declares no enabled servers")
     return ToolsFile(path, found)
 
 
 def _json_server(name: str, table: Table) -> ServerDeclaration | None:
-    """Return a server as other hosts declare it, or None if it is disabled."""
+    """Return a server that is declared in the format of other hosts, or None if it is disabled."""
     if "url" in table.values or table.values.get("type", "stdio") != "stdio":
-        raise table.error("", "not a server over stdio, and llmrun supports no others", "add a bridge as its command")
+        raise table.error("", "not a stdio server; llmrun supports no others", "use a bridge as its command")
     table.check_keys((*_JSON_KEYS, *_IGNORED_KEYS))
     arguments = table.texts("args", '["mcp-server-time"]') if "args" in table.values else []
     if table.flag("disabled"):
@@ -172,8 +172,8 @@ def _parameters(table: Table) -> Mapping[str, Any]:
             raise schema.error("required", f"{name!r:.60} is not in properties", nearest(name, properties.values))
     try:
         json.dumps(schema.values, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # TOML has dates and infinity, and JSON does not
-        raise table.error("parameters", "contains a value that JSON does not have") from None
+    except (TypeError, ValueError, RecursionError):  # TOML has dates and infinity, but JSON does not
+        raise table.error("parameters", "contains a value that JSON cannot represent") from None
     return schema.values
 
 
@@ -203,7 +203,7 @@ def _with_program(table: Table, command: Sequence[str], variables: Mapping[str, 
         wanted = str(table.path.absolute().parent / wanted)
     found = shutil.which(wanted, path=environment(variables).get("PATH"))
     if found is None:
-        hint = f"make it executable: chmod +x {wanted}" if Path(wanted).is_file() else "install it, or write its path"
+        hint = f"make it executable: chmod +x {wanted}" if Path(wanted).is_file() else "install it, or give its path"
         raise table.error("command", f"{program!r}: no such program", hint)
     if os.name == "nt" and found.lower().endswith((".bat", ".cmd")) and any(map(placeholders, arguments)):
         raise table.error("command", f"{program!r} is a batch file, whose arguments a shell would interpret")

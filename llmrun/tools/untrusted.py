@@ -13,14 +13,14 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\U00
 
 
 class RefusedJson(ValueError):
-    """The text is JSON, but its value is beyond our limits."""
+    """The text can be parsed as JSON, but its value exceeds our limits."""
 
 
 def decode_json(data: bytes, depth: int) -> Any:
     """Parse JSON with at most `depth` nested arrays and objects.
 
     NaN and infinite numbers are refused too, because they are not JSON and cannot be passed on. Raises RefusedJson, or
-    ValueError if the data is not JSON. Both have a reason for one line.
+    ValueError if the data is not JSON. Both have a one-line reason.
     """
     try:
         value = json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_finite)

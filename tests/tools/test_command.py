@@ -70,7 +70,7 @@ def test_defaults_fill_missing_arguments() -> None:
         ({"a": "--output=/etc/passwd"}, "'a' must not begin with '-'"),
         ({"a": "-"}, "'a' must not begin with '-'"),
         ({"a": "x\0y"}, "'a' contains a NUL character"),
-        ({"a": "\udcff"}, "half of a surrogate pair"),
+        ({"a": "\udcff"}, "a lone surrogate"),
     ],
 )
 def test_unusable_arguments_are_an_error_result(arguments: dict[str, Any], message: str) -> None:

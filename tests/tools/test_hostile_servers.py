@@ -1,4 +1,4 @@
-"""Tests that servers which misbehave end in one clear line, in time, and harm neither the terminal nor the memory."""
+"""Tests that misbehaving servers lead to one clear line, in time, and harm neither the terminal nor the memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_server_that_never_answers_times_out() -> None:
 
 
 def test_a_call_without_an_answer_times_out() -> None:
-    words = "tool echo: no answer within 0.3 s; its last words: still \\x1b[2J busy"
+    words = "tool echo: no answer within 0.3 s; the last line of its standard error: still \\x1b[2J busy"
     assert failure("hangs", timeout_s=0.3) == words
 
 
@@ -79,8 +79,8 @@ def test_a_call_without_an_answer_times_out() -> None:
         ("error", "[]", "tool echo: it refused: no reason given"),
         ("error", '{"code": -32602, "message": "bad\\u001b"}', "tool echo: it refused: bad\\x1b (error -32602)"),
         ("error", '{"code": true, "message": 5}', "tool echo: it refused: no reason given"),
-        ("result", "null", "tool echo: its result is not valid: it has no list `content`"),
-        ("result", '{"content": {}}', "tool echo: its result is not valid: it has no list `content`"),
+        ("result", "null", "tool echo: its result is not an object with a list `content`"),
+        ("result", '{"content": {}}', "tool echo: its result is not an object with a list `content`"),
     ],
 )
 def test_a_broken_call_ends_in_one_line(mode: str, argument: str, message: str) -> None:
@@ -137,7 +137,7 @@ def test_lists_of_tools_that_do_not_end_are_refused() -> None:
         ('{"name": "x", "description": 5}', "a tool is left out: x: its description is not text"),
         (
             json.dumps({"name": "x", "description": "y" * 70_000}),
-            "a tool is left out: x: its definition has 70,032 characters, the limit is 65,536",
+            "a tool is left out: x: its definition has 70,032 characters; the limit is 65,536",
         ),
     ],
 )
@@ -190,7 +190,7 @@ def test_results_cannot_carry_control_characters() -> None:
         ),
         (
             '{"content": [5, {"type": "text"}]}',
-            "[content of the type None; not shown]\n[content of the type text; not shown]",
+            "[content of type None; not shown]\n[content of type text; not shown]",
         ),
     ],
 )

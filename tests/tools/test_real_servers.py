@@ -134,7 +134,7 @@ def test_a_chat_on_a_terminal_calls_real_servers(tmp_path: Path) -> None:
     ):
         chat.expect_exact(PROMPT)
         chat.send(f"{question}\r")
-        chat.expect_exact("[s]how it: ")
+        chat.expect_exact("[s]how details: ")
         chat.send(f"{answer}\r")
         chat.expect_exact(shown)
         chat.expect_exact("I have seen it.")

@@ -79,7 +79,7 @@ def test_a_restarted_server_cannot_swap_a_confirmed_tool(tmp_path: Path) -> None
         assert connection is not None
         connection.kill()
         connection._child.wait(20)
-        with pytest.raises(LlmrunError, match="its server was restarted and offers another definition"):
+        with pytest.raises(LlmrunError, match="its server was restarted and now defines this tool differently"):
             box.toolbox.call("echo", {})
         assert verdict(box) == (False, CHANGED)
 

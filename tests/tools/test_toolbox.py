@@ -27,7 +27,7 @@ def logged(path: Path) -> list[dict[str, Any]]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs. A dead process that nobody has waited for does not."""
+    """Return whether a process runs. A zombie does not count."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -81,7 +81,7 @@ def test_an_unknown_revision_is_refused() -> None:
     with opened(fake_server("revision", "2099-01-01\x1b[2J")) as box:
         assert box.toolbox.names == []
     assert box.notes == [
-        "tools: fake: this server is left out: it speaks revision 2099-01-01\\x1b[2J of MCP, and llmrun speaks "
+        "tools: fake: this server is left out: it speaks revision 2099-01-01\\x1b[2J of MCP, but llmrun supports only "
         "2025-06-18, 2025-03-26, 2024-11-05"
     ]
 

@@ -113,7 +113,7 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
         ("[servers.time]\ncommand = []", 'servers.time.command: empty [as in command = ["uvx", "mcp-server-time"]]'),
         (
             '[servers.time]\ncommand = ["no-such-program"]',
-            "servers.time.command: 'no-such-program': no such program [install it, or write its path]",
+            "servers.time.command: 'no-such-program': no such program [install it, or give its path]",
         ),
         ('[servers.time]\ncommand = ["a\\u0000"]', "servers.time.command: contains a NUL character"),
         (SERVER + "timeot = 5", "servers.time.timeot: no such key [did you mean timeout?]"),
@@ -126,15 +126,15 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
         (SERVER + "env = 5", "servers.time.env: 5 is not a table"),
         (
             SERVER + "env = { A = 5 }",
-            'servers.time.env.A: not text without NUL characters [as in env = { TZ = "UTC" }]',
+            'servers.time.env.A: must be text without NUL characters [as in env = { TZ = "UTC" }]',
         ),
         (
             SERVER + 'env = { "A B" = "" }',
-            "servers.time.env.A B: not the name of a variable [names are made of letters, digits and _]",
+            "servers.time.env.A B: not a valid variable name [names are made of letters, digits and _]",
         ),
         (
-            SERVER + 'env = { A = "$NO_SUCH_VARIABLE" }',
-            "servers.time.env.A: the environment has no variable NO_SUCH_VARIABLE [export NO_SUCH_VARIABLE=... first]",
+            SERVER + 'env = { A = "$NO_VARIABLE" }',
+            "servers.time.env.A: the environment variable NO_VARIABLE is not set [export NO_VARIABLE=... first]",
         ),
         (SERVER + 'cwd = "/no/such"', "servers.time.cwd: '/no/such' is not a folder"),
         (f'[servers."a\\n"]\ncommand = [{PYTHON}]', "servers.a\\n: 'a\\n' cannot be the name of a server"),
@@ -170,7 +170,7 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
         ),
         (
             COMMAND + 'parameters = { type = "object", properties = { city = { default = inf } } }',
-            "commands.weather.parameters: contains a value that JSON does not have",
+            "commands.weather.parameters: contains a value that JSON cannot represent",
         ),
         (COMMAND + f'parameters = {PARAMETERS}\nstdin = "text"', "commands.weather.stdin: 'text' is not \"json\""),
         (COMMAND + f"parameters = {PARAMETERS}\nsafe = 1", "commands.weather.safe: 1 is not true or false"),
@@ -179,12 +179,12 @@ def test_programs_are_searched_for_on_the_path_of_the_child(path: Path, tmp_path
             "commands.a.command: '{a}': the program cannot be a placeholder",
         ),
         ('{"servers": {}}', 'mcpServers: missing [as in {"mcpServers": {"time": {"command": "uvx", "args": []}}}]'),
-        ('{"mcpServers": {}}', "mcpServers: declares no servers that are not disabled"),
+        ('{"mcpServers": {}}', "mcpServers: declares no enabled servers"),
         ('{"mcpServers": {"a": {"comand": "x"}}}', "mcpServers.a.comand: no such key [did you mean command?]"),
         ('{"mcpServers": {"a": {"command": ["x"]}}}', "mcpServers.a.command: ['x'] is not text"),
         (
             '{"mcpServers": {"a": {"url": "http://x"}}}',
-            "mcpServers.a: not a server over stdio, and llmrun supports no others [add a bridge as its command]",
+            "mcpServers.a: not a stdio server; llmrun supports no others [use a bridge as its command]",
         ),
         ('{"mcpServers": {"a": {}, "a": {}}}', "not valid JSON: the key 'a' occurs twice"),
         ('{"mcpServers": ' + "[" * 100_000, "not valid JSON: nested too deeply"),

@@ -39,7 +39,7 @@ class CollectedAnswer:
 class CollectedCalls:
     """The tool calls of an answer so far, by index.
 
-    problem  why the last call that was dropped is not valid, or ""
+    problem  why the most recently dropped call is not valid; "" if none was dropped
     """
 
     problem: str = ""
@@ -61,7 +61,7 @@ class CollectedCalls:
     def calls(self) -> list[ToolCall]:
         """The calls in order, without those that have no name.
 
-        A server may have left out the ids or have sent one twice, but every result needs the id of its call.
+        Calls get new ids where the server left them out or repeated one, because every result needs the id of its call.
         """
         ordered = [call for _, call in sorted(self._calls.items()) if call.name]
         known = {""}

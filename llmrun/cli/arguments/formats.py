@@ -68,9 +68,9 @@ def response_format(name: str, text: str, origin: str) -> ResponseFormat:
 
 
 def checked_format(name: str, text: str, origin: str) -> ResponseFormat:
-    """Return the format with this name and text. Raises UsageError for mistakes that do not need a model to be found.
+    """Return the format with this name and text. Raises UsageError for mistakes that can be found without a model.
 
-    A model may have to be downloaded first, so most mistakes should be reported before.
+    A model may have to be downloaded, so most mistakes should be reported before that.
     """
     from llmrun.engine.constraint.grammars import check_format
 

@@ -128,7 +128,7 @@ Regex = Annotated[
 ]
 Grammar = Annotated[
     str | None,
-    typer.Option("--grammar", metavar="FILE", help="Answer with text that matches a grammar in GBNF or Lark syntax."),
+    typer.Option("--grammar", metavar="FILE", help="Answer with text that matches a GBNF or Lark grammar."),
 ]
 Choice = Annotated[
     str | None, typer.Option("--choice", metavar="A,B,C", help="Answer with one of these texts, separated by commas.")

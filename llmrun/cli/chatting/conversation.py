@@ -45,7 +45,7 @@ class Misplaced(ValueError):
 class ToolRound:
     """An answer with tool calls and their results, which precedes the final answer.
 
-    results  by the id of the call; a call without a result was interrupted
+    results  the results by call id; a call without a result was interrupted
     """
 
     answered: Answered
@@ -119,7 +119,7 @@ class Exchange:
         )
 
     def call(self, called: ToolCalled) -> None:
-        """Add a tool call of the answer. The first one ends the answer's round. Raises Misplaced."""
+        """Add a tool call of the answer. The first call turns the answer into a round. Raises Misplaced."""
         answered = self.answered()
         if answered is not None:
             self.rounds.append(ToolRound(answered))
@@ -244,7 +244,7 @@ class Conversation:
 
     @property
     def all_messages(self) -> list[dict[str, Any]]:
-        """The system prompt and all questions and answers. If an answer is missing, its message is empty."""
+        """The system prompt and all questions, tool calls and answers. A missing answer becomes an empty message."""
         return self._told_from(0)
 
     def _told_from(self, first: int) -> list[dict[str, Any]]:

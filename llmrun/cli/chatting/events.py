@@ -142,8 +142,8 @@ class Answered:
 class ToolCalled:
     """A tool call of the last answer. It is saved before it is run.
 
-    After the first call, the answer belongs to the calls, and another answer follows their results. `arguments` is the
-    JSON text that the model wrote.
+    Once an answer has a call, it is part of a round of calls, and another answer follows their results. `arguments` is
+    the JSON text that the model wrote.
     """
 
     id: str

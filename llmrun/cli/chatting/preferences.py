@@ -71,7 +71,7 @@ def checked_value(name: str, value: object) -> Value:
     if name in formats.NAMES:
         if isinstance(value, str) and value:
             return value
-        raise UsageError(f"{name}: {value!r:.60} is not a text")
+        raise UsageError(f"{name}: {value!r:.60} is not text")
     if name not in NAMES:
         raise UsageError(f"{name!r:.40}: no such setting")
     try:

@@ -43,7 +43,7 @@ class Saying:
         self._thoughts = ""  # the thinking received before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
-        self._problem = ""  # of a tool call in a complete answer
+        self._problem = ""  # why a tool call in a complete answer is not valid
         self._viewing = False  # True between the view's `begin` and `end`
         self.begun = False
         self.calls = CollectedCalls()

@@ -70,7 +70,7 @@ class Chat:
     models       the open model; the caller closes it
     record       the conversation and its file
     settings     values for all settings that the conversation does not override
-    prompting    turns messages into prompts, and has the tools
+    prompting    turns messages into prompts, and holds the tools
     command_for  returns the slash command with a given name, or raises UsageError if there is none
     """
 
@@ -103,7 +103,7 @@ class Chat:
         self._window = PromptWindow(prompting)
         self._context_used = ContextUsed(prompting)
         self._tools = ToolTurns(prompting.toolbox, turns, signals) if prompting.toolbox else None
-        self._calls: Sequence[ToolCall] = ()  # of the last answer
+        self._calls: Sequence[ToolCall] = ()  # the calls of the last answer
         self._over = False
 
     def run(self) -> int:

@@ -81,7 +81,7 @@ def command(
     params: options.Params = None,
     tools: Annotated[
         Path | None,
-        typer.Option("--tools", metavar="FILE", help="Let the model call the tools declared in a TOML or JSON file."),
+        typer.Option("--tools", metavar="FILE", help="Let the model call tools declared in a TOML or JSON file."),
     ] = None,
 ) -> int:
     if name is not None and flags.model is not None:
@@ -288,7 +288,7 @@ def _declared_tools(file: Path | None, conversation: Conversation) -> ToolsFile 
     from llmrun.tools.tools_file import read_tools_file
 
     if chosen_format(conversation.preferences) is not None:
-        raise UsageError("--tools: cannot be combined with a format of the answer, such as --json-schema")
+        raise UsageError("--tools: cannot be combined with an answer format such as --json-schema")
     return read_tools_file(file)
 
 

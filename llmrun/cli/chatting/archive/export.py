@@ -75,7 +75,7 @@ def _thinking(text: str) -> list[str]:
 
 
 def _calls(one: ToolRound) -> Iterator[str]:
-    """Yield the calls of an answer and their results as code blocks, in which nothing is Markdown."""
+    """Yield the calls of an answer and their results as code blocks, whose text is not read as Markdown."""
     for call in one.calls:
         name = visible_line(call.name).replace("`", "'")
         yield f"Tool call: `{name}`"
@@ -85,7 +85,7 @@ def _calls(one: ToolRound) -> Iterator[str]:
 
 
 def _code(text: str) -> str:
-    """Return a code block with a fence that is longer than any row of backticks in the text."""
+    """Return a code block with a fence that is longer than any run of backticks in the text."""
     shown = visible(text.strip("\n"))
     longest = max(map(len, re.findall("`+", shown)), default=0)
     fence = "`" * max(3, longest + 1)

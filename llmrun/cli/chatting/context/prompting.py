@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Prompting:
-    """What all prompts of a chat have in common.
+    """The template variables and the tools that all prompts of a chat share.
 
-    variables  extra variables for the chat template
-    toolbox    the tools of the chat, or None
-    offers_tools  whether the prompts have the tools
+    variables     extra variables for the chat template
+    toolbox       the tools of the chat, or None
+    offers_tools  whether the prompts include the tools
     """
 
     variables: Mapping[str, Any]

@@ -17,7 +17,7 @@ _HINT = "use a model that was trained for tool calls, such as qwen3:4b"
 
 
 def check_tools(engine: Answering, name: str) -> None:
-    """Raise UsageError if a model cannot use the tools of --tools.
+    """Raise UsageError if a model cannot use the tools from --tools.
 
     name  the model's display name
     """
@@ -46,7 +46,7 @@ def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation
 
 
 def _can_use_tools(engine: Answering) -> bool:
-    """Return whether a model can call tools and read their results. Only servers know this for remote models."""
+    """Return whether a model can call tools and read their results. For remote models, assume that it can."""
     return engine.tools is None or (engine.tools.abilities.takes_tools and _can_read_calls(engine))
 
 

@@ -15,9 +15,9 @@ def parsed_arguments(text: str) -> dict[str, Any]:
         return {}
     arguments = decode_json(text.encode(), Limits().depth)
     if not isinstance(arguments, dict):
-        raise ValueError("not an object")
+        raise ValueError("the value has another type")
     try:
         json.dumps(arguments, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("contains half of a surrogate pair") from None
+        raise ValueError("a string contains a lone surrogate") from None
     return arguments

@@ -1,4 +1,4 @@
-"""Shows a tool call as rows of text. What the user sees is exactly what the tool gets, except where a row says so.
+"""Shows a tool call as rows of text. The user sees exactly what the tool gets, unless a row says that text is left out.
 
 Names, arguments, descriptions and results are untrusted. Characters that a terminal does not show, such as zero-width
 spaces, are written as escapes, because they could hide a part of a call from the user.
@@ -17,7 +17,7 @@ _MOST_ROWS = 12
 _LONGEST_ROW = 300  # characters
 _LONGEST_ON_ONE_LINE = 80
 _LONGEST_SUMMARY = 100
-_MOST_SUMMARIZED = 10_000  # characters that are searched for words
+_MOST_SUMMARIZED = 10_000  # characters of a text that a summary considers
 
 
 def call_rows(info: ToolInfo, arguments: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -45,13 +45,13 @@ def about_rows(info: ToolInfo) -> list[str]:
 
 
 def result_row(result: ToolResult) -> str:
-    """Return a row that summarizes a result: its beginning, its length and the time that it took."""
+    """Return a row that summarizes a result: its beginning, its length and the duration of the call."""
     size = f"{len(result.text):,} characters" + (", cut" if result.truncated else "")
     return f"{'failed' if result.is_error else 'result'}: {_summary(result.text)} ({size}, {result.seconds:.1f} s)"
 
 
 def past_call_row(name: str, arguments: str) -> str:
-    """Return a row that summarizes a call of a saved conversation, whose arguments are any text."""
+    """Return a row that summarizes a call of a saved conversation, whose arguments may be any text."""
     return f"tool {_summary(name)} {_summary(arguments or '{}')}"
 
 
@@ -78,7 +78,7 @@ def _joined(head: str, rows: Sequence[str]) -> list[str]:
 
 
 def _title(info: ToolInfo) -> str:
-    """Return a tool's name, with its server and, if that differs, the name that the server uses."""
+    """Return a tool's name, with its server and, if it differs, the name that the server uses."""
     if not info.server:
         return info.name
     original = "" if info.original == info.name else f": {_escaped(info.original)}"
@@ -104,5 +104,5 @@ def _argument_rows(value: Mapping[str, Any]) -> list[str]:
 
 
 def _escaped(line: str) -> str:
-    """Replace characters that a terminal does not show with JSON escapes. In a JSON text, the value stays the same."""
+    """Write characters that a terminal does not show as JSON escapes, which do not change the value of a JSON text."""
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)

@@ -20,7 +20,7 @@ Show = Callable[[Sequence[str]], None]  # shows rows to the user
 
 
 class Permission(Enum):
-    """The user's answer to whether a call may run."""
+    """The user's decision on whether a call may run."""
 
     YES = "y"
     NO = "n"
@@ -83,9 +83,9 @@ class ToolCalls:
     def _permission(self, ask: Ask, info: ToolInfo, arguments: Mapping[str, Any], complete: bool) -> Permission:
         if info.why_not:
             self._show([f"asking because {info.why_not}"])
-        more = "[s]how it" if complete else "[s]how all of it"
+        more = "[s]how details" if complete else "[s]how all of it"
         while True:
-            typed = ask(f"run it? [y]es, [n]o, [a]lways this tool, {more}: ")
+            typed = ask(f"run it? [y]es, [n]o, [a]lways for this tool, {more}: ")
             if typed is None:
                 return Permission.NO
             word = typed.strip().lower()
@@ -99,4 +99,4 @@ class ToolCalls:
         try:
             self._toolbox.mark_safe(name)
         except LlmrunError as error:
-            self._show([f"this could not be remembered: {error}"])
+            self._show([f"this choice could not be saved: {error}"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import ToolCall
     from llmrun.tools.toolbox import Toolbox
 
-MOST_ROUNDS: Final = 25  # answers with tool calls in a row, before a model that calls tools for ever is stopped
+MOST_ROUNDS: Final = 25  # answers with tool calls in a row, after which the model is stopped, as it might never end
 CONTINUES: Final = "/retry lets the model continue"
 _STOPPED = "The user stopped this call."
 _MOST_QUOTED = 1000  # characters of invalid arguments that are repeated to the model
@@ -37,7 +37,7 @@ class ToolTurns:
         self._calls = ToolCalls(toolbox, self._ask if turns.interactive else None, out.reply, turns.answering)
 
     def refresh(self) -> None:
-        """List the tools again of servers whose tools have changed. Ctrl-C keeps the old list."""
+        """List the tools again for servers that have reported a change. Ctrl-C keeps the old list."""
         with suppress(Cancelled), self._turns.answering():
             self._toolbox.refresh(lambda: self._signals.stop_wanted)
         out.clear_progress()
@@ -65,8 +65,8 @@ class ToolTurns:
         try:
             arguments = parsed_arguments(call.arguments)
         except ValueError as error:
-            out.note(f"tool {shown(call.name)}: the arguments are not a JSON object: {error}")
-            return f"The arguments are not a JSON object: {error}. You wrote: {call.arguments[:_MOST_QUOTED]}"
+            out.note(f"tool {shown(call.name)}: the arguments are not a valid JSON object: {error}")
+            return f"The arguments are not a valid JSON object: {error}. You wrote: {call.arguments[:_MOST_QUOTED]}"
         try:
             return self._calls.run(call.name, arguments, self._is_stopped).text
         except (Cancelled, KeyboardInterrupt):

@@ -332,7 +332,7 @@ def remote_chat(data: Path, file: Path, url: str, *turns: str) -> subprocess.Com
 
 
 def test_a_remote_model_calls_tools(tmp_path: Path) -> None:
-    """The server sends a call in pieces, with the finish reason that older servers use, and one that is not JSON."""
+    """The server sends a call in pieces, with the finish reason that older servers use, and a call that is not JSON."""
     answers = [
         said("", role="assistant")
         + tool_call(0, name="echo", arguments='{"te')
@@ -363,7 +363,7 @@ def test_a_remote_model_calls_tools(tmp_path: Path) -> None:
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool", "tool"]
     assert [one["function"]["arguments"] for one in second["messages"][1]["tool_calls"]] == ['{"text": "hi"}', "{}"]
     assert second["messages"][2] == {"role": "tool", "tool_call_id": "id_0", "name": "echo", "content": "hi\n"}
-    assert second["messages"][3]["content"].startswith("The arguments are not a JSON object")
+    assert second["messages"][3]["content"].startswith("The arguments are not a valid JSON object")
 
 
 def test_calls_in_a_chat_without_tools_are_reported(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.tools.boxes import FAKE_SERVER
 pytestmark = pytest.mark.slow
 
 PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn
-QUESTION = "run it? [y]es, [n]o, [a]lways this tool, [s]how it: "
+QUESTION = "run it? [y]es, [n]o, [a]lways for this tool, [s]how details: "
 SCRIPT = (
     ("Echo?", f"Let me see.\n{call('echo', a='hi')}"),
     ("Wait?", call("slow")),
@@ -198,7 +198,7 @@ def test_a_model_without_tools_is_refused_before_its_first_question(tmp_path: Pa
 def test_a_format_and_tools_are_refused_together(tmp_path: Path) -> None:
     done = run(tmp_path, "--json-schema", "{}")
     assert done.returncode == 2
-    assert b"--tools: cannot be combined with a format of the answer" in done.stderr
+    assert b"--tools: cannot be combined with an answer format" in done.stderr
 
 
 def test_past_calls_continue_without_tools_or_end_in_one_line(tmp_path: Path) -> None:
@@ -211,7 +211,4 @@ def test_past_calls_continue_without_tools_or_end_in_one_line(tmp_path: Path) ->
     plain = script_file(other, [("assistant\n", "hi")], chat_template=PLAIN)
     refused = chat(tmp_path, "--continue", "-m", plain, turns="More?\n")
     assert (refused.stdout, refused.returncode) == (b"", 2)
-    assert (
-        b"script cannot continue a conversation with tool calls: its chat template does not support tools"
-        in refused.stderr
-    )
+    assert b"cannot continue a conversation with tool calls: its chat template does not support tools" in refused.stderr

@@ -81,10 +81,10 @@ def test_calls_run_in_order_and_are_saved(record: ConversationRecord) -> None:
     ("arguments", "why"),
     [
         ("{", "Expecting property name"),
-        ("[1]", "not an object"),
-        ("null", "not an object"),
+        ("[1]", "the value has another type"),
+        ("null", "the value has another type"),
         ('{"a": NaN}', "NaN is not a finite number"),
-        ('{"a": "\\ud800"}', "half of a surrogate pair"),
+        ('{"a": "\\ud800"}', "a lone surrogate"),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", "nested more than 64 levels deep"),
         ('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "nested"),
     ],
@@ -94,11 +94,11 @@ def test_arguments_that_are_no_object_never_run(
 ) -> None:
     (result,), went_on = results(record, ("program", arguments))
     assert went_on
-    assert result.startswith("The arguments are not a JSON object: ")
+    assert result.startswith("The arguments are not a valid JSON object: ")
     assert why in result
     assert arguments[:50] in result
     assert len(result) < 1500
-    assert capsys.readouterr().err.startswith("note: tool program: the arguments are not a JSON object")
+    assert capsys.readouterr().err.startswith("note: tool program: the arguments are not a valid JSON object")
 
 
 def test_an_unknown_tool_is_a_result(record: ConversationRecord) -> None:
