@@ -19,6 +19,7 @@ from tests.support.gguf.gguf_files import tiny_llama
 
 CODES = {
     errors.LlmrunError: 1,
+    errors.InvalidAnswer: 1,
     errors.UsageError: 2,
     errors.ModelFileError: 3,
     errors.BadGGUF: 3,
