@@ -30,7 +30,7 @@ from llmrun.backends.base import OpenOptions  # noqa: E402
 from llmrun.engine.constraint import answer as constrained  # noqa: E402
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat  # noqa: E402
 from llmrun.engine.engine import Engine  # noqa: E402
-from llmrun.engine.requests import ChatPrompt, Finished, Request, TextDelta  # noqa: E402
+from llmrun.engine.requests import ChatPrompt, Finished, Request, TextDelta, TextPrompt  # noqa: E402
 from llmrun.sampling_params import SamplingParams  # noqa: E402
 
 
@@ -133,7 +133,7 @@ class Measured:
     def run(self, name: str, plain: Engine, speculating: Engine, sampling: SamplingParams, number: int) -> None:
         """Answer one prompt freely, in JSON, and in JSON with speculation."""
         question, schema = TASKS[name]
-        prompt = ChatPrompt([{"role": "user", "content": question}])
+        prompt = ChatPrompt([{"role": "user", "content": question}]) if plain.takes_chats else TextPrompt(question)
         new = {**schema, "title": f"round {number}"}  # a schema that has not been compiled
         wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(new))
         request = Request(prompt, 500, sampling=sampling, response_format=wanted)

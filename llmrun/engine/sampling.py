@@ -132,21 +132,30 @@ def greedy(logits: Logits) -> int:
 def top_k(logits: Logits | NDArray[np.float64], k: int) -> Candidates:
     """Return the k most likely candidates, sorted by probability, or all in order of id if k <= 0.
 
+    Among the k candidates, there are no banned ones, whose logits are -inf.
+    """
+    check_any_left(float(logits.max()))
+    if k <= 0:
+        return np.arange(len(logits)), logits.astype(np.float64)
+    ids = likeliest(logits, k)
+    ids = ids[logits[ids] > -np.inf]
+    return ids, logits[ids].astype(np.float64)
+
+
+def likeliest(logits: Logits | NDArray[np.float64], k: int) -> NDArray[np.intp]:
+    """Return the ids of the k > 0 largest logits, sorted.
+
     This avoids sorting the whole vocabulary. The logits are split into stripes. At least k logits are not below the
     k-th largest stripe maximum, so only those logits, a few dozen more than k, have to be sorted.
     """
-    check_any_left(float(logits.max()))
     depth = len(logits) // STRIPES
-    if 0 < k <= STRIPES and depth > 1:
+    if k <= STRIPES and depth > 1:
         maxima = logits[: depth * STRIPES].reshape(depth, STRIPES).max(axis=0)
         bound = np.partition(maxima, STRIPES - k)[STRIPES - k]
         ids = np.flatnonzero(logits >= bound)
     else:
         ids = np.arange(len(logits))
-    if k <= 0:
-        return ids, logits.astype(np.float64)
-    ids = ids[np.argsort(-logits[ids], kind="stable")[:k]]
-    return ids, logits[ids].astype(np.float64)
+    return ids[np.argsort(-logits[ids], kind="stable")[:k]]
 
 
 def top_p(candidates: Candidates, p: float) -> Candidates:
@@ -203,7 +212,7 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
     largest = float(logits.max())
     if not np.isfinite(largest):
         return NO_LOG_PROBABILITIES
-    ids = top_k(logits, n)[0].tolist() if n > 0 else []
+    ids = likeliest(logits, n).tolist() if n > 0 else []
     return described_log_probabilities(
         logits, token, ids, largest, ordered_sum(exp(logits.astype(np.float64) - largest))
     )

@@ -254,10 +254,13 @@ def bound_of_heavy(scratch: Any, room: Any, n: Any, enough: Any) -> Any:
 
 
 @called_function
-def top_k(logits: Any, scratch: Any, room: Any, n: Any, k: Any) -> Any:
-    """Make candidates of the k most likely ids, sorted by probability, and return their number."""
+def top_k(logits: Any, scratch: Any, room: Any, n: Any, k: Any, least: Any) -> Any:
+    """Make candidates of the k most likely ids, sorted by probability, and return their number.
+
+    Ids whose logit is below `least` are left out. Where a mask leaves fewer than k ids, this saves sorting all others.
+    """
     not_inlined()
-    n = keep_logits(logits, scratch, room, n, bound_of_top(logits, scratch, room, n, k))
+    n = keep_logits(logits, scratch, room, n, max(least, bound_of_top(logits, scratch, room, n, k)))
     sort_candidates(scratch, ids_of(scratch, room), n, words_of(scratch, room), room)
     return min(n, k)
 
@@ -321,7 +324,7 @@ def sample_candidates(logits: Any, scratch: Any, room: Any, n: Any, row: Any, la
         load_f64(row + sampling.ROW_MIN_P),
     )
     if k > 0:
-        n = top_k(logits, scratch, room, n, k)
+        n = top_k(logits, scratch, room, n, k, -_LARGEST)
     else:
         for i in range(n):
             store_i32(ids_of(scratch, room) + 4 * i, i)
@@ -363,7 +366,7 @@ def weigh_row(row: Any, scratch: Any, room: Any, n: Any, largest: Any) -> Any:
     store_f64(row + sampling.ROW_TOTAL, weigh_all(scratch, room, n, largest, 1.0))
     k = load_i64(row + sampling.ROW_TOP_LOGPROBS)
     if k > 0:
-        top_k(scratch, scratch, room, n, k)
+        top_k(scratch, scratch, room, n, k, -_INFINITY)
         ids, top_ids = ids_of(scratch, room), load_i64(row + sampling.ROW_TOP_IDS)
         for i in range(k):
             store_i64(top_ids + 8 * i, load_i32(ids + 4 * i))
