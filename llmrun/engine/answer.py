@@ -53,6 +53,7 @@ class Answer:
     drafted_tokens   tokens that drafters predicted and a step verified
     accepted_tokens  how many of them were right
     forced_tokens    forced tokens that a step ran together with the token before them
+    drawn_in_a_row   tokens since the last forced one, or since the prompt
     over             True once the last event has been returned
     """
 
@@ -82,6 +83,7 @@ class Answer:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     forced_tokens: int = 0
+    drawn_in_a_row: int = 0
     over: bool = False
     _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
 
@@ -172,6 +174,7 @@ class Answer:
     def _add(self, token: int, logits: NDArray[np.float32] | None, *, forced: bool) -> list[Event]:
         """Add a token, whose logits are needed only for log-probabilities, and return the events."""
         self.tokens.append(token)
+        self.drawn_in_a_row = 0 if forced else self.drawn_in_a_row + 1
         if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):
             return self.finish(FinishReason.STOP)
         self.thinking_tokens += self.decoder.thinking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llmrun.engine.drafting.acceptance import Acceptance, AssumedRates
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from llmrun.engine.answer import Answer
     from llmrun.engine.requests import Request
     from llmrun.engine.work import Work
+
+
+_LEAST_DRAWN: Final = 2  # tokens drawn after forced ones, before drafts continue
 
 
 class Speculation:
@@ -140,12 +143,13 @@ def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
 def _found(part: Work, plan: StepPlan, most: int) -> Draft:
     """Return the best draft of at most `most` tokens.
 
-    No draft follows forced tokens: their resemblance to earlier text says nothing about the next token. A draft model
-    is asked only if its draft will probably be better than the best so far, or to measure it again.
+    Forced tokens resemble earlier text because they must, which says nothing about the next token, so no draft follows
+    them soon. A draft model is asked only if its draft will probably be better than the best so far, or to measure it
+    again.
     """
     answer, depth = part.answer, part.depth
     best, pace = NO_DRAFT, answer.pace
-    if answer.forced:
+    if answer.forced or (answer.forced_tokens and answer.drawn_in_a_row < _LEAST_DRAWN):
         return best
     for drafter in answer.drafters:
         if drafter.token_seconds:

@@ -19,7 +19,7 @@ from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.contract import forget_all
-from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine
+from tests.support.engine.drafts import PROPOSALS, Place, adversary, answer_plainly, assert_same, drafting_engine
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_prompt
 from tests.support.engine.thinking_models import CHANNEL_TOKENS, CHANNELS, OPENED, SWITCHED, answers, thinking_backend
 
@@ -130,6 +130,23 @@ def test_forced_tokens_save_steps() -> None:
     timings = gathered.finished.timings
     assert timings.forced_tokens > 20
     assert timings.steps + timings.forced_tokens == timings.generated_tokens + (gathered.text[-1] == "}")
+
+
+def test_no_draft_follows_forced_tokens_soon() -> None:
+    backend = noisy()
+    known = answer_plainly(Engine(backend), [formatted(JSON)])
+    forget_all(backend)
+    drawn: list[int] = []
+
+    def propose(place: Place) -> list[int]:
+        answer = next(iter(engine._running))
+        drawn.append(answer.drawn_in_a_row if answer.forced_tokens else 2)
+        return place.rest[:1]
+
+    engine = drafting_engine(backend, adversary(backend, propose, known))
+    [gathered] = answer_all(engine, [formatted(JSON)])
+    assert gathered.finished.timings.accepted_tokens > 0
+    assert min(drawn) == 2
 
 
 @pytest.mark.parametrize("most", [1, 2, 9, 20])
