@@ -285,6 +285,7 @@ class Answer:
         """
         prompt = self.request.prompt
         begins = self.generated_tokens == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
+        begins = begins and self.constraint is None  # a format decides about every space
         return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)
 
     def _logprobs(self, logits: NDArray[np.float32] | None, token: int) -> tuple[TokenLogprobs, ...]:

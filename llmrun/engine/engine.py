@@ -248,11 +248,15 @@ class Engine:
         except BaseException:
             self._forget(work)
             raise
-        for part, new_events, drawn in take_results(self._sampler, work, logits):
-            events += new_events
-            if part.is_last:
-                self._speculation.observe_draft(part, drawn)
-                self._cut_back(part)
+        try:
+            for part, new_events, drawn in take_results(self._sampler, work, logits):
+                events += new_events
+                if part.is_last:
+                    self._speculation.observe_draft(part, drawn)
+                    self._cut_back(part)
+        except BaseException:  # a bug, or Ctrl-C: some slots have been updated, and others have not
+            self._forget(work)
+            raise
         if all(part.decodes for part in work):
             self._speculation.observe_step(work, time.perf_counter() - started)
         self._retire()

@@ -17,7 +17,7 @@ from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, Usag
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
     from llmrun.engine.constraint.answer import AnswerConstraint
-    from llmrun.engine.constraint.base import ResponseFormat
+    from llmrun.engine.constraint.base import Constraint, ResponseFormat
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.thinking.prompting import Beginning
@@ -97,7 +97,7 @@ class PromptReader:
         tokens = encode(beginning.text).tolist()
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:
-            spelling, calls, wanted = self.tools.answer_format(prompt, self.thinking.style)
+            spelling, calls, wanted = self.tools.answer_format(prompt, self.thinking.style, self._compiled)
         # An answer with a format cannot turn out to be thinking, because thinking before it needs an opening tag.
         opened, may_close = beginning.opened, beginning.may_close and wanted is None
         decoder = ThinkingDecoder(request.stop, spelling, opened=opened, may_close=may_close, reader=calls)
@@ -109,6 +109,13 @@ class PromptReader:
             raise UsageError("tools and a response format cannot be combined", hint="use only one of them")
         past = any(message.get("tool_calls") or message.get("role") == "tool" for message in prompt.messages)
         return self.tools.prepared(prompt) if prompt.tools or past else prompt
+
+    def _compiled(self, wanted: ResponseFormat) -> Constraint:
+        """Compile a format, or return it from the cache. Raises UsageError."""
+        from llmrun.engine.constraint.matcher import ConstraintCompiler
+
+        self._constraints = self._constraints or ConstraintCompiler()
+        return self._constraints.compile(wanted, self._tokenizer)
 
     def _text_prompt(self, request: Request, tokens: list[int]) -> ReadPrompt:
         """Return a prompt whose answer has neither thinking nor tool calls."""
@@ -126,10 +133,8 @@ class PromptReader:
         if wanted is None:
             return None
         from llmrun.engine.constraint.answer import NO_PRELUDE, AnswerConstraint, prelude_of
-        from llmrun.engine.constraint.matcher import ConstraintCompiler
 
-        self._constraints = self._constraints or ConstraintCompiler()
-        compiled = self._constraints.compile(wanted, self._tokenizer)
+        compiled = self._compiled(wanted)
         prelude, style = NO_PRELUDE, self.thinking.style if beginning else None
         if beginning is not None and style is not None:
             prelude = prelude_of(style, beginning, think, self._tokens_of_tag, calls=decoder.finds_calls)

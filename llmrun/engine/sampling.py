@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import LlmrunError, ModelFileError
+from llmrun.errors import InvalidAnswer, ModelFileError
 from llmrun.layouts.sampling import (
     EXP_TERMS,
     INVERSE_LN2,
@@ -238,9 +238,9 @@ def bad_output(best: float) -> ModelFileError:
     )
 
 
-def nothing_left() -> LlmrunError:
+def nothing_left() -> InvalidAnswer:
     """Return the error for a logit bias that bans every allowed token."""
-    return LlmrunError("cannot choose a token: logit_bias bans every token that the model and the format allow")
+    return InvalidAnswer("cannot choose a token: logit_bias bans every token that the model and the format allow")
 
 
 def check_output(best: float) -> None:

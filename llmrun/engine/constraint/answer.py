@@ -94,7 +94,8 @@ class AnswerConstraint:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._prelude = prelude
-        self._words = mask_words(tokenizer.vocabulary_size)
+        # A vocabulary without end-of-generation tokens has an additional one in its constraints (matcher.py).
+        self._words = mask_words(tokenizer.vocabulary_size + (not tokenizer.end_of_generation))
         self._stage = _Stage.THINKING
         if not decoder.thinking:
             self._await_answer([prelude.opening, *prelude.headers])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from llmrun.engine.constraint.grammars import grammar_of, schema_of
 from llmrun.engine.constraint.limits import compile_probe, on_large_stack
 from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import InvalidAnswer, UsageError
 from llmrun.gguf.problems import shown
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ConstraintCompiler:
         assert self._building is not None
         self._building.join()
         if self._tokenizer is None:
-            raise LlmrunError("the vocabulary could not be prepared for constrained answers")
+            raise InvalidAnswer("the vocabulary could not be prepared for constrained answers")
         return self._tokenizer
 
     def _build(self, tokenizer: Tokenizer) -> None:
@@ -130,7 +130,7 @@ class LlguidanceConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise LlmrunError(f"the response format is too complex to enforce: {_reason(self._matcher)}")
+            raise InvalidAnswer(f"the response format is too complex to enforce: {_reason(self._matcher)}")
 
 
 def _reason(matcher: LLMatcher) -> str:

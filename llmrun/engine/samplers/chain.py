@@ -103,7 +103,8 @@ def apply_samplers(candidates: Candidates, names: Iterable[str], place: Place) -
     """Apply samplers in order."""
     with np.errstate(over="ignore", invalid="ignore"):  # the samplers replace overflows and NaN
         for name in names:
-            candidates = SAMPLERS[name](candidates, place)
+            kept = SAMPLERS[name](candidates, place)
+            candidates = kept if len(kept[0]) else candidates  # in unusual orders, rounding may remove all of them
     return candidates
 
 

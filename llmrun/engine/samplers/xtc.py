@@ -36,7 +36,7 @@ def without_top_choices(candidates: Candidates, threshold: float) -> Candidates:
     """
     ids, logits = candidates
     weights = exp(logits - logits.max())
-    top = np.flatnonzero(weights >= threshold * ordered_sum(weights))
+    top = np.flatnonzero((weights >= threshold * ordered_sum(weights)) & (logits > -np.inf))
     if len(top) < 2:
         return candidates
     stays = top[len(top) - 1 - int(np.argmin(logits[top][::-1]))]

@@ -44,7 +44,33 @@ def template_messages(messages: Sequence[Any], abilities: ToolAbilities) -> list
     calls and results that are invalid, and if the template does not support them.
     """
     past = _Past(abilities)
+    if abilities.tool_format is not None and not abilities.tool_format.parallel:
+        messages = _one_call_each(messages)
     return [past.converted(message) if isinstance(message, Mapping) else message for message in messages]
+
+
+def _one_call_each(messages: Sequence[Any]) -> list[Any]:
+    """Split messages with several calls into messages with one call, each followed by its result."""
+    found: list[Any] = []
+    results: dict[str, Any] = {}  # the results that belong to calls which have been split, by id
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if not isinstance(calls, list) or len(calls) < 2 or not all(isinstance(call, Mapping) for call in calls):
+            if not (isinstance(message, Mapping) and results.pop(str(message.get("tool_call_id")), None) is message):
+                found.append(message)
+            continue
+        for number, call in enumerate(calls):
+            found.append({**message, "content": message.get("content") if number == 0 else "", "tool_calls": [call]})
+            result = _result_of(call.get("id"), messages[index + 1 :])
+            if result is not None:
+                results[str(call.get("id"))] = result
+                found.append(result)
+    return found
+
+
+def _result_of(call_id: object, messages: Sequence[Any]) -> Any:
+    """Return the first message with the result of a call, or None."""
+    return next((one for one in messages if isinstance(one, Mapping) and one.get("tool_call_id") == call_id), None)
 
 
 class _Past:
@@ -67,11 +93,6 @@ class _Past:
         calls = message["tool_calls"]
         if not isinstance(calls, list):
             raise UsageError("invalid tool calls in a message: they are not a list")
-        if len(calls) > 1 and not found.parallel:
-            raise UsageError(
-                "this model's chat template allows only one tool call in a message",
-                hint="split the message into one message for each call and its result",
-            )
         read = [self._call(call, number) for number, call in enumerate(calls)]
         content = message.get("content")
         if not abilities.shows_calls:

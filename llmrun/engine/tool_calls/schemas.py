@@ -22,10 +22,12 @@ class Tool:
     """A tool that the model may call.
 
     parameters  the JSON schema of its arguments that a grammar enforces, an object; {} if it takes or declares none
+    strict      whether the tool is refused if its whole schema cannot be enforced, as in OpenAI's API
     """
 
     name: str
     parameters: Mapping[str, Any]
+    strict: bool = False
 
     def properties(self) -> dict[str, Any]:
         """Return the schema of each argument."""
@@ -59,10 +61,11 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
         if parameters is not None and not isinstance(parameters, Mapping):
             raise UsageError(f"invalid parameters of the tool {name}: they are not a JSON schema of an object")
         try:
-            enforced = parameters if function.get("strict") is True else weakened(parameters)
+            strict = function.get("strict") is True
+            enforced = parameters if strict else weakened(parameters)
         except RecursionError:
             raise UsageError(f"invalid parameters of the tool {name}: they are nested too deeply") from None
-        tools[name] = Tool(name, enforced or {})
+        tools[name] = Tool(name, enforced or {}, strict)
     return list(tools.values())
 
 

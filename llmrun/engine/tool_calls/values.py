@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,10 +183,12 @@ class ItemGrammar:
         pattern = schema.get("pattern")
         if pattern is None:
             return body
-        if not isinstance(pattern, str) or re.search(r"\(\?[=!<]|\\[1-9bB]|[\ud800-\udfff\n/]", pattern):
+        if not isinstance(pattern, str) or re.search(r"\(\?[=!<]|\\[1-9bB]|[\ud800-\udfff\n]", pattern):
             raise self._refuse("a pattern is not supported")
+        pattern = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern)
         try:
-            re.compile(pattern)
+            with warnings.catch_warnings(action="ignore"):  # about nested sets
+                re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise self._refuse("a pattern is not a regular expression") from error
         start = "" if pattern.startswith("^") else "(?s:.*)"

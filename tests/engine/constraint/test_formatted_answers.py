@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.engine.constraint.answer import AnswerConstraint
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.constraint.matcher import ConstraintCompiler
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
+from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 from tests.support.engine.answers import Gathered, answer_all
@@ -105,6 +109,7 @@ def test_forced_tokens_do_not_change_answers(wanted: ResponseFormat, seed: int, 
     "sampling",
     [
         {"mirostat": 1},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"mirostat": 2},
         {"adaptive_target": 0.3},
         {"xtc_probability": 1.0, "dry_multiplier": 0.8, "typical_p": 0.9, "top_n_sigma": 2.0},
@@ -133,8 +138,8 @@ def test_forced_tokens_save_steps() -> None:
 
 
 def test_no_draft_follows_forced_tokens_soon() -> None:
-    backend = noisy()
-    known = answer_plainly(Engine(backend), [formatted(JSON)])
+    backend, wanted = noisy(), ResponseFormat(FormatKind.REGEX, "name: [a-z]{20}, city: [a-z]{20}")
+    known = answer_plainly(Engine(backend), [formatted(wanted)])
     forget_all(backend)
     drawn: list[int] = []
 
@@ -144,8 +149,8 @@ def test_no_draft_follows_forced_tokens_soon() -> None:
         return place.rest[:1]
 
     engine = drafting_engine(backend, adversary(backend, propose, known))
-    [gathered] = answer_all(engine, [formatted(JSON)])
-    assert gathered.finished.timings.accepted_tokens > 0
+    [gathered] = answer_all(engine, [formatted(wanted)])
+    assert gathered.finished.timings.accepted_tokens > 10
     assert min(drawn) == 2
 
 
@@ -168,6 +173,20 @@ def test_the_end_is_allowed_only_where_the_format_is_complete() -> None:
     [gathered] = answer_all(Engine(backend), [Request(TextPrompt("go"), 50, sampling=GREEDY, response_format=wanted)])
     assert re.fullmatch("a+b+", gathered.text)
     assert gathered.finished.reason is FinishReason.STOP
+
+
+def test_a_vocabulary_may_have_no_end_token() -> None:
+    class Endless(ScriptedTokenizer):
+        end_of_generation = frozenset()
+
+    tokenizer = Endless(288)  # with the additional end token, the mask has one more word
+    compiler = ConstraintCompiler()
+    followed = AnswerConstraint(compiler.compile(FORMATS[5], tokenizer), ThinkingDecoder(()), tokenizer)
+    compiler.close()
+    for token in b"go42":
+        assert followed.masks(())[0, token // 32] >> token % 32 & 1
+        followed.take(token, 0)
+    assert followed.is_complete
 
 
 # --- thinking

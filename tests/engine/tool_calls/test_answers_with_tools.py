@@ -197,6 +197,35 @@ def test_invalid_tools_are_refused(prompt: ChatPrompt, words: str) -> None:
         Engine(qwen("")).submit(Request(prompt))
 
 
+@pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3-Coder"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": r"\bfoo\b"},
+        {"pattern": r"^(a)\1$"},
+        {"pattern": "^{id}$"},
+        {"pattern": "^https?://"},
+        {"$ref": "https://example.com/schema.json"},
+        {"type": "str"},
+        {"properties": None},
+    ],
+)
+def test_a_tool_that_cannot_be_enforced_does_not_stop_the_others(name: str, schema: dict[str, Any]) -> None:
+    other = {"type": "object", "properties": {"a": {"type": "string", **schema}}, "required": ["a"]}
+    tools = [WEATHER, {"type": "function", "function": {"name": "other", "parameters": other}}]
+    [gathered] = answer_all(Engine(backend_for(name)), [request_with(tools, "weather", seed=2, think=False)])
+    if gathered.finished.reason is FinishReason.TOOL_CALLS:
+        [call] = calls_of(gathered)
+        assert isinstance(json.loads(call.arguments)["city"], str)
+
+
+def test_a_strict_tool_is_refused_by_name() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    strict = {"name": "other", "strict": True, "parameters": parameters}
+    with pytest.raises(UsageError, match=r'tool other: .*"uniqueItems" is not supported'):
+        Engine(qwen("")).submit(request_with([WEATHER, {"type": "function", "function": strict}]))
+
+
 def test_tools_need_a_template_with_tools() -> None:
     with pytest.raises(UsageError, match="tools cannot be used: this model's chat template does not support tools"):
         Engine(thinking_backend(SWITCHED)).submit(request_with([WEATHER]))

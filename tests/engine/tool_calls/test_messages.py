@@ -123,9 +123,13 @@ def test_templates_without_tools_refuse_them() -> None:
     require_tools(HERMES)
 
 
-def test_single_calls_are_required_where_the_template_allows_no_more() -> None:
-    with pytest.raises(UsageError, match="only one tool call"):
-        template_messages([said(call(), call(call_id="b"))], tools_of("meta-llama-Llama-3.1-8B-Instruct"))
+def test_calls_are_split_where_the_template_allows_one_per_message() -> None:
+    both = {**said(call(call_id="a"), call(call_id="b")), "content": "Let me see."}
+    messages = [USER, both, result("b", "second"), result("a", "first"), USER]
+    found = template_messages(messages, tools_of("meta-llama-Llama-3.1-8B-Instruct"))
+    assert [one["role"] for one in found] == ["user", "assistant", "tool", "assistant", "tool", "user"]
+    assert [len(one["tool_calls"]) for one in found if one["role"] == "assistant"] == [1, 1]
+    assert [one["content"] or "" for one in found[1:5]] == ["Let me see.", "first", "", "second"]
 
 
 def test_other_messages_stay_as_they_are() -> None:
