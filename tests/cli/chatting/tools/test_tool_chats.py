@@ -124,6 +124,18 @@ def test_an_unsafe_call_waits_for_the_user(tmp_path: Path, answers: list[str], t
         assert box.toolbox.describe("unsafe").is_safe == (typed == ["a"])
 
 
+def test_a_failing_tools_command_keeps_the_chat(tmp_path: Path, capsys: Capture) -> None:
+    backend = tool_backend(("Go?", "Gone."))
+    with opened(UNSAFE) as box, session(tmp_path / "others", backend=backend, toolbox=box.toolbox) as found:
+        (tmp_path / "data").write_text("")  # a file is not a folder, so no mark can be saved
+        commands = ("/tools nothing", "/tools allow nothing", "/tools allow unsafe", "/tools ask unsafe")
+        assert found.run(*commands, "Go?") == 0
+        assert found.said == [("Go?", "Gone.")]
+    told = capsys.readouterr().err
+    assert told.count("error: tool nothing: no such tool") == 2
+    assert told.count("safe-tools.json: Not a directory") == 2
+
+
 def test_a_pipe_refuses_unsafe_calls(tmp_path: Path) -> None:
     backend = tool_backend(("Go?", call("unsafe")), (RESULT, "Done."))
     with opened(UNSAFE) as box, session(tmp_path, backend=backend, toolbox=box.toolbox, interactive=False) as found:
