@@ -16,7 +16,7 @@ import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, QuestionAsked, ToolAnswered, ToolCalled
+from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked, ToolAnswered, ToolCalled
 from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store
 from llmrun.cli.chatting.tools import turns
@@ -245,6 +245,18 @@ def test_a_stopped_call_can_be_followed_by_retry(tmp_path: Path, answers: list[s
         found.run("/retry", "Bye?")
         assert found.said == [("Go?", "Stopped, I see."), ("Bye?", "Bye.")]
         assert results(found) == ["The user stopped this call."]
+
+
+def test_an_answer_whose_calls_were_lost_can_be_retried(tmp_path: Path, capsys: Capture) -> None:
+    store = Store(tmp_path / "conversations")
+    record = ConversationRecord(store, new_conversation("scripted"))
+    for event in (QuestionAsked("Go?", ""), AnswerBegan(1), AnswerEnded("tool_calls", 12, 8, 0, 4, 0.1, 0.2)):
+        record.add(event)
+    backend = tool_backend(("Go?", call("echo", a="hi")), (RESULT, "Done."))
+    with opened(ECHO) as box, session(tmp_path, backend=backend, record=record, toolbox=box.toolbox) as found:
+        assert found.run("/retry") == 0
+        assert found.said == [("Go?", "Done.")]
+    assert "the last answer was stopped while it called tools; /retry lets the model" in capsys.readouterr().err
 
 
 def test_ctrl_c_after_a_result_keeps_it(tmp_path: Path, capsys: Capture) -> None:
