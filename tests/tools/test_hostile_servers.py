@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from llmrun.tools.content import result_of
+from llmrun.tools.content import result_of, shortened
 from llmrun.tools.names import NAME
 from llmrun.tools.tool import ToolFailed
 from llmrun.tools.untrusted import cleaned, cleaned_json, decode_json
@@ -207,6 +207,12 @@ def test_long_results_are_cut_and_say_so() -> None:
     result = result_of({"content": [{"type": "text", "text": "x" * 2000}]}, 1000)
     assert result.truncated
     assert result.text == "x" * 1000 + "\n[cut: these are the first 1,000 of 2,000 characters]"
+
+
+def test_escapes_count_towards_the_limit() -> None:
+    text, truncated = shortened("\U000e0041" * 500, 1000)
+    assert truncated
+    assert text == "\\U000e0041" * 100 + "\n[cut: these are the first 1,000 of 5,000 characters]"
 
 
 @given(JSON)
