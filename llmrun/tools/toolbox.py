@@ -209,8 +209,8 @@ class Toolbox:
             raise
         for start in starts:
             name = start.server.declared.name
-            if start.error is not None:
-                self.failures[name] = str(start.error)
+            if start.error:
+                self.failures[name] = start.error
                 self._note(f"tools: {name}: this server is left out: {start.error}")
         self._collect()
         self._check_names()
@@ -269,19 +269,21 @@ class Toolbox:
 
 
 class _Start(threading.Thread):
-    """A thread that starts a server. `error` is why it failed, or None."""
+    """A thread that starts a server. `error` is why it failed, in one line that is safe to print, or ""."""
 
     def __init__(self, server: McpServer, cancelled: tool.Cancelled) -> None:
         super().__init__(daemon=True)
         self.server = server
-        self.error: LlmrunError | None = None
+        self.error = ""
         self._cancelled = cancelled
 
     def run(self) -> None:
         try:
             self.server.start(self._cancelled)
-        except (ToolFailed, Cancelled) as error:
-            self.error = error
+        except LlmrunError as error:
+            self.error = str(error)
+        except Exception as error:  # noqa: BLE001 - a server that broke us must not count as started
+            self.error = shown(f"unexpected error: {type(error).__name__}: {error}", 300)
 
 
 def _not_json(arguments: object) -> str:
