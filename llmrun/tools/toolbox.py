@@ -137,6 +137,12 @@ class Toolbox:
         entry = self._entry(name)
         self._marks.unmark(entry.program, entry.definition)
 
+    def limit_results(self, characters: int) -> None:
+        """Cut the results of later calls after this many characters."""
+        self._limits = replace(self._limits, result=characters)
+        for server in self._servers:
+            server.limits = self._limits
+
     def call(
         self, name: str, arguments: Mapping[str, Any], cancelled: threading.Event | tool.Cancelled | None = None
     ) -> ToolResult:

@@ -290,6 +290,22 @@ def test_results_that_overfill_the_context_can_be_undone(tmp_path: Path, capsys:
     assert "/undo removes them" in told
 
 
+def test_the_limit_for_results_follows_the_model(tmp_path: Path) -> None:
+    flood = python_command("print('x' * 200_000)", name="flood", is_safe=True)
+    script = ("Go?", "Gone.")
+    small = tool_backend(script, context_size=1024)
+    server = fake_server("result", json.dumps({"content": [{"type": "text", "text": "x" * 200_000}]}))
+    with (
+        opened(flood, server) as box,
+        session(tmp_path, backend=tool_backend(script), others={"small": small}, toolbox=box.toolbox) as found,
+    ):
+        for name in ("small", "scripted"):
+            found.run(f"/model {name}")
+            size = found.chat.engine.info.context_size
+            for tool in box.toolbox.names:
+                assert box.toolbox.call(tool, {}).text.count("x") == min(100_000, 2 * size)
+
+
 def test_tools_and_past_calls_are_counted(tmp_path: Path) -> None:
     backend = tool_backend(("Go?", call("echo", a="hi")), (RESULT, "Done."))
     with opened(ECHO) as box, session(tmp_path, backend=backend, toolbox=box.toolbox) as found:
