@@ -6,6 +6,7 @@ becomes a NetworkError, in which text from the server is sanitized.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -177,16 +178,17 @@ def _chunk(arrived: float, event: object) -> Chunk:
         arrived,
         text=_whole(_value(delta, "content", str) or _value(choice, "text", str) or ""),
         reasoning=_whole(reasoning),
-        tool_calls=tuple(map(_tool_call, _value(delta, "tool_calls", list) or [])),
+        tool_calls=tuple(itertools.starmap(_tool_call, enumerate(_value(delta, "tool_calls", list) or []))),
         finish=_value(choice, "finish_reason", str),
         usage=usage,
         logprobs=tuple(_logprobs(_value(choice, "logprobs", dict) or {})),
     )
 
 
-def _tool_call(call: object) -> ToolCallDelta:
+def _tool_call(place: int, call: object) -> ToolCallDelta:
+    """Return a piece of a call. If the server leaves out the index, use the piece's place in its list."""
     function = _value(call, "function", dict) or {}
-    index = _count(call, "index")
+    index = place if _value(call, "index", int) is None else _count(call, "index")
     if index >= _MOST_CALLS:
         raise _Unexpected(f"tool_calls: index {index} is too large")
     return ToolCallDelta(

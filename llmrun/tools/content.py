@@ -31,11 +31,13 @@ def result_of(value: object, limit: int) -> ToolResult:
 def shortened(text: str, limit: int) -> tuple[str, bool]:
     """Return the text `cleaned` and cut after `limit` characters, and whether it was cut.
 
-    If it was cut, a line at the end tells the model so.
+    If it was cut, a line at the end tells the model so. The limit applies to the cleaned text, because an escape such
+    as \\U000e0041 is ten times as long as its character.
     """
+    text = cleaned(text)
     if len(text) <= limit:
-        return cleaned(text), False
-    return f"{cleaned(text[:limit])}\n[cut: these are the first {limit:,} of {len(text):,} characters]", True
+        return text, False
+    return f"{text[:limit]}\n[cut: these are the first {limit:,} of {len(text):,} characters]", True
 
 
 def _text(block: object) -> str:

@@ -36,13 +36,14 @@ class McpServer:
     declared  its entry in the user's file
     tools     the tools that it offered last
     notes     lines for the user, which are safe to print
+    limits    for its messages and results
     """
 
     def __init__(self, declaration: ServerDeclaration, limits: Limits) -> None:
         self.tools: tuple[Definition, ...] = ()
         self.notes: deque[str] = deque(maxlen=_MOST_NOTES)
         self.declared = declaration
-        self._limits = limits
+        self.limits = limits
         self._connection: Connection | None = None
 
     def start(self, cancelled: tool.Cancelled) -> None:
@@ -50,7 +51,7 @@ class McpServer:
         self.close()
         declared = self.declared
         child = Child(declared.command, environment(declared.environment), declared.folder)
-        self._connection = Connection(child, self._limits, self.notes)
+        self._connection = Connection(child, self.limits, self.notes)
         deadline = time.monotonic() + declared.start_timeout_s
         try:
             self._initialize(self._connection, deadline, cancelled)
@@ -77,7 +78,7 @@ class McpServer:
             raise ToolFailed("it is not running")
         params = {"name": name, "arguments": arguments}
         result = self._connection.request("tools/call", params, self.declared.timeout_s, cancelled)
-        return result_of(result, self._limits.result)
+        return result_of(result, self.limits.result)
 
     def close(self) -> None:
         """End the server. Idempotent."""
@@ -114,8 +115,8 @@ class McpServer:
             if not isinstance(page, dict) or not isinstance(tools := page.get("tools"), list):
                 raise ToolFailed("its list of tools is not valid")
             received += len(tools)
-            if received > self._limits.tools:
-                raise ToolFailed(f"it offers more than {self._limits.tools} tools")
+            if received > self.limits.tools:
+                raise ToolFailed(f"it offers more than {self.limits.tools} tools")
             for one in tools:
                 self._add(one, found)
             cursor = page.get("nextCursor")
@@ -128,7 +129,7 @@ class McpServer:
     def _add(self, value: object, found: dict[str, Definition]) -> None:
         """Add a tool to `found`, or write a note if its definition cannot be used."""
         try:
-            definition = _definition(self.declared, value, self._limits.definition)
+            definition = _definition(self.declared, value, self.limits.definition)
         except ValueError as error:
             self.notes.append(f"a tool is left out: {error}")
             return

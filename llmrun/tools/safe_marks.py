@@ -1,10 +1,12 @@
 """Remembers which tools run without confirmation.
 
 Only the user marks a tool as safe, in the tools file or in a chat. A mark is bound to the sha256 of the tool's
-definition, so a tool loses its mark if the server changes what the tool says it does.
+definition, so a tool loses its mark if the server changes what the tool says it does. It also holds for one program
+only, which is a command with its working directory and its declared variables: `cwd` decides which files relative
+arguments name, and variables such as PATH or NODE_OPTIONS decide which code runs.
 
-The file is tools/safe-tools.json in the data folder. It contains commands only as their sha256, because their arguments
-may contain keys.
+The file is tools/safe-tools.json in the data folder. It contains programs only as their sha256, because their arguments
+and variables may contain keys.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from llmrun.errors import LlmrunError
 from llmrun.folders import data_folder
+from llmrun.tools.declared import CommandDeclaration, ServerDeclaration
 from llmrun.tools.tool import Definition, digest_of
 
 _VERSION = 1
@@ -27,6 +29,7 @@ _MOST_BYTES = 1 << 22
 CHANGED = "its definition has changed since it was marked as safe"
 REMOVED = "its mark was removed in a chat"
 
+Program = ServerDeclaration | CommandDeclaration
 _Key = tuple[str, str, str]
 
 
@@ -35,7 +38,7 @@ class _Mark:
     """A mark for a tool.
 
     server   the server's name in the user's file; "" for a command
-    command  the sha256 of the command that starts the server
+    command  the sha256 of the program, which is the server or the command itself
     tool     the tool's own name
     digest   the sha256 of the definition that the mark is for; "" if the user has removed the mark
     in_chat  whether the mark was made in a chat, so it applies even if the user's file has none
@@ -59,15 +62,15 @@ class SafeMarks:
         self._path = path or data_folder() / "tools" / "safe-tools.json"
         self._marks = {mark.key: mark for mark in self._read()}
 
-    def why_unsafe(self, command: Sequence[str], tool: Definition, *, in_file: bool) -> str | None:
+    def why_unsafe(self, program: Program, tool: Definition, *, in_file: bool) -> str | None:
         """Return why a tool needs confirmation: "" if it has no mark, or a reason. Returns None if it is safe.
 
         in_file  whether the user's file marks the tool. This saves a mark for the first definition that is seen
         """
-        mark = self._marks.get((tool.server, digest_of(command), tool.name))
+        mark = self._marks.get((tool.server, _digest_of_program(program), tool.name))
         if mark is None and in_file:
             try:
-                self._add(command, tool, tool.digest, in_chat=False)
+                self._add(program, tool, tool.digest, in_chat=False)
             except LlmrunError as error:
                 return f"its definition cannot be saved: {error}"
             return None
@@ -77,16 +80,16 @@ class SafeMarks:
             return REMOVED
         return None if mark.digest == tool.digest else CHANGED
 
-    def mark_safe(self, command: Sequence[str], tool: Definition) -> None:
+    def mark_safe(self, program: Program, tool: Definition) -> None:
         """Mark the current definition of a tool as safe. Raises LlmrunError if the mark cannot be saved."""
-        self._add(command, tool, tool.digest, in_chat=True)
+        self._add(program, tool, tool.digest, in_chat=True)
 
-    def unmark(self, command: Sequence[str], tool: Definition) -> None:
+    def unmark(self, program: Program, tool: Definition) -> None:
         """Remove the mark of a tool, even if it is in the user's file. Raises LlmrunError if that cannot be saved."""
-        self._add(command, tool, "", in_chat=False)
+        self._add(program, tool, "", in_chat=False)
 
-    def _add(self, command: Sequence[str], tool: Definition, digest: str, *, in_chat: bool) -> None:
-        mark = _Mark(tool.server, digest_of(command), tool.name, digest, in_chat)
+    def _add(self, program: Program, tool: Definition, digest: str, *, in_chat: bool) -> None:
+        mark = _Mark(tool.server, _digest_of_program(program), tool.name, digest, in_chat)
         marks = {known.key: known for known in self._read()} | {mark.key: mark}  # another chat may have added marks
         self._write(marks)
         self._marks = marks
@@ -128,6 +131,12 @@ class SafeMarks:
                 f"disk: {self._path}: cannot be written: {error.strerror or error}",
                 hint="set LLMRUN_DATA_DIR to a folder that you can write to",
             ) from error
+
+
+def _digest_of_program(program: Program) -> str:
+    """Return the sha256 of what the user's file runs: the command, the working directory and the declared variables."""
+    folder = None if program.folder is None else str(program.folder)
+    return digest_of([program.command, folder, dict(program.environment)])
 
 
 def _mark(entry: Any) -> _Mark:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from llmrun.tools.file_checks import nearest
 from llmrun.tools.limits import Limits
 from llmrun.tools.mcp_server import McpServer
 from llmrun.tools.names import exposed_names
-from llmrun.tools.safe_marks import SafeMarks
+from llmrun.tools.safe_marks import Program, SafeMarks
 from llmrun.tools.tool import Definition, ToolFailed, ToolInfo, ToolResult, Validator
 from llmrun.tools.tools_file import read_tools_file
 
@@ -39,8 +39,8 @@ class _Entry:
     source: McpServer | CommandDeclaration
 
     @property
-    def command(self) -> Sequence[str]:
-        return (self.source.declared if isinstance(self.source, McpServer) else self.source).command
+    def program(self) -> Program:
+        return self.source.declared if isinstance(self.source, McpServer) else self.source
 
     @property
     def is_marked(self) -> bool:
@@ -130,12 +130,18 @@ class Toolbox:
     def mark_safe(self, name: str) -> None:
         """Let a tool run without confirmation, now and later, until its definition changes. Raises LlmrunError."""
         entry = self._entry(name)
-        self._marks.mark_safe(entry.command, entry.definition)
+        self._marks.mark_safe(entry.program, entry.definition)
 
     def unmark(self, name: str) -> None:
         """Ask about a tool again, even if the file marks it as safe. Raises LlmrunError."""
         entry = self._entry(name)
-        self._marks.unmark(entry.command, entry.definition)
+        self._marks.unmark(entry.program, entry.definition)
+
+    def limit_results(self, characters: int) -> None:
+        """Cut the results of later calls after this many characters."""
+        self._limits = replace(self._limits, result=characters)
+        for server in self._servers:
+            server.limits = self._limits
 
     def call(
         self, name: str, arguments: Mapping[str, Any], cancelled: threading.Event | tool.Cancelled | None = None
@@ -209,8 +215,8 @@ class Toolbox:
             raise
         for start in starts:
             name = start.server.declared.name
-            if start.error is not None:
-                self.failures[name] = str(start.error)
+            if start.error:
+                self.failures[name] = start.error
                 self._note(f"tools: {name}: this server is left out: {start.error}")
         self._collect()
         self._check_names()
@@ -265,23 +271,25 @@ class Toolbox:
         return entry
 
     def _why_unsafe(self, entry: _Entry) -> str | None:
-        return self._marks.why_unsafe(entry.command, entry.definition, in_file=entry.is_marked)
+        return self._marks.why_unsafe(entry.program, entry.definition, in_file=entry.is_marked)
 
 
 class _Start(threading.Thread):
-    """A thread that starts a server. `error` is why it failed, or None."""
+    """A thread that starts a server. `error` is why it failed, in one line that is safe to print, or ""."""
 
     def __init__(self, server: McpServer, cancelled: tool.Cancelled) -> None:
         super().__init__(daemon=True)
         self.server = server
-        self.error: LlmrunError | None = None
+        self.error = ""
         self._cancelled = cancelled
 
     def run(self) -> None:
         try:
             self.server.start(self._cancelled)
-        except (ToolFailed, Cancelled) as error:
-            self.error = error
+        except LlmrunError as error:
+            self.error = str(error)
+        except Exception as error:  # noqa: BLE001 - a server that broke us must not count as started
+            self.error = shown(f"unexpected error: {type(error).__name__}: {error}", 300)
 
 
 def _not_json(arguments: object) -> str:

@@ -23,7 +23,7 @@ def decode_json(data: bytes, depth: int) -> Any:
     ValueError if the data is not JSON. Both have a one-line reason.
     """
     try:
-        value = json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_finite)
+        value = json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte 0x{data[error.start]:02x}") from None
     except RecursionError:
@@ -56,6 +56,13 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise RefusedJson(f"{text[:20]} is not a finite number")
     return number
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # Python refuses more than 4,300 digits
+        raise RefusedJson(f"an integer of {len(text.lstrip('-')):,} digits") from None
 
 
 def _inside(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.cli.answers.collected import CollectedCalls
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import (
@@ -25,6 +26,7 @@ from llmrun.engine.requests import (
     TextDelta,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
     ToolCallDelta,
 )
 from llmrun.errors import NetworkError, UsageError
@@ -301,6 +303,18 @@ def test_tool_calls_arrive_in_pieces() -> None:
         ToolCallDelta(1, "call_2", "time", "{}"),
     ]
     assert (text, finished(events).reason) == ("Let me see.", FinishReason.TOOL_CALLS)
+
+
+def test_calls_without_an_index_get_their_place() -> None:
+    pieces = [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in "abc"]
+    stream = said(tool_calls=pieces[:2]) + said(tool_calls=pieces[2:]) + said(finish="tool_calls")
+    with serving(response(stream + counted(7, 9) + DONE)) as server:
+        _, events = answer_of(server, chat())
+    calls = CollectedCalls()
+    for event in events:
+        if isinstance(event, TextDelta):
+            calls.take(event.tool_calls)
+    assert calls.calls == [ToolCall(name, name, "{}") for name in "abc"]
 
 
 @pytest.mark.parametrize(

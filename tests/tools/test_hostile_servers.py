@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from llmrun.tools.content import result_of
+from llmrun.tools.content import result_of, shortened
 from llmrun.tools.names import NAME
 from llmrun.tools.tool import ToolFailed
-from llmrun.tools.untrusted import cleaned, cleaned_json, decode_json
+from llmrun.tools.untrusted import RefusedJson, cleaned, cleaned_json, decode_json
 from tests.support.tools.boxes import LIMITS, fake_server, opened
 
 DEEP = 10_000
@@ -207,6 +207,20 @@ def test_long_results_are_cut_and_say_so() -> None:
     result = result_of({"content": [{"type": "text", "text": "x" * 2000}]}, 1000)
     assert result.truncated
     assert result.text == "x" * 1000 + "\n[cut: these are the first 1,000 of 2,000 characters]"
+
+
+def test_escapes_count_towards_the_limit() -> None:
+    text, truncated = shortened("\U000e0041" * 500, 1000)
+    assert truncated
+    assert text == "\\U000e0041" * 100 + "\n[cut: these are the first 1,000 of 5,000 characters]"
+
+
+def test_integers_with_too_many_digits_are_refused() -> None:
+    """Python converts at most 4,300 digits, because the time grows with their square."""
+    assert decode_json(b"9" * 4300, 64) == 10**4300 - 1
+    for line in (b"9" * 4301, b'{"id": 3, "result": [-' + b"9" * 5000 + b"]}"):
+        with pytest.raises(RefusedJson, match=r"an integer of [45],\d{3} digits"):
+            decode_json(line, 64)
 
 
 @given(JSON)

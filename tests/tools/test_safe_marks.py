@@ -121,6 +121,19 @@ def test_a_mark_holds_for_one_command(tmp_path: Path) -> None:
         assert verdict(box, "program") == (False, "")
 
 
+def test_a_mark_holds_for_one_folder_and_environment(tmp_path: Path) -> None:
+    tools = tmp_path / "t"
+    with opened(server(ECHO, tools, folder=tmp_path, environment={"MODE": "dry"})) as box:
+        box.toolbox.mark_safe("echo")
+        assert verdict(box) == (True, "")
+    with opened(server(ECHO, tools, environment={"MODE": "dry"})) as box:
+        assert verdict(box) == (False, "")
+    with opened(server(ECHO, tools, folder=tmp_path, environment={"MODE": "wet"})) as box:
+        assert verdict(box) == (False, "")
+    with opened(server(ECHO, tools, folder=tmp_path, environment={"MODE": "dry"})) as box:
+        assert verdict(box) == (True, "")
+
+
 def test_a_mark_for_a_missing_tool_gets_a_suggestion(tmp_path: Path) -> None:
     with opened(server(ECHO, tmp_path / "t", safe=("ecko",))) as box:
         assert box.notes == ["tools: fake: safe: it has no tool ecko; did you mean echo?"]
@@ -135,8 +148,8 @@ def test_two_chats_keep_each_others_marks(tmp_path: Path) -> None:
         assert verdict(box, "one_echo") == verdict(box, "two_echo") == (True, "")
 
 
-def test_the_file_has_no_arguments_of_commands(tmp_path: Path, data: Path) -> None:
-    with opened(python_command("print(1)", "--key=secret")) as box:
+def test_the_file_has_no_arguments_or_variables(tmp_path: Path, data: Path) -> None:
+    with opened(python_command("print(1)", "--key=secret", environment={"KEY": "secret"})) as box:
         box.toolbox.mark_safe("program")
     assert "secret" not in (data / "tools" / "safe-tools.json").read_text()
     assert [path.name for path in (data / "tools").iterdir()] == ["safe-tools.json"]

@@ -15,6 +15,7 @@ import pytest
 
 from llmrun.errors import Cancelled
 from llmrun.tools.environment import environment
+from llmrun.tools.mcp_server import McpServer
 from llmrun.tools.tool import ToolFailed
 from llmrun.tools.toolbox import Toolbox
 from tests.support.tools.boxes import fake_server, opened, python_command
@@ -96,6 +97,22 @@ def test_one_failing_server_does_not_stop_the_others() -> None:
         assert box.toolbox.call("echo", {"text": "yes"}).text == "yes"
     assert box.toolbox.failures == {"broken": "it ended: exit status 3: no such module: time"}
     assert box.notes == ["tools: broken: this server is left out: it ended: exit status 3: no such module: time"]
+
+
+def test_an_unexpected_error_at_the_start_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(server: McpServer, cancelled: object) -> None:
+        raise RuntimeError("can't start\nnew thread\x1b[2J")
+
+    monkeypatch.setattr(McpServer, "start", start)
+    with opened(fake_server("echo")) as box:
+        assert box.toolbox.names == []
+    (why,) = box.toolbox.failures.values()
+    assert why.startswith("unexpected error: RuntimeError: can't start")
+    assert why.isprintable()
+    assert box.notes == [f"tools: fake: this server is left out: {why}"]
+    assert capsys.readouterr().err == ""
 
 
 def test_same_names_of_two_servers_get_prefixes() -> None:

@@ -37,33 +37,41 @@ class CollectedAnswer:
 
 @dataclass(slots=True)
 class CollectedCalls:
-    """The tool calls of an answer so far, by index.
+    """The tool calls of an answer so far.
+
+    Some servers give several calls the same index, and some repeat the id and the name in every piece. Therefore, a
+    piece with a name and another id begins a new call. A new id alone does not, because some servers send one with
+    every piece.
 
     problem  why the most recently dropped call is not valid; "" if none was dropped
     """
 
     problem: str = ""
-    _calls: dict[int, ToolCall] = field(default_factory=dict)
+    _calls: dict[tuple[int, int], ToolCall] = field(default_factory=dict)  # by index and count of the calls with it
+    _counts: dict[int, int] = field(default_factory=dict)  # the number of earlier calls with the same index
 
     def take(self, deltas: Iterable[ToolCallDelta]) -> None:
         """Add the next pieces of calls. A call with a problem is dropped."""
         for delta in deltas:
             self.problem = delta.problem or self.problem
-            before = self._calls.get(delta.index, ToolCall("", "", ""))
+            key = delta.index, self._counts.get(delta.index, 0)
+            before = self._calls.get(key, ToolCall("", "", ""))
+            if before.id and before.name and delta.id not in ("", before.id) and delta.name:
+                self._counts[delta.index] = key[1] + 1
+                key, before = (delta.index, key[1] + 1), ToolCall("", "", "")
             if delta.problem:
-                self._calls.pop(delta.index, None)
+                self._calls.pop(key, None)
             else:
-                self._calls[delta.index] = ToolCall(
-                    before.id + delta.id, before.name + delta.name, before.arguments + delta.arguments
-                )
+                name = before.name if delta.name == before.name else before.name + delta.name
+                self._calls[key] = ToolCall(before.id or delta.id, name, before.arguments + delta.arguments)
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls in order, without those that have no name.
+        """The calls in the order in which they began, without those that have no name.
 
         Calls get new ids where the server left them out or repeated one, because every result needs the id of its call.
         """
-        ordered = [call for _, call in sorted(self._calls.items()) if call.name]
+        ordered = [call for call in self._calls.values() if call.name]
         known = {""}
         numbers = itertools.count()
         for place, call in enumerate(ordered):

@@ -32,6 +32,7 @@ from llmrun.cli.chatting.events import (
 from llmrun.cli.chatting.preferences import Value
 from llmrun.cli.chatting.tools.arguments import parsed_arguments
 from llmrun.engine.requests import ToolCall
+from llmrun.types import FinishReason
 
 TITLE_CHARACTERS = 60
 _NO_RESULT = "The call was interrupted, and its result is unknown."
@@ -229,8 +230,16 @@ class Conversation:
 
     @property
     def is_stopped_at_calls(self) -> bool:
-        """Whether the last question has only answers with tool calls, because the user stopped or a process died."""
-        return bool(self.exchanges) and self.exchanges[-1].began is None and bool(self.exchanges[-1].rounds)
+        """Whether the last question has only answers with tool calls, because the user stopped or a process died.
+
+        If the process died before it saved the calls, only the reason for the end of the answer tells.
+        """
+        if not self.exchanges:
+            return False
+        last = self.exchanges[-1]
+        if last.began is None:
+            return bool(last.rounds)
+        return last.ended is not None and last.ended.reason == FinishReason.TOOL_CALLS
 
     @property
     def messages(self) -> list[dict[str, Any]]:

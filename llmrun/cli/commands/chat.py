@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
-RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it
 LAST = ""  # the value of --continue without a name
 
 
@@ -297,7 +296,7 @@ def _opened_tools(
     declared: ToolsFile | None, models: ModelInUse, conversation: Conversation
 ) -> Iterator[Toolbox | None]:
     """Start the tool servers, or yield None if there are no tools. Raises UsageError if the model cannot use them."""
-    from llmrun.cli.chatting.context.tool_support import check_past_calls, check_tools
+    from llmrun.cli.chatting.context.tool_support import check_past_calls, check_tools, longest_result
 
     opened = models.opened
     if declared is None:
@@ -309,10 +308,7 @@ def _opened_tools(
     from llmrun.tools.limits import Limits
     from llmrun.tools.toolbox import Toolbox
 
-    size = opened.engine.info.context_size
-    limits = Limits()
-    if size:
-        limits = replace(limits, result=min(limits.result, RESULT_CHARACTERS * size))
+    limits = Limits(result=longest_result(opened.engine))
     with Toolbox.open(declared, validate=problem_with, note=out.note, progress=out.progress, limits=limits) as toolbox:
         out.clear_progress()
         yield toolbox

@@ -35,6 +35,33 @@ def test_pieces_of_calls_are_joined_by_index() -> None:
     assert calls.calls == [ToolCall("a", "echo", '{"text": 1}'), ToolCall("b", "time", "{}")]
 
 
+def test_another_id_begins_another_call() -> None:
+    calls = collected(
+        ToolCallDelta(0, "a", "echo", '{"te'),
+        ToolCallDelta(0, arguments='xt": 1}'),
+        ToolCallDelta(0, "b", "echo", "{"),
+        ToolCallDelta(0, arguments="}"),
+        ToolCallDelta(1, "c", "time", "{}"),
+        ToolCallDelta(0, "d", "last", "{}"),
+    )
+    assert calls.calls == [
+        ToolCall("a", "echo", '{"text": 1}'),
+        ToolCall("b", "echo", "{}"),
+        ToolCall("c", "time", "{}"),
+        ToolCall("d", "last", "{}"),
+    ]
+
+
+def test_repeated_ids_and_names_are_ignored() -> None:
+    calls = collected(ToolCallDelta(0, "a", "echo", "{"), ToolCallDelta(0, "a", "echo", "}"))
+    assert calls.calls == [ToolCall("a", "echo", "{}")]
+
+
+def test_a_new_id_without_a_name_continues_the_call() -> None:
+    calls = collected(ToolCallDelta(0, "a", "echo", "{"), ToolCallDelta(0, "b", arguments="}"))
+    assert calls.calls == [ToolCall("a", "echo", "{}")]
+
+
 def test_broken_calls_are_dropped_with_their_problem() -> None:
     calls = collected(
         ToolCallDelta(0, "a", "echo", "{"), ToolCallDelta(1, "b", "time", "{}"), ToolCallDelta(0, problem="cut off")

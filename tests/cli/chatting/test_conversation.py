@@ -211,6 +211,14 @@ def test_a_call_without_a_result_was_interrupted() -> None:
     assert folded(list(conversation.history())) == conversation
 
 
+def test_an_answer_whose_calls_were_not_saved_was_stopped() -> None:
+    began, ended = AnswerBegan(1), replace(ENDED, reason="tool_calls")
+    assert after(CALLS[0], began, ended).is_stopped_at_calls
+    assert not after(CALLS[0], began, ENDED).is_stopped_at_calls
+    assert not after(CALLS[0], began, ended, QuestionAsked("b", "")).is_stopped_at_calls
+    assert folded(list(after(CALLS[0], began, ended).history())).is_stopped_at_calls
+
+
 def test_a_question_may_follow_stopped_calls() -> None:
     conversation = after(*CALLS, *RESULTS)
     assert conversation.unanswered is None

@@ -32,7 +32,8 @@ class ContextUsed:
         """
         if conversation.is_counted:
             return conversation.context_used
-        counted_for = (conversation.began.conversation, len(conversation.exchanges), conversation.system)
+        # Lengths and ids are not enough: tool calls, results and a change of the model add no exchange.
+        counted_for = (conversation.model, conversation.unanswered, conversation.all_messages)
         if self._counted is None or self._counted[0] != counted_for:
             self._counted = counted_for, self._count(engine, conversation)
         return self._counted[1]

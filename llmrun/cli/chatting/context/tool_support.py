@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
 from llmrun.errors import UsageError
+from llmrun.tools.limits import Limits
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.context.prompting import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.engine.base import Answering
 
+_RESULT_CHARACTERS = 2  # per token of the context; a tool's result then fills about half of it
 _HINT = "use a model that was trained for tool calls, such as qwen3:4b"
 
 
@@ -36,6 +38,8 @@ def check_past_calls(engine: Answering, name: str, conversation: Conversation) -
 def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation: Conversation) -> None:
     """Offer the tools of a chat to another model if it can use them. Print a note about what it cannot do."""
     prompting.offers_tools = prompting.toolbox is None or _can_use_tools(engine)
+    if prompting.toolbox is not None:
+        prompting.toolbox.limit_results(longest_result(engine))
     if conversation.has_calls and not _can_read_calls(engine):
         out.note(
             f"{visible_line(name)} cannot read the tool calls of this conversation: {_reason(engine)}; "
@@ -43,6 +47,13 @@ def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation
         )
     elif not prompting.offers_tools:
         out.note(f"{visible_line(name)} answers without tools: {_reason(engine)}")
+
+
+def longest_result(engine: Answering) -> int:
+    """Return after how many characters the result of a tool is cut for a model."""
+    most = Limits().result
+    size = engine.info.context_size  # 0 if a server does not report it
+    return min(most, _RESULT_CHARACTERS * size) if size else most
 
 
 def _can_use_tools(engine: Answering) -> bool:

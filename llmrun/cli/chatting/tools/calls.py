@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 
 from llmrun.cli.chatting.tools.call_view import call_rows, full_rows, result_row
-from llmrun.errors import LlmrunError
-from llmrun.tools.tool import ToolFailed, ToolInfo, ToolResult
+from llmrun.errors import Cancelled, LlmrunError
+from llmrun.tools.tool import ToolInfo, ToolResult
 from llmrun.tools.toolbox import Toolbox
 
 REFUSED = "The user did not allow this call."
@@ -50,7 +50,8 @@ class ToolCalls:
     def run(self, name: str, arguments: Mapping[str, Any], cancelled: Callable[[], bool]) -> ToolResult:
         """Run a call and return its result for the model. Failures are results too. Raises Cancelled.
 
-        KeyboardInterrupt from `ask` is not caught.
+        Any LlmrunError is such a failure, because the call is saved already and needs a result. KeyboardInterrupt from
+        `ask` is not caught.
         """
         try:
             refusal = self._refusal(name, arguments)
@@ -59,7 +60,9 @@ class ToolCalls:
                 return ToolResult(refusal, is_error=True)
             with self._waiting():
                 result = self._toolbox.call(name, arguments, cancelled)
-        except ToolFailed as error:
+        except Cancelled:
+            raise
+        except LlmrunError as error:
             sentence = "; ".join(filter(None, [str(error), error.hint]))
             self._show([f"failed: {sentence}"])
             return ToolResult(sentence, is_error=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from llmrun.cli.chatting.tools.call_view import about_rows, tool_rows
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.tools.toolbox import Toolbox
 
 _ALLOW, _ASK = "allow", "ask"
@@ -22,10 +22,19 @@ class ChatWithTools(Protocol):
 
 
 def tools(chat: ChatWithTools, argument: str) -> None:
-    """List the tools, describe one (`/tools NAME`), or change its mark (`/tools allow NAME`, `/tools ask NAME`)."""
-    toolbox = chat.toolbox
-    if toolbox is None:
+    """List the tools, describe one (`/tools NAME`), or change its mark (`/tools allow NAME`, `/tools ask NAME`).
+
+    Raises UsageError, which does not end the chat.
+    """
+    if chat.toolbox is None:
         raise UsageError("/tools: this chat has no tools", hint="start it with --tools FILE")
+    try:
+        _run(chat, chat.toolbox, argument)
+    except LlmrunError as error:  # there is no such tool, or the mark cannot be saved
+        raise UsageError(str(error), hint=error.hint) from error
+
+
+def _run(chat: ChatWithTools, toolbox: Toolbox, argument: str) -> None:
     verb, _, name = argument.partition(" ")
     name = name.strip()
     if verb == _ALLOW and name:

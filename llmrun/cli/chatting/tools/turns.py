@@ -61,7 +61,10 @@ class ToolTurns:
         return not stopped
 
     def _result(self, call: ToolCall) -> str | None:
-        """Return the result of a call, or None if the user stops it with Ctrl-C."""
+        """Return the result of a call, or None if the user stops it with Ctrl-C, possibly before it begins."""
+        if self._signals.stop_wanted:
+            self._tell_stopped(call)
+            return None
         try:
             arguments = parsed_arguments(call.arguments)
         except ValueError as error:
@@ -70,8 +73,11 @@ class ToolTurns:
         try:
             return self._calls.run(call.name, arguments, self._is_stopped).text
         except (Cancelled, KeyboardInterrupt):
-            out.note(f"stopped: tool {shown(call.name)}; {CONTINUES}")
+            self._tell_stopped(call)
             return None
+
+    def _tell_stopped(self, call: ToolCall) -> None:
+        out.note(f"stopped: tool {shown(call.name)}; {CONTINUES}")
 
     def _is_stopped(self) -> bool:
         """Return whether the user wants to stop the call that is running. Called several times a second."""

@@ -17,8 +17,8 @@ from llmrun.cli.chatting.tools.call_view import call_rows, full_rows, result_row
 from llmrun.cli.chatting.tools.calls import NOBODY_ASKED, REFUSED, ToolCalls
 from llmrun.cli.chatting.tools.question import ask
 from llmrun.cli.chatting.tools.slash import tool_choices, tools
-from llmrun.errors import UsageError
-from llmrun.tools.tool import ToolFailed, ToolInfo, ToolResult
+from llmrun.errors import Cancelled, LlmrunError, UsageError
+from llmrun.tools.tool import ToolInfo, ToolResult
 from llmrun.tools.toolbox import Toolbox
 from tests.support.tools.boxes import fake_server, opened, python_command
 
@@ -104,6 +104,21 @@ def test_failures_are_results_for_the_model() -> None:
     assert unknown.is_error
     assert "no such tool" in unknown.text
     assert all(row.isprintable() for row in screen.rows)
+
+
+def test_a_failed_validation_is_a_result() -> None:
+    def validate(arguments: Any, schema: Any) -> str | None:
+        raise LlmrunError("the checking process cannot be started", hint="free some memory")
+
+    screen = Screen("y")
+    with opened(PROGRAM, validate=validate) as box:
+        result = ran(box.toolbox, screen, screen.ask)
+    assert result == ToolResult("the checking process cannot be started; free some memory", is_error=True)
+
+
+def test_a_cancelled_call_has_no_result() -> None:
+    with opened(python_command("import time; time.sleep(600)", is_safe=True)) as box, pytest.raises(Cancelled):
+        ToolCalls(box.toolbox, None, Screen().show).run("program", {}, lambda: True)
 
 
 def test_a_lost_mark_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +224,7 @@ def test_marks_change_with_the_command() -> None:
         assert ("allow echo", "run without asking") in tool_choices(chat)
         tools(chat, "echo")
         assert "  Repeat a text." in chat.rows
-        with pytest.raises(ToolFailed, match="no such tool"):
+        with pytest.raises(UsageError, match="no such tool"):
             tools(chat, "ecko")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, QuestionAsked, ToolAnswered, ToolCalled
+from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked, ToolAnswered, ToolCalled
 from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store
 from llmrun.cli.chatting.tools import turns
@@ -122,6 +122,18 @@ def test_an_unsafe_call_waits_for_the_user(tmp_path: Path, answers: list[str], t
         assert found.said == [("Go?", "Done.")]
         assert found.turns.lent_count == len(typed)
         assert box.toolbox.describe("unsafe").is_safe == (typed == ["a"])
+
+
+def test_a_failing_tools_command_keeps_the_chat(tmp_path: Path, capsys: Capture) -> None:
+    backend = tool_backend(("Go?", "Gone."))
+    with opened(UNSAFE) as box, session(tmp_path / "others", backend=backend, toolbox=box.toolbox) as found:
+        (tmp_path / "data").write_text("")  # a file is not a folder, so no mark can be saved
+        commands = ("/tools nothing", "/tools allow nothing", "/tools allow unsafe", "/tools ask unsafe")
+        assert found.run(*commands, "Go?") == 0
+        assert found.said == [("Go?", "Gone.")]
+    told = capsys.readouterr().err
+    assert told.count("error: tool nothing: no such tool") == 2
+    assert told.count("safe-tools.json: Not a directory") == 2
 
 
 def test_a_pipe_refuses_unsafe_calls(tmp_path: Path) -> None:
@@ -235,6 +247,18 @@ def test_a_stopped_call_can_be_followed_by_retry(tmp_path: Path, answers: list[s
         assert results(found) == ["The user stopped this call."]
 
 
+def test_an_answer_whose_calls_were_lost_can_be_retried(tmp_path: Path, capsys: Capture) -> None:
+    store = Store(tmp_path / "conversations")
+    record = ConversationRecord(store, new_conversation("scripted"))
+    for event in (QuestionAsked("Go?", ""), AnswerBegan(1), AnswerEnded("tool_calls", 12, 8, 0, 4, 0.1, 0.2)):
+        record.add(event)
+    backend = tool_backend(("Go?", call("echo", a="hi")), (RESULT, "Done."))
+    with opened(ECHO) as box, session(tmp_path, backend=backend, record=record, toolbox=box.toolbox) as found:
+        assert found.run("/retry") == 0
+        assert found.said == [("Go?", "Done.")]
+    assert "the last answer was stopped while it called tools; /retry lets the model" in capsys.readouterr().err
+
+
 def test_ctrl_c_after_a_result_keeps_it(tmp_path: Path, capsys: Capture) -> None:
     backend = tool_backend(("Go?", call("echo", a="hi")), (RESULT, "Done."))
     forward = backend.forward
@@ -264,6 +288,22 @@ def test_results_that_overfill_the_context_can_be_undone(tmp_path: Path, capsys:
     told = capsys.readouterr().err
     assert "the question and the results of its tool calls do not fit in the context" in told
     assert "/undo removes them" in told
+
+
+def test_the_limit_for_results_follows_the_model(tmp_path: Path) -> None:
+    flood = python_command("print('x' * 200_000)", name="flood", is_safe=True)
+    script = ("Go?", "Gone.")
+    small = tool_backend(script, context_size=1024)
+    server = fake_server("result", json.dumps({"content": [{"type": "text", "text": "x" * 200_000}]}))
+    with (
+        opened(flood, server) as box,
+        session(tmp_path, backend=tool_backend(script), others={"small": small}, toolbox=box.toolbox) as found,
+    ):
+        for name in ("small", "scripted"):
+            found.run(f"/model {name}")
+            size = found.chat.engine.info.context_size
+            for tool in box.toolbox.names:
+                assert box.toolbox.call(tool, {}).text.count("x") == min(100_000, 2 * size)
 
 
 def test_tools_and_past_calls_are_counted(tmp_path: Path) -> None:

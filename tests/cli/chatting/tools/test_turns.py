@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked
+from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked, ToolCalled
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
@@ -135,6 +135,20 @@ def test_ctrl_c_stops_the_call_that_runs(record: ConversationRecord, monkeypatch
 
     monkeypatch.setattr(ListedTurns, "answering", answering)
     assert results(record, ("slow", "{}"), ("program", "{}"), tools=(SLOW, SAFE)) == ([STOPPED, STOPPED], False)
+
+
+def test_ctrl_c_before_the_first_call_stops_all_calls(
+    record: ConversationRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = record.add
+
+    def interrupted(event: Any) -> None:
+        if isinstance(event, ToolCalled):
+            interrupt()
+        add(event)
+
+    monkeypatch.setattr(record, "add", interrupted)
+    assert results(record, ("program", "{}"), ("program", "{}")) == ([STOPPED, STOPPED], False)
 
 
 def test_a_pipe_cannot_allow_calls(record: ConversationRecord) -> None:
