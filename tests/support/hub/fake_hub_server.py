@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import select
+import selectors
 import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
@@ -113,10 +113,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _wait_for_the_end(self) -> None:
         """Wait until `release` is set or the client disconnects."""
         until = time.monotonic() + _LONGEST_STALL_S
-        while time.monotonic() < until and not self.hub.release.wait(STALL_TICK_S):
-            readable, _, _ = select.select([self.connection], [], [], 0)
-            if readable and not self.connection.recv(1):
-                raise ConnectionResetError
+        with selectors.DefaultSelector() as connection:
+            connection.register(self.connection, selectors.EVENT_READ)
+            while time.monotonic() < until and not self.hub.release.wait(STALL_TICK_S):
+                if connection.select(0) and not self.connection.recv(1):
+                    raise ConnectionResetError
 
     def _send_file(self, file: FakeFile, headers: Mapping[str, str]) -> None:
         """Send the file, or the requested range of it."""
