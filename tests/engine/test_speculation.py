@@ -34,6 +34,8 @@ from tests.support.engine.drafts import (
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_prompt, random_request
 from tests.support.engine.thinking_models import CHANNEL_TOKENS, CHANNELS, OPENED, SWITCHED, thinking_backend
 
+pytestmark = pytest.mark.usefixtures("shared_processes")
+
 EVERY = pytest.mark.parametrize("name", PROPOSALS)
 SOME = pytest.mark.parametrize("name", ["right", "right, then wrong", "past the end", "mixed"])
 SPOKEN = "Naïve 🙂🙃 text, then more text, then 🙂 more."

@@ -1,12 +1,13 @@
 """Constrained answers: JSON that matches a schema, or text that matches a regular expression, a grammar or a choice.
 
-These modules run in llmrun itself:
+These modules run in llmrun itself; parser.py also runs in the isolated process:
 
 base.py           response formats, and the interface of constraints
 grammars.py       checks response formats and turns them into grammars for llguidance
 exact_formats.py  exact patterns for dates and times
 matcher.py        compiles grammars for a vocabulary, and computes the allowed tokens
 answer.py         applies a constraint to an answer, from where the answer begins
+parser.py         creates llguidance's matchers, with limits for the parser's work
 limits.py         refuses schemas and grammars that are too large, ambiguous or partly ignored
 keywords.py       finds keywords in a schema, and the place of each
 strict_json.py    parses JSON without Python's extensions

@@ -31,7 +31,7 @@ def with_exact_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
     the schema is not JSON.
     """
     text = json.dumps(dict(schema))
-    if '"format"' not in text:  # a copy of 4 MB takes 0.3 s
+    if '"format"' not in text:  # a copy of 2 MB takes 0.15 s
         return dict(schema)
     copied: dict[str, Any] = json.loads(text)
     for _, found in subschemas(copied):

@@ -23,7 +23,7 @@ from llmrun.gguf.problems import shown
 
 T = TypeVar("T")
 
-MOST_SCHEMA_BYTES = 4 << 20
+MOST_SCHEMA_BYTES = 2 << 20
 MOST_GRAMMAR_BYTES = 1 << 20
 MOST_DEPTH = 100  # llguidance's own limit is 124; the deepest of 3,900 schemas from PyPI has 20 levels
 # The largest of these schemas compiles in 0.15 s and 100 MB.

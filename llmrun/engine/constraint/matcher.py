@@ -60,12 +60,14 @@ class ConstraintCompiler:
         self._process.close()
 
     def _new_matcher(self, response_format: ResponseFormat, tokenizer: Tokenizer) -> LLMatcher:
+        from llmrun.engine.constraint.parser import new_matcher
+
         schema = schema_of(response_format)
         grammar = grammar_of(response_format, schema)
         problem = compile_probe(grammar, schema, process=self._process)
         if problem is None:
             vocabulary = self._vocabulary(tokenizer)
-            matcher = on_large_stack(lambda: _matcher(vocabulary, grammar))
+            matcher = on_large_stack(lambda: new_matcher(vocabulary, grammar))
             if not matcher.is_error():
                 return matcher
             problem = _reason(matcher)
@@ -88,12 +90,6 @@ class ConstraintCompiler:
             n_vocab=len(vocabulary.tokens),
             eos_token=sorted(tokenizer.end_of_generation) or vocabulary.eos_token_id,
         )
-
-
-def _matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    from llguidance import LLMatcher
-
-    return LLMatcher(vocabulary, grammar, log_level=0)
 
 
 class LlguidanceConstraint:
@@ -134,8 +130,8 @@ class LlguidanceConstraint:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return the error of a matcher on one line, without the state of the parser that follows it."""
-    return shown(" ".join(matcher.get_error().partition("\n<state>")[0].split()), _LONGEST_REASON)
+    """Return the error of a matcher on one line."""
+    return shown(" ".join(matcher.get_error().split()), _LONGEST_REASON)
 
 
 class _Vocabulary:

@@ -43,8 +43,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise TooManyDigits(f"an integer has {len(text):,} digits, limit {MOST_DIGITS:,}")
+    n_digits = len(text.removeprefix("-"))
+    if n_digits > MOST_DIGITS:
+        raise TooManyDigits(f"an integer has {n_digits:,} digits, limit {MOST_DIGITS:,}")
     return int(text)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
+
+from llmrun.engine.constraint.parser import new_matcher, parser_limits
 
 # llguidance recurses for each rule and `$ref`. llmrun compiles with eight times this stack (limits.on_large_stack), so
 # what fits here fits there.
@@ -32,14 +34,13 @@ def problem(grammar: str) -> str:
 
 
 def _problem(grammar: str) -> str:
-    limits = LLParserLimits(verbose_errors=False)
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     warnings = [message for message in messages if not message.startswith(_NO_TOKENIZER)]
     if failed or warnings:
         return warnings[0]
     if messages:
         return ""
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits)
+    matcher = new_matcher(LLTokenizer("byte"), grammar)
     for _ in range(_STEPS):
         mask = matcher.compute_bitmask()
         if matcher.is_error() or matcher.is_stopped():

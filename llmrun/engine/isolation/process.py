@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
@@ -64,6 +65,8 @@ class ProcessFailed(Exception):
 class IsolatedProcess:
     """A child process that answers requests. It starts with `start` or on first use. Not thread-safe.
 
+    The process ends with `close`, or when this object is garbage-collected.
+
     module   the module below `llmrun` whose `main` calls `worker.serve`
     purpose  the purpose of the process, for error messages
     """
@@ -72,6 +75,7 @@ class IsolatedProcess:
         self._module = module
         self._purpose = purpose
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None  # ends the process
         self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
 
     def start(self) -> None:
@@ -80,14 +84,9 @@ class IsolatedProcess:
 
     def close(self) -> None:
         """Kill the process. It starts again on the next use. Idempotent."""
-        process, self._process = self._process, None
+        self._process = None
         self._memory = 0
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in _pipes(process):
-                with contextlib.suppress(OSError):  # part of a request may be left in the buffer
-                    pipe.close()
+        self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
@@ -95,6 +94,7 @@ class IsolatedProcess:
         if self._process is None:
             try:
                 self._process = _start_process(self._module)
+                self._end = weakref.finalize(self, _end_process, self._process)
             except OSError as error:
                 raise LlmrunError(
                     f"cannot start the process for {self._purpose}: {sys.executable}: {error.strerror}"
@@ -171,6 +171,14 @@ def _start_process(module: str) -> subprocess.Popen[bytes]:
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         env=child_processes.isolated_environment(),
     )
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in _pipes(process):
+        with contextlib.suppress(OSError):  # part of a request may be left in the buffer
+            pipe.close()
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:

@@ -27,6 +27,8 @@ from tests.support.engine.drafts import PROPOSALS, Place, adversary, answer_plai
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_prompt
 from tests.support.engine.thinking_models import CHANNEL_TOKENS, CHANNELS, OPENED, SWITCHED, answers, thinking_backend
 
+pytestmark = pytest.mark.usefixtures("shared_processes")
+
 PERSON = {
     "type": "object",
     "properties": {

@@ -39,6 +39,7 @@ def test_the_last_value_of_a_key_wins_or_the_key_is_refused(text: str) -> None:
 
 def test_long_integers_are_refused_before_they_are_read() -> None:
     assert parse("1" * MOST_DIGITS) == int("1" * MOST_DIGITS)
+    assert parse("-" + "1" * MOST_DIGITS) == -int("1" * MOST_DIGITS)
     with pytest.raises(TooManyDigits, match="1,000,000 digits"):
         parse("1" * 1_000_000)
     assert parse("1e999") == float("inf")

@@ -26,6 +26,8 @@ from tests.support.engine.thinking_models import (
     thinking_backend,
 )
 
+pytestmark = pytest.mark.usefixtures("shared_processes")
+
 QUESTION = ChatPrompt([{"role": "user", "content": "Is it so?"}])
 ASK = Request(QUESTION, sampling=GREEDY)
 

@@ -6,12 +6,13 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.grammars import grammar_of, schema_of
 from llmrun.engine.constraint.limits import on_large_stack
+from llmrun.engine.constraint.parser import new_matcher
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
 
@@ -59,8 +60,7 @@ def schema_grammar(schema: dict[str, Any]) -> str:
 
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """Compile a grammar. The matcher is in an error state if the grammar is refused."""
-    limits = LLParserLimits(verbose_errors=False)
-    return on_large_stack(lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits))
+    return on_large_stack(lambda: new_matcher(tokenizer, grammar))
 
 
 def allowed_tokens(matching: LLMatcher) -> NDArray[np.intp]:
