@@ -14,6 +14,7 @@ Examples:
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -98,27 +99,30 @@ def command(
         out.note(f"template {prompting.name}: a chat uses only its system prompt and settings, not its prompt")
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
-    from llmrun.cli.chatting.events import ModelChanged
-
     with (
         _keyboard() as keyboard,
         closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
     ):
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
-        for event in list(_changes(flags, settings, record.conversation)):
-            if event != ModelChanged(record.conversation.model):
-                record.add(event)
+        changes = list(_changes(flags, settings, record.conversation))
+        wanted = copy.deepcopy(record.conversation)
+        for event in changes:
+            wanted.apply(event)
         from llmrun.cli.answers.default_model import tell_of_default_model
         from llmrun.cli.answers.model_in_use import ModelInUse
+        from llmrun.cli.answers.thinking import check_thinking
         from llmrun.cli.chatting.context.prompting import Prompting
 
         if flags.model is None and not continued:
             tell_of_default_model(settings, "llmrun chat")
-        first = record.conversation.model
-        opener = _Opener(flags, _for_opening(settings, record), template, first)
-        declared = _declared_tools(tools, record.conversation)
-        with ModelInUse(opener, first) as models, _opened_tools(declared, models, record.conversation) as toolbox:
-            return _talk(models, store, record, flags, Prompting(variables, toolbox), keyboard)
+        opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
+        declared = _declared_tools(tools, wanted)
+        base = _base_settings(flags)
+        with ModelInUse(opener, wanted.model) as models, _opened_tools(declared, models, wanted) as toolbox:
+            check_thinking(models.opened.engine, flags, base, wanted.preferences)
+            for event in changes:  # saved after the checks, so that a model that cannot be used never becomes its model
+                record.add(event)
+            return _talk(models, store, record, base, Prompting(variables, toolbox), keyboard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,8 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
     from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
 
-    if flags.model is not None:
-        yield ModelChanged(lasting_name(settings))
+    if flags.model is not None and (name := lasting_name(settings)) != before.model:
+        yield ModelChanged(name)
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
@@ -231,8 +235,7 @@ def _earlier(store: Store, name: str) -> ConversationRecord:
     return record
 
 
-def _for_opening(settings: Settings, record: ConversationRecord) -> Settings:
-    conversation = record.conversation
+def _for_opening(settings: Settings, conversation: Conversation) -> Settings:
     chosen = {key: value for key, value in conversation.preferences.items() if key in RULES}
     return with_values(settings, {"model": conversation.model, **chosen})
 
@@ -241,19 +244,16 @@ def _talk(
     models: ModelInUse,
     store: Store,
     record: ConversationRecord,
-    flags: AnswerFlags,
+    settings: Settings,
     prompting: Prompting,
     keyboard: QuietKeyboard | None,
 ) -> int:
-    from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.archive.last_turn import last_turn
     from llmrun.cli.chatting.commands import command_for, completions
     from llmrun.cli.chatting.plain import answer_view
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
-    settings = _base_settings(flags)
-    check_thinking(models.opened.engine, flags, settings, record.conversation.preferences)
     with (
         closing(_turns(lambda before: completions(session, before), keyboard)) as turns,
         Signals(models.cancel, turns.restore) as signals,

@@ -209,6 +209,9 @@ def test_past_calls_continue_without_tools_or_end_in_one_line(tmp_path: Path) ->
     other = tmp_path / "other"
     other.mkdir()
     plain = script_file(other, [("assistant\n", "hi")], chat_template=PLAIN)
+    [journal] = journals(tmp_path)
+    saved = journal.read_bytes()
     refused = chat(tmp_path, "--continue", "-m", plain, turns="More?\n")
     assert (refused.stdout, refused.returncode) == (b"", 2)
     assert b"cannot continue a conversation with tool calls: its chat template does not support tools" in refused.stderr
+    assert journal.read_bytes() == saved, "the refused model became the conversation's model"
