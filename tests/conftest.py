@@ -6,6 +6,7 @@ Also defines the options --quick, which compiles only the engine's kernels, and 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -32,6 +33,10 @@ os.environ["LLMRUN_DATA_DIR"] = str(CACHE / "data")
 CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
+
+# nohup ignores SIGHUP, and so would every program that a test starts.
+if sys.platform != "win32":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # NumPy's own threads spin while they wait for each other; beside other tests, that costs far more than they save.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"

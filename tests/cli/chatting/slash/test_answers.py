@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import stat
@@ -25,7 +26,9 @@ def seeds(data: Path) -> list[int]:
 # --- /retry -----------------------------------------------------------------------------------------------------------
 
 
-def test_retry_replaces_the_answer_with_one_of_a_new_seed(tmp_path: Path) -> None:
+def test_retry_replaces_the_answer_with_one_of_a_new_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = itertools.count(1)  # with other seeds, two answers may be equal by chance
+    monkeypatch.setattr("llmrun.cli.answers.sampling.secrets.randbelow", lambda _: next(drawn))
     with session(tmp_path, backend=ScriptedBackend(None), settings=Settings(max_tokens=8)) as found:
         found.run("one", "two")
         first = found.said
