@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import mmap
 import sys
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -80,7 +81,8 @@ class GuardedMemory:
     def __init__(self, end: str, missing: int = 0) -> None:
         self._at_end = end == "end"
         self._shift = missing if self._at_end else -missing
-        self._regions: list[tuple[int, mmap.mmap]] = []
+        self._starts: list[int] = []  # sorted
+        self._regions: dict[int, mmap.mmap] = {}  # by start
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def take(self, n_bytes: int, what: str = "") -> NDArray[np.uint8]:
@@ -92,7 +94,8 @@ class GuardedMemory:
         for guard in (whole.ctypes.data, whole.ctypes.data + page + inner):
             if self._libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
-        self._regions.append((whole.ctypes.data, region))
+        insort(self._starts, whole.ctypes.data)
+        self._regions[whole.ctypes.data] = region
         start = page + (inner - n_bytes if self._at_end else 0) + self._shift
         return whole[start : start + n_bytes]
 
@@ -108,7 +111,8 @@ class GuardedMemory:
         Record words and counters are not copied, because the test reads them again after kernels change them.
         """
         here = array.ctypes.data
-        inside = any(start <= here < start + len(region) for start, region in self._regions)
+        start = self._starts[index - 1] if (index := bisect_right(self._starts, here)) else here
+        inside = start in self._regions and here < start + len(self._regions[start])
         return here if inside or array.dtype == np.int64 else self.copy(array).ctypes.data
 
 
