@@ -54,11 +54,11 @@ class Prompt:
     def paste(self, text: str) -> None:
         self.process.send(f"\x1b[200~{text}\x1b[201~")
 
-    def look(self) -> str:
-        """Return the screen's contents once no more output arrives."""
+    def look(self, quiet_s: float = 0.2) -> str:
+        """Return the screen's contents once no more output arrives for a while."""
         while True:
             try:
-                text = self.process.read_nonblocking(65536, timeout=0.2)
+                text = self.process.read_nonblocking(65536, timeout=quiet_s)
             except (pexpect.TIMEOUT, pexpect.EOF):
                 return "\n".join(self.terminal.rows())
             self.written += text
@@ -67,7 +67,7 @@ class Prompt:
     def until(self, seen: Callable[[], bool]) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            screen = self.look()
+            screen = self.look(0.05)
             if seen():
                 return
             assert time.monotonic() < deadline, screen
