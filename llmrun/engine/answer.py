@@ -52,7 +52,7 @@ class Answer:
     sampler_state    the state of the samplers before the next token; only drawn tokens that are accepted change it
     drafted_tokens   tokens that drafters predicted and a step verified
     accepted_tokens  how many of them were right
-    forced_tokens    forced tokens that a step ran together with the token before them
+    forced_tokens    forced tokens without a step of their own: another token's step ran them, or they end the answer
     drawn_in_a_row   tokens since the last forced one, or since the prompt
     over             True once the last event has been returned
     """
@@ -90,6 +90,11 @@ class Answer:
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
         self.sampler_state = initial_state(self.request.sampling)
+        if self.constraint is not None:
+            try:
+                self.forced.extend(self.constraint.forced_first())
+            except LlmrunError as error:
+                self._failed = error
 
     @property
     def in_prefill(self) -> bool:
@@ -159,6 +164,21 @@ class Answer:
             events += self._accept_row(row, drafted, index, drawn)
             if self.over or self.tokens[-1] != drafted:
                 break
+        return events + self._add_last()
+
+    def _add_last(self) -> list[Event]:
+        """Add the forced tokens without a step if they end the answer, and return the resulting events."""
+        if self.over or not self.forced or self.constraint is None or self.request.logprobs is not None:
+            return []
+        try:
+            if not self.constraint.is_completed_by(self.forced):
+                return []
+        except LlmrunError as error:
+            return [self.fail(error)]
+        events: list[Event] = []
+        while self.forced and not self.over:
+            self.forced_tokens += 1
+            events += self._add(self.forced.popleft(), None, forced=True)
         return events
 
     def _accept_row(self, logits: NDArray[np.float32], drafted: int | None, index: int, drawn: Drawn) -> list[Event]:

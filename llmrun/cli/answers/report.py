@@ -94,7 +94,7 @@ def _facts(answer: AnsweredRequest) -> dict[str, str]:
     if thinking and first_answer:
         facts["first answer"] = f"answer after {format_seconds_briefly(first_answer)}"
     facts["written"] = f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")
-    if timings.generated_tokens > 1:  # at least two tokens are needed to compute a speed
+    if timings.decode_s > 0:  # at least two steps are needed to compute a speed
         facts["written"] += f" {format_number(timings.decode_per_second)}/s"
         facts["TPOT"] = f"TPOT {format_seconds_briefly(timings.tpot_s)}"
     several = timings.steps < timings.generated_tokens

@@ -25,8 +25,8 @@ class SessionTotals:
             return ["no answers yet"]
         prompts = sum(one.prompt_tokens for one in self.answers)
         cached = sum(one.cached_tokens for one in self.answers)
-        speeds = [one.decode_per_second for one in self.answers if one.generated_tokens > 1]
-        paces = [one.tpot_s for one in self.answers if one.generated_tokens > 1]
+        speeds = [one.decode_per_second for one in self.answers if one.decode_s > 0]
+        paces = [one.tpot_s for one in self.answers if one.decode_s > 0]
         lines = [
             f"answers     {len(self.answers)}",
             f"tokens in   {prompts - cached:,} computed, {cached:,} cached from earlier turns",

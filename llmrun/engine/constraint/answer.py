@@ -107,6 +107,20 @@ class AnswerConstraint:
         """True once the answer has its format and nothing may follow it."""
         return self._stage is _Stage.ANSWER and self._constraint.is_complete
 
+    def forced_first(self) -> Sequence[int]:
+        """Return the tokens with which the answer must begin."""
+        return self._constraint.forced() if self._stage is _Stage.ANSWER else ()
+
+    def is_completed_by(self, tokens: Sequence[int]) -> bool:
+        """Return whether the answer is complete after these tokens, which must come next."""
+        if self._stage is not _Stage.ANSWER:
+            return False
+        for token in tokens:
+            self._constraint.take(token)
+        complete = self._constraint.is_complete
+        self._constraint.back(len(tokens))
+        return complete
+
     def masks(self, draft: Sequence[int]) -> Masks:
         """Return the masks of the next token and of the tokens after each draft token.
 
