@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, cast
 
 from llmrun.engine.constraint.grammars import grammar_of, schema_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _KEPT: Final = 8  # compiled formats
 _LONGEST_REASON: Final = 300  # characters
+_SHORT: Final = 100  # characters of a text whose tokens are remembered
 
 
 class ConstraintCompiler:
@@ -145,6 +147,7 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._short = lru_cache(1024)(self._encode)  # the keys of objects in a list are forced again and again
         found = tokenizer.all_token_bytes()
         # Control tokens have no bytes. Their names are the texts by which a grammar may refer to them.
         self.special_token_ids = [token for token, text in enumerate(found) if not text]
@@ -154,6 +157,8 @@ class _Vocabulary:
             self.tokens.append(b"<end>")
             self.special_token_ids.append(self.eos_token_id)
 
-    def __call__(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode_continuation(text).tolist()
-        return tokens
+    def __call__(self, text: str) -> Sequence[int]:
+        return self._short(text) if len(text) <= _SHORT else self._encode(text)
+
+    def _encode(self, text: str) -> Sequence[int]:
+        return tuple(self._tokenizer.encode_continuation(text).tolist())
