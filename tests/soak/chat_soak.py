@@ -26,6 +26,9 @@ from tests.support.cli.chat_person import (
 )
 from tests.support.cli.shells import READY
 
+# Moments for Ctrl-C, and how often each is chosen. Whether the prefill has ended then depends on the machine.
+MOMENTS = {"answer": 60, "prefill": 15, "prompt": 8, "typing": 12, "at once": 5}
+
 
 def ask_in_lines(person: Person) -> None:
     lines = [person.question(), words(person.chance, 4), "", words(person.chance, 3)]
@@ -153,7 +156,11 @@ def complete(person: Person) -> None:
 
 def interrupt(person: Person) -> None:
     """Press Ctrl-C at a random moment: at an empty prompt, while typing, in prefill or in decode."""
-    kind = person.chance.choices(["answer", "prefill", "prompt", "typing", "at once"], [60, 15, 8, 12, 5])[0]
+    interrupt_at(person, person.chance.choices([*MOMENTS], [*MOMENTS.values()])[0])
+
+
+def interrupt_at(person: Person, kind: str) -> None:
+    """Press Ctrl-C at one of the MOMENTS."""
     if kind == "prompt":
         person.act("interrupt", CTRL_C)
         person.findings.stops.setdefault("at the prompt", []).append(0.0)

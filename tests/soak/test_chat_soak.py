@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.chat_soak import ACTIONS, ask_in_lines, fill, interrupt, kill, regenerate, suspend
+from tests.soak.chat_soak import (
+    ACTIONS,
+    MOMENTS,
+    ask_in_lines,
+    fill,
+    interrupt,
+    interrupt_at,
+    kill,
+    regenerate,
+    suspend,
+)
 from tests.support.cli.chat_person import Findings, Person
 from tests.support.cli.commands import LLMRUN, script_file
 from tests.support.cli.shells import PtyShell
@@ -46,14 +56,14 @@ def test_everything_that_can_be_done_in_a_chat(tmp_path: Path) -> None:
         person.ask()
         for action, _ in ACTIONS.values():
             action(person)
-        for _ in range(8):
-            interrupt(person)
+        for moment in [*MOMENTS, "answer", "answer", "answer"]:
+            interrupt_at(person, moment)
             person.resize()
             person.settle()
         person.leave()
         person.begin("--continue")
         person.ask()
-    assert len(person.findings.stops) >= 3  # at the prompt, in decode, in prefill, while typing, after the answer
+    assert len(person.findings.stops) >= 3  # at the prompt, while typing, and in prefill, in decode or after the answer
 
 
 def test_nothing_is_lost_when_it_is_killed(tmp_path: Path) -> None:
