@@ -193,10 +193,12 @@ def _half_width(values: Array, level: float) -> float:
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
     # A resample that repeats a single value has a standard error of 0, so its distance from the sample's mean, measured
-    # in standard errors, is treated as infinite.
-    far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
+    # in standard errors, is treated as infinite, unless it is 0.
+    distances = np.abs(means - mean)
+    far = np.divide(distances, errors, out=np.where(distances > 0, np.inf, 0.0), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
-    return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)
+    reach = float(np.partition(far, rank - 1)[rank - 1])
+    return reach * float(error) * _widening(values) if math.isfinite(reach) else math.inf
 
 
 def student_quantile(level: float, freedom: int) -> float:

@@ -94,6 +94,16 @@ def test_swapped_it_is_the_inverse(pairs: list[tuple[float, float]], is_speed: b
             assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low), rel=1e-9)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("odd", "width"), [(1, 0.0), (3, 0.0), (10, math.inf)])
+def test_equal_values_with_a_few_others_have_an_interval(odd: int, width: float) -> None:
+    """The standard error is 0 if all values but the trimmed ones are equal."""
+    a = [1.0] * (20 - odd) + [1.5] * odd
+    for ratio in (paired_ratio, unpaired_ratio):
+        found = ratio(a, [1.0] * 20, is_speed=True)
+        assert found.high - found.low == width
+
+
 def test_times_and_speeds_give_the_same_ratio() -> None:
     a, b = noisy(20)
     speeds = [1 / value for value in a], [1 / value for value in b]
