@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from llmrun.engine.sharing import PrefixWait
     from llmrun.engine.thinking.decoder import ThinkingDecoder
     from llmrun.tokenizers.base import Tokenizer
+
+_LONGEST_ENDING: Final = 64  # forced tokens; whether more of them end the answer is not checked in each step
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +170,9 @@ class Answer:
 
     def _add_last(self) -> list[Event]:
         """Add the forced tokens without a step if they end the answer, and return the resulting events."""
-        if self.over or not self.forced or self.constraint is None or self.request.logprobs is not None:
+        if self.over or self.constraint is None or self.request.logprobs is not None:
+            return []
+        if not 0 < len(self.forced) <= _LONGEST_ENDING:
             return []
         try:
             if not self.constraint.is_completed_by(self.forced):
