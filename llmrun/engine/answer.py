@@ -143,12 +143,10 @@ class Answer:
         """
         self.step_times.append(time.perf_counter())
         events: list[Event] = []
-        for index, token in enumerate(certain):
+        for index in range(len(certain)):
             if self.over:
                 break
-            self.forced.popleft()
-            self.forced_tokens += 1
-            events += self._add(token, logits[index] if len(logits) else None, forced=True)
+            events += self._add_forced(logits[index] if len(logits) else None)
         return events
 
     def accept(self, logits: NDArray[np.float32], draft: Sequence[int], drawn: Drawn) -> list[Event]:
@@ -181,9 +179,13 @@ class Answer:
             return [self.fail(error)]
         events: list[Event] = []
         while self.forced and not self.over:
-            self.forced_tokens += 1
-            events += self._add(self.forced.popleft(), None, forced=True)
+            events += self._add_forced(None)
         return events
+
+    def _add_forced(self, logits: NDArray[np.float32] | None) -> list[Event]:
+        """Add the next forced token, which has no step of its own, and return the events."""
+        self.forced_tokens += 1
+        return self._add(self.forced.popleft(), logits, forced=True)
 
     def _accept_row(self, logits: NDArray[np.float32], drafted: int | None, index: int, drawn: Drawn) -> list[Event]:
         """Add the token of the row with this index, compare it with the draft, and return the events."""

@@ -132,7 +132,7 @@ def greedy(logits: Logits) -> int:
 def top_k(logits: Logits | NDArray[np.float64], k: int) -> Candidates:
     """Return the k most likely candidates, sorted by probability, or all in order of id if k <= 0.
 
-    Among the k candidates, there are no banned ones, whose logits are -inf.
+    Banned ids, whose logits are -inf, are never among the k candidates.
     """
     check_any_left(float(logits.max()))
     if k <= 0:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmrun.engine.work import Work
 
 
-_LEAST_DRAWN: Final = 2  # tokens drawn after forced ones, before drafts continue
+_LEAST_DRAWN: Final = 2  # tokens to draw after forced ones before drafts resume
 
 
 class Speculation:
@@ -143,9 +143,9 @@ def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:
 def _found(part: Work, plan: StepPlan, most: int) -> Draft:
     """Return the best draft of at most `most` tokens.
 
-    Forced tokens resemble earlier text because they must, which says nothing about the next token, so no draft follows
-    them soon. A draft model is asked only if its draft will probably be better than the best so far, or to measure it
-    again.
+    The format makes forced tokens resemble earlier text, so the resemblance does not predict the next token. Therefore,
+    drafts resume only after `_LEAST_DRAWN` tokens have been drawn. A draft model is asked only if its draft will
+    probably be better than the best so far, or to measure it again.
     """
     answer, depth = part.answer, part.depth
     best, pace = NO_DRAFT, answer.pace

@@ -1,11 +1,11 @@
 """Remembers which tools run without confirmation.
 
 Only the user marks a tool as safe, in the tools file or in a chat. A mark is bound to the sha256 of the tool's
-definition, so a tool loses its mark if the server changes what the tool says it does. It also holds for one program
-only, which is a command with its working directory and its declared variables: `cwd` decides which files relative
+definition, so a tool loses its mark if the server changes what the tool says it does. A mark also holds for only one
+program, which is a command with its working directory and its declared variables: `cwd` decides which files relative
 arguments name, and variables such as PATH or NODE_OPTIONS decide which code runs.
 
-The file is tools/safe-tools.json in the data folder. It contains programs only as their sha256, because their arguments
+The file is tools/safe-tools.json in the data folder. It stores only the sha256 of each program, because its arguments
 and variables may contain keys.
 """
 

@@ -275,7 +275,7 @@ class Toolbox:
 
 
 class _Start(threading.Thread):
-    """A thread that starts a server. `error` is why it failed, in one line that is safe to print, or ""."""
+    """A thread that starts a server. `error` says why it failed, in one line that is safe to print, or ""."""
 
     def __init__(self, server: McpServer, cancelled: tool.Cancelled) -> None:
         super().__init__(daemon=True)
@@ -288,7 +288,7 @@ class _Start(threading.Thread):
             self.server.start(self._cancelled)
         except LlmrunError as error:
             self.error = str(error)
-        except Exception as error:  # noqa: BLE001 - a server that broke us must not count as started
+        except Exception as error:  # noqa: BLE001 - after any error, the server must not count as started
             self.error = shown(f"unexpected error: {type(error).__name__}: {error}", 300)
 
 

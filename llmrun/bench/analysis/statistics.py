@@ -193,7 +193,7 @@ def _half_width(values: Array, level: float) -> float:
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
     # A resample that repeats a single value has a standard error of 0, so its distance from the sample's mean, measured
-    # in standard errors, is treated as infinite, unless it is 0.
+    # in standard errors, is treated as infinite unless both means are equal.
     distances = np.abs(means - mean)
     far = np.divide(distances, errors, out=np.where(distances > 0, np.inf, 0.0), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)

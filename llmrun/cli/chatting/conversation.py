@@ -230,9 +230,9 @@ class Conversation:
 
     @property
     def is_stopped_at_calls(self) -> bool:
-        """Whether the last question has only answers with tool calls, because the user stopped or a process died.
+        """Whether the last question was answered only with tool calls, because the user stopped or the process died.
 
-        If the process died before it saved the calls, only the reason for the end of the answer tells.
+        If the process died before it saved the calls, only the answer's finish reason shows this.
         """
         if not self.exchanges:
             return False

@@ -120,7 +120,7 @@ def command(
         base = _base_settings(flags)
         with ModelInUse(opener, wanted.model) as models, _opened_tools(declared, models, wanted) as toolbox:
             check_thinking(models.opened.engine, flags, base, wanted.preferences)
-            for event in changes:  # saved after the checks, so that a model that cannot be used never becomes its model
+            for event in changes:  # saved after the checks, so the conversation never switches to an unusable model
                 record.add(event)
             return _talk(models, store, record, base, Prompting(variables, toolbox), keyboard)
 

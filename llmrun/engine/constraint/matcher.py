@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, cast
 
 from llmrun.engine.constraint.grammars import grammar_of, schema_of
@@ -146,8 +146,8 @@ class _Vocabulary:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._short = lru_cache(1024)(self._encode)  # the keys of objects in a list are forced again and again
+        self._encode = partial(_continuation, tokenizer)
+        self._encode_short = lru_cache(1024)(self._encode)  # the keys of objects in a list are forced again and again
         found = tokenizer.all_token_bytes()
         # Control tokens have no bytes. Their names are the texts by which a grammar may refer to them.
         self.special_token_ids = [token for token, text in enumerate(found) if not text]
@@ -158,7 +158,8 @@ class _Vocabulary:
             self.special_token_ids.append(self.eos_token_id)
 
     def __call__(self, text: str) -> Sequence[int]:
-        return self._short(text) if len(text) <= _SHORT else self._encode(text)
+        return self._encode_short(text) if len(text) <= _SHORT else self._encode(text)
 
-    def _encode(self, text: str) -> Sequence[int]:
-        return tuple(self._tokenizer.encode_continuation(text).tolist())
+
+def _continuation(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode_continuation(text).tolist())

@@ -12,9 +12,9 @@ from llguidance import LLMatcher, LLParserLimits
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# The number of ways in which the parser may understand the answer so far. The work for a token grows with its square or
-# cube. With `s: s s s | s s | "a" | "b"`, a mask takes up to 13 ms with 500 ways and up to 850 ms with llguidance's
-# default of 2,000.
+# The maximum number of Earley items per row. Ambiguous grammars need many, and the work per token grows with their
+# square or cube. With `s: s s s | s s | "a" | "b"`, a mask takes up to 13 ms with 500 items and up to 850 ms with
+# llguidance's default of 2,000.
 _MOST_ITEMS = 500
 
 

@@ -145,6 +145,9 @@ def test_the_closing_line_says_that_an_answer_was_stopped() -> None:
 def test_the_closing_line_claims_no_pace_that_was_not_measured() -> None:
     one = stats_fields(answer_of(timings=replace(TIMINGS, generated_tokens=1, decode_s=0.0)))
     assert one[3:5] == ["1 out", "1.50s"]
+    forced = stats_fields(answer_of(timings=replace(TIMINGS, generated_tokens=3, decode_s=0.0, steps=1)))
+    assert forced[3] == "3 out"
+    assert not any("TPOT" in field for field in forced)
     none = stats_fields(answer_of(FinishReason.CANCELLED, replace(TIMINGS, generated_tokens=0)))
     assert none[1:] == ["stopped in prefill after 1.50s", "seed 421123"]
 

@@ -59,8 +59,8 @@ def test_a_hostile_format_is_refused_in_one_line(name: str, compiler: Constraint
     assert len(said) < 450
 
 
-# Each rule of the first grammar continues on the right, so the parser remembers all of them at each character. The
-# second one has more ways to read a text than there are atoms.
+# Every rule of the first grammar is right-recursive, so the parser keeps items for all of them at each character. In
+# the second one, the number of ways to parse a text grows exponentially with its length.
 RULES = "\n".join(f'r{i}: "a" r{(i * 7 + 1) % 50} | "a" r{(i * 3 + 2) % 50} | "a"' for i in range(50))
 AMBIGUOUS = {"rules": f"start: r0\n{RULES}", "readings": 'start: s\ns: s s s | s s | "a" | "b"'}
 

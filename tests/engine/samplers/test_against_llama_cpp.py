@@ -7,10 +7,10 @@ import math
 import pytest
 
 from llmrun.engine.samplers import adaptive, dry, mirostat, numbers, temperature, top_n_sigma, typical, xtc
-from tests.soak.dry_comparison import compare_dry
-from tests.soak.sampler_cases import Case
-from tests.soak.sampler_sets import ROUNDING
-from tests.soak.sampler_soak import KINDS, Tally, compare_many
+from tests.soak.samplers.cases import Case
+from tests.soak.samplers.dry_comparison import compare_dry
+from tests.soak.samplers.sets import ROUNDING
+from tests.soak.samplers.soak import KINDS, Tally, compare_many
 
 pytestmark = pytest.mark.slow
 

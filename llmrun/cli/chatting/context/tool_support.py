@@ -50,7 +50,7 @@ def offer_tools(prompting: Prompting, engine: Answering, name: str, conversation
 
 
 def longest_result(engine: Answering) -> int:
-    """Return after how many characters the result of a tool is cut for a model."""
+    """Return the maximum length of a tool's result, in characters, for the size of a model's context."""
     most = Limits().result
     size = engine.info.context_size  # 0 if a server does not report it
     return min(most, _RESULT_CHARACTERS * size) if size else most

@@ -11,8 +11,8 @@ import numpy as np
 
 from llmrun.engine.samplers.breakers import Breakers, find_breakers
 from llmrun.engine.samplers.chain import apply_samplers
-from tests.soak.sampler_cases import OFF, Case, place
-from tests.soak.sampler_sets import compare_logits
+from tests.soak.samplers.cases import OFF, Case, place
+from tests.soak.samplers.sets import compare_logits
 from tests.support.engine.float32_bounds import UNIT
 from tests.support.models.llama_samplers import Applied, LlamaSampler
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer

@@ -19,9 +19,9 @@ from llmrun.engine.samplers.chain import apply_samplers
 from llmrun.engine.samplers.state import initial_state
 from llmrun.engine.samplers.xtc import without_top_choices
 from llmrun.sampling_params import SamplingParams
-from tests.soak.dry_comparison import compare_dry
-from tests.soak.sampler_cases import OFF, Case, place
-from tests.soak.sampler_sets import ROUNDING, UNDEFINED, Different, compare_logits, compare_sets
+from tests.soak.samplers.cases import OFF, Case, place
+from tests.soak.samplers.dry_comparison import compare_dry
+from tests.soak.samplers.sets import ROUNDING, UNDEFINED, Different, compare_logits, compare_sets
 from tests.support.engine import float32_bounds as bounds
 from tests.support.engine.float32_bounds import UNIT, Certain
 from tests.support.models.llama_samplers import Applied, LlamaSampler

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.soak.sampler_sets import ROUNDING
-from tests.soak.sampler_soak import KINDS, Tally, compare_many
+from tests.soak.samplers.sets import ROUNDING
+from tests.soak.samplers.soak import KINDS, Tally, compare_many
 
 
 @pytest.mark.soak
