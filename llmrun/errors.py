@@ -14,6 +14,8 @@
     │   └── KVFull                 the KV cache has no free block (the engine catches this error)
     ├── ContextExceeded         8  the prompt is longer than the context
     ├── TemplateRefused         9  the chat template is broken, too big or too slow
+    ├── Overloaded              1  the queue is full, or the wait would be too long
+    ├── Unavailable             1  the model is loading, restarting or shutting down
     └── Cancelled             130  Ctrl-C
 
 KernelWarning is the only warning, issued through Python's `warnings`.
@@ -95,6 +97,23 @@ class ContextExceeded(LlmrunError):
 
 class TemplateRefused(LlmrunError):
     exit_code = 9
+
+
+class Overloaded(LlmrunError):
+    """The queue is full, or the wait would be too long. `retry_after` is the predicted wait in seconds."""
+
+    def __init__(self, message: str, *, hint: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class Unavailable(LlmrunError):
+    """The model is loading, restarting or shutting down. `state` says which, in one word."""
+
+    def __init__(self, message: str, *, hint: str = "", state: str = "loading", retry_after: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.state = state
+        self.retry_after = retry_after
 
 
 class Cancelled(LlmrunError):

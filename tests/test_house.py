@@ -33,6 +33,8 @@ ONLY_ROOM_FOR = {
     "llguidance": {"engine"},
     "referencing": {"engine"},
     "huggingface_hub": {"hub"},
+    "starlette": {"serving"},
+    "uvicorn": {"serving"},
     "click": set(),  # Typer has its own copy, and another Click would raise other exceptions
 }
 HEAVY = (  # modules that --help, --version and usage errors must not import
@@ -52,6 +54,8 @@ HEAVY = (  # modules that --help, --version and usage errors must not import
     "referencing",
     "regex",
     "rich",
+    "starlette",
+    "uvicorn",
 )
 MOST_LINES = 420
 MOST_FILES = 20  # Python files in a folder; archs/ has one for each architecture

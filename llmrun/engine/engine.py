@@ -200,6 +200,10 @@ class Engine:
         Raises ContextExceeded if the prompt does not fit, TemplateRefused if the chat template fails or is missing,
         UsageError for an invalid parameter, and ModelFileError if the vocabulary has no token for the prompt's text.
         """
+        return self.enqueue(self.prepare(request))
+
+    def prepare(self, request: Request) -> Answer:
+        """Check a request and turn its prompt into tokens. Thread-safe. Raises the errors of `submit`."""
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
@@ -209,7 +213,7 @@ class Engine:
         limit = self._prompts.token_limit(len(prompt.tokens), request.max_tokens)
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request)
-        answer = Answer(
+        return Answer(
             *(
                 request_id,
                 request,
@@ -223,8 +227,11 @@ class Engine:
             ),
             *(last_cancel, self._sampler, drafters, pace, prompt.constraint),
         )
+
+    def enqueue(self, answer: Answer) -> int:
+        """Queue a prepared request and return its id. Thread-safe."""
         self._waiting.append(answer)
-        return request_id
+        return answer.request_id
 
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.

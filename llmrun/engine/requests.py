@@ -74,6 +74,8 @@ class Request:
                    with FinishReason.STOP and without a stop string has this format
     sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
                    Local models use all parameters
+    tenant         whose request it is. Tenants get equal shares of the engine's time and never share cached prefixes,
+                   because the time to the first token would reveal one tenant's prompts to another
     """
 
     prompt: Prompt
@@ -85,6 +87,7 @@ class Request:
     think_budget: int | None = None
     response_format: ResponseFormat | None = None
     sent_sampling: frozenset[str] | None = None
+    tenant: str = ""
 
     def sends(self, name: str) -> bool:
         """Return whether this sampling parameter is sent to a server."""

@@ -1,0 +1,122 @@
+"""The interface between the HTTP routes and a served model, whose engine runs in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Event, Request
+    from llmrun.sampling_params import SamplingParams
+    from llmrun.types import ModelInfo
+
+
+class State(StrEnum):
+    """The state of a served model."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"  # its process ended or was stuck
+    DRAINING = "draining"  # running requests finish, new ones are refused
+    FAILED = "failed"  # it could not be opened
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about an open model, which its process sends once.
+
+    name             the name that clients use
+    info             `info.metadata` is empty, because it can be megabytes
+    kv_tokens        the number of tokens that the KV cache holds for all requests together
+    takes_chats      whether the model has a chat template
+    takes_tools      whether the model can call tools
+    default_sampling the model's recommended sampling, with seed 0
+    fingerprint      identifies everything that decides about the bytes of an answer: the file, llmrun's version and,
+                     if results depend on them, the backend and the machine
+    """
+
+    name: str
+    info: ModelInfo
+    kv_tokens: int
+    takes_chats: bool
+    takes_tools: bool
+    default_sampling: SamplingParams
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The engine has accepted a request. It may still wait in the queue.
+
+    wait_s  the predicted time in the queue in seconds
+    """
+
+    prompt_tokens: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a served model is, as of its last heartbeat.
+
+    beat_age_s     seconds since the last heartbeat
+    steps          forward passes since the process started
+    free_tokens    tokens that fit in the KV cache without dropping cached prefixes
+    cached_tokens  prompt tokens that were not computed, because a prefix was cached, since the server started
+    wait_s         the predicted wait of a new request in seconds
+    restarts       how often the process was restarted
+    """
+
+    beat_age_s: float
+    steps: int
+    running: int
+    waiting: int
+    free_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    wait_s: float
+    restarts: int
+
+
+class Asked(Protocol):
+    """One request in progress. Iterating yields its events in order; the last one is Finished.
+
+    Iterating raises the error of a failed request instead of yielding Failed.
+    """
+
+    async def accepted(self) -> Accepted:
+        """Wait until the engine has accepted the request.
+
+        Raises its error if it is invalid, and Overloaded or Unavailable if the server cannot take it now.
+        """
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def cancel(self) -> None:
+        """Stop the request, at the latest after the step that is running. Idempotent; does nothing after the end."""
+
+
+class ServedModel(Protocol):
+    """A model whose engine runs in a child process, which is restarted if it ends."""
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """Facts about the model, or None until it has been opened for the first time."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def load(self) -> Load: ...
+
+    def ask(self, request: Request) -> Asked:
+        """Send a request to the engine. Raises Overloaded and Unavailable."""
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the token IDs of a text. Raises LlmrunError."""
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""
