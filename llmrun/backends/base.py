@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -29,9 +29,11 @@ class OpenOptions:
 
     backend        a name in the registry, or "auto"
     context_size   maximum tokens per sequence, or None for a default that fits (sizing/context_size.py)
-    max_sequences  maximum number of sequences in the KV cache
-    overcommit     let the sequences share a cache that may be too small for all of them to fill their contexts. The
-                   context is then as large as for a single sequence, and the engine runs as many sequences as fit
+    max_sequences  maximum number of requests that run at a time
+    kv_tokens      tokens in the KV cache, which all sequences share: a number, "auto" for a context per sequence or for
+                   as many tokens as fit, but at least one context, or None for a context per sequence
+    cached_prefixes  number of additional sequences, which keep prefixes of finished requests. Backends whose sequences
+                   need memory of their own have fewer
     threads        number of threads, or None for one per physical core
     kv_type        precision of the KV cache, one of KV_TYPES
     reserved_memory  bytes of free memory to leave for others, such as a cache that another model has not filled yet
@@ -44,7 +46,8 @@ class OpenOptions:
     backend: str = AUTO
     context_size: int | None = None
     max_sequences: int = 1
-    overcommit: bool = False
+    kv_tokens: int | str | None = None
+    cached_prefixes: int = 0
     threads: int | None = None
     kv_type: str = "f16"
     reserved_memory: int = 0
@@ -69,6 +72,16 @@ class KVCache(Protocol):
     @property
     def capacity(self) -> int:
         """The total number of tokens that the cache can hold across all sequences."""
+
+    @property
+    def free_blocks(self) -> int:
+        """The number of blocks that no sequence holds. A block is the unit in which the cache allocates memory."""
+
+    def needed(self, seq: int, n: int) -> int:
+        """Return an upper bound of the number of free blocks that a sequence takes to grow to n tokens."""
+
+    def held(self, sequences: Sequence[int]) -> int:
+        """Return a lower bound of the number of blocks that would become free if these sequences were freed."""
 
     def copy(self, src: int, dst: int, n: int) -> int:
         """Replace the contents of sequence dst with the first n tokens of src. Returns kept."""

@@ -108,8 +108,9 @@ def open_llama(path: Path, *, capacity: int | None = None, context_size: int, ma
         return LlamaBackend(
             file,
             # Two threads that spin at barriers would be a hundred times slower beside other programs.
-            OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=1, gpu_layers=0),
-            cache_tokens=capacity,
+            OpenOptions(
+                context_size=context_size, max_sequences=max_sequences, kv_tokens=capacity, threads=1, gpu_layers=0
+            ),
         )
 
 

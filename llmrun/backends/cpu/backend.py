@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.archs.parts.tensors import parameter_count
 from llmrun.archs.registry import architecture_of
 from llmrun.backends.batches import check_batch
-from llmrun.backends.cpu.footprint import footprint_on_cpu
-from llmrun.backends.cpu.kv_pool import blocks_in, blocks_of_sequence
+from llmrun.backends.cpu.cache_size import MAX_ROWS, cache_size
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.cpu.team import TEAM_KERNELS, Team
@@ -23,12 +21,10 @@ from llmrun.backends.cpu.weights.filling import filling
 from llmrun.backends.cpu.weights.packed import packing_kernels, reserve
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.engine_kernels import ENGINE_KERNELS
-from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, MemoryNeeds, context_for, shared_cache_tokens
 from llmrun.compiled.levels import host_target
 from llmrun.compiled.store import load_kernels
 from llmrun.layouts.arena import allocate
 from llmrun.machine.cpu_count import default_threads
-from llmrun.machine.free_memory import free_memory
 from llmrun.plan.rope import rotations_of
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
@@ -37,13 +33,8 @@ if TYPE_CHECKING:
 
     from llmrun.backends.base import OpenOptions, Progress
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.plan import Plan
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch
-
-# The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows most weights
-# are already read from the CPU caches. They would also delay progress reports, which are sent between steps.
-MAX_ROWS = 256
 
 
 class CpuBackend:
@@ -57,7 +48,9 @@ class CpuBackend:
         self.plan = architecture.plan(file, config)
         n_threads = options.threads or default_threads()
         max_sequences, kv_type = options.max_sequences, options.kv_type
-        context_size, n_blocks = _cache_size(file, self.plan, options, config.train_context, n_threads)
+        if set(self.plan.windows) <= {0}:  # otherwise, each sequence would need blocks of its own
+            max_sequences += options.cached_prefixes
+        context_size, n_blocks = cache_size(file, self.plan, options, config.train_context, n_threads)
         memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
         self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)
@@ -148,35 +141,6 @@ class CpuBackend:
 
     def close(self) -> None:
         self._team.close()
-
-
-def _cache_size(
-    file: GGUFFile, plan: Plan, options: OpenOptions, train_context: int, n_threads: int
-) -> tuple[int, list[int]]:
-    """Return the context size in tokens and the number of cache blocks for each window. Raises DoesNotFit."""
-    free, parameters = free_memory(reserved=options.reserved_memory), parameter_count(file)
-
-    def needs(max_sequences: int) -> MemoryNeeds:
-        footprint = footprint_on_cpu(
-            file, plan, max_sequences=max_sequences, kv_type=options.kv_type, max_rows=MAX_ROWS, n_threads=n_threads
-        )
-        return MemoryNeeds(footprint, free, parameters)
-
-    context_size = context_for(
-        options.context_size,
-        train_context=train_context,
-        largest_default=LARGEST_DEFAULT,
-        needs=needs(1 if options.overcommit else options.max_sequences),
-        kv_type=options.kv_type,
-        path=str(file.path),
-    )
-    full = {
-        window: options.max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in plan.windows
-    }
-    if options.overcommit and 0 in full:  # sequences never share the blocks of a sliding window
-        shared = shared_cache_tokens(context_size, options.max_sequences, needs(options.max_sequences))
-        full[0] = min(full[0], blocks_in(shared))
-    return context_size, list(full.values())
 
 
 def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] | None:

@@ -30,7 +30,7 @@ class CpuKind:
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.archs.registry import plan_of_header
-        from llmrun.backends.cpu.backend import MAX_ROWS
+        from llmrun.backends.cpu.cache_size import MAX_ROWS
         from llmrun.backends.cpu.footprint import footprint_on_cpu
         from llmrun.machine.cpu_count import default_threads
         from llmrun.tokenizers.registry import tokenizer_kernels
@@ -47,7 +47,7 @@ class CpuKind:
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         from llmrun.archs.registry import plan_of_header
-        from llmrun.backends.cpu.backend import MAX_ROWS
+        from llmrun.backends.cpu.cache_size import MAX_ROWS
         from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
 
         return forecast_on_cpu(

@@ -68,6 +68,23 @@ class BlockPool:
     def n_blocks(self) -> int:
         return len(self._references)
 
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    def needed(self, seq: int, length: int, n: int) -> int:
+        """Return how many blocks a sequence of `length` positions takes to grow to n, including the copy of a block."""
+        new = max(0, blocks_in(n) - blocks_in(length))
+        return new + (n > length and self._shares_last_block(seq, length))
+
+    def held(self, sequences: Sequence[int], lengths: Sequence[int]) -> int:
+        """Return how many blocks only these sequences hold."""
+        tables = [self._table[seq, self._firsts[seq] : blocks_in(lengths[seq])] for seq in sequences]
+        if not tables:
+            return 0
+        blocks, counts = np.unique(np.concatenate(tables), return_counts=True)
+        return int(np.count_nonzero(self._references[blocks] == counts))
+
     def reaches(self, seq: int, n: int) -> bool:
         """Return whether every position visible to rows after the first n is still cached."""
         first = self._firsts[seq]

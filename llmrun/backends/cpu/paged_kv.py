@@ -39,8 +39,9 @@ class PagedKV:
             for (window, groups), table in zip(memory.items(), self.tables, strict=True)
         ]
         self._addresses = np.array([address_of(table) for table in self.tables], np.int64).reshape(-1, 1)
-        whole = [pool.n_blocks for window, pool in zip(memory, self._pools, strict=True) if not window]
-        self._n_blocks = min(whole, default=max_sequences * self.tables.shape[2])
+        # Only the pools without a window can be full.
+        self._whole = [pool for window, pool in zip(memory, self._pools, strict=True) if not window]
+        self._n_blocks = min((pool.n_blocks for pool in self._whole), default=max_sequences * self.tables.shape[2])
 
     @property
     def capacity(self) -> int:
@@ -49,6 +50,20 @@ class PagedKV:
         Sliding windows do not limit it, because each sequence has its own share of their blocks.
         """
         return self._n_blocks * BLOCK
+
+    @property
+    def free_blocks(self) -> int:
+        """The number of free blocks. All sequences together hold the others."""
+        return min((pool.free_blocks for pool in self._whole), default=self._n_blocks)
+
+    def needed(self, seq: int, n: int) -> int:
+        """Return how many free blocks a sequence takes to grow to n tokens. See KVCache."""
+        length = self.lengths[seq]
+        return max((pool.needed(seq, length, n) for pool in self._whole), default=0)
+
+    def held(self, sequences: Sequence[int]) -> int:
+        """Return how many blocks become free if these sequences are freed."""
+        return min((pool.held(sequences, self.lengths) for pool in self._whole), default=0)
 
     def copy(self, src: int, dst: int, n: int) -> int:
         """Copy the first n positions from one sequence to another, and return the number of positions kept.

@@ -74,6 +74,18 @@ class LlamaCache:
         lengths: list[int] = self._lengths.tolist()
         return lengths
 
+    @property
+    def free_blocks(self) -> int:
+        """The number of free cells for one token each. Cells that sequences share count more than once."""
+        return max(0, self.capacity - sum(self.lengths))
+
+    def needed(self, seq: int, n: int) -> int:
+        return max(0, n - self.lengths[seq])
+
+    def held(self, sequences: Sequence[int]) -> int:
+        lengths = self.lengths
+        return sum(lengths[seq] for seq in sequences)
+
     def copy(self, src: int, dst: int, n: int) -> int:
         kept: int = self._process.ask("copy", self._doing, src=src, dst=dst, n=n)["kept"]
         return kept
@@ -94,13 +106,11 @@ class LlamaBackend:
         file: GGUFFile,
         options: OpenOptions,
         *,
-        cache_tokens: int | None = None,
         process: LlamaProcess | None = None,
     ) -> None:
         """Open a model from a file that the GGUF reader has validated.
 
-        cache_tokens  capacity of the cache for all sequences together, or None for a full context per sequence
-        process       the child process to use, or None to start one that is closed with this backend
+        process  the child process to use, or None to start one that is closed with this backend
         Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed. Raises NoRoomOnGpu if the number of GPU
         layers is "auto" and no layer fits.
         """
@@ -113,7 +123,7 @@ class LlamaBackend:
             if process is None:
                 opened.callback(self._process.close)
             try:
-                self._open(file, options, cache_tokens)
+                self._open(file, options)
             except (BackendCrashed, ModelFileError):
                 self._watch.check()
                 file.check_in_place()
@@ -121,22 +131,23 @@ class LlamaBackend:
             file.check_in_place()  # If the file was replaced, llama.cpp has opened a file that we did not validate.
             self._opened = opened.pop_all()
 
-    def _open(self, file: GGUFFile, options: OpenOptions, cache_tokens: int | None) -> None:
+    def _open(self, file: GGUFFile, options: OpenOptions) -> None:
         threads = options.threads or default_threads()
         asked = Placement(
             options.context_size,
             options.max_sequences,
             options.kv_type,
             _number_of_layers(options.gpu_layers),
-            cache_tokens,
+            options.kv_tokens if isinstance(options.kv_tokens, int) else None,
         )
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
-        if options.overcommit:
+        shared = options.kv_tokens == AUTO
+        if shared:
             asked = replace(asked, max_sequences=1)
         context_size, gpu_layers = decide_placement(
             asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
         )
-        if options.overcommit:  # llama.cpp zeroes its whole cache, so all sequences share the memory of one context
+        if shared:  # llama.cpp zeroes its whole cache, so all sequences share the memory of one context
             asked = replace(asked, max_sequences=options.max_sequences, cache_tokens=context_size)
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
         self._layout = Layout(MAX_ROWS, vocabulary_size, asked.max_sequences)

@@ -111,6 +111,16 @@ class ScriptedCache:
     def used(self) -> int:
         return sum(map(len, self.sequences))
 
+    @property
+    def free_blocks(self) -> int:
+        return self._capacity - self.used
+
+    def needed(self, seq: int, n: int) -> int:
+        return max(0, n - len(self.sequences[self.checked(seq)]))
+
+    def held(self, sequences: Sequence[int]) -> int:
+        return sum(len(self.sequences[self.checked(seq)]) for seq in sequences)
+
     def copy(self, src: int, dst: int, n: int) -> int:
         require(src != dst, f"cannot copy sequence {src} to itself")
         kept = self._kept(src, n)
@@ -266,7 +276,9 @@ class ScriptedStandIn:
         The file contains an object with an optional list "answers" of [cue, answer] pairs, and any of ScriptedBackend's
         keyword arguments. Raises UsageError if the file is not valid.
         """
-        asked: dict[str, Any] = {"max_sequences": options.max_sequences}
+        asked: dict[str, Any] = {"max_sequences": options.max_sequences + options.cached_prefixes}
+        if isinstance(options.kv_tokens, int):
+            asked["capacity"] = options.kv_tokens
         if options.context_size is not None:
             asked["context_size"] = options.context_size
         if path.suffix != ".json":

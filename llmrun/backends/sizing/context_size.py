@@ -91,13 +91,18 @@ def context_for(
         context = min(train_context, largest_default)
         if needs.free is not None and needs.comfortable < context:
             context = min(context, max(needs.comfortable, _LEAST_DEFAULT))
-    if not needs.fits(context):
-        raise _does_not_fit(context, needs, kv_type, path)
+    check_cache_fits(context, needs, kv_type, path)
     return context
 
 
+def check_cache_fits(tokens: int, needs: MemoryNeeds, kv_type: str, path: str) -> None:
+    """Raise DoesNotFit if a cache of this many tokens does not fit in the free memory."""
+    if not needs.fits(tokens):
+        raise _does_not_fit(tokens, needs, kv_type, path)
+
+
 def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeeds) -> int:
-    """Return the size of a cache that several sequences share, in tokens (`OpenOptions.overcommit`).
+    """Return the size of a cache that several sequences share, in tokens (`OpenOptions.kv_tokens`).
 
     The cache holds a full context for every sequence if that takes at most half of the memory that the model leaves
     free. Otherwise it takes half of that memory, but always holds at least one context. `needs` are the needs of

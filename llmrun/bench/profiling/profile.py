@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.linear import quantizing_needs
 from llmrun.backends.cpu.ops.registry import CPU_OPS, needs_of

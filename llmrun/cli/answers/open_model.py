@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_bytes, format_parameters, format_seconds
-from llmrun.backends.base import OpenOptions
+from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.backends.registry import is_stand_in
 from llmrun.backends.trained_context import beyond_training
 from llmrun.cli.answers.draft_model import resolved_draft
@@ -139,7 +139,7 @@ def _options(settings: Settings, max_sequences: int) -> OpenOptions:
         backend=settings.backend,
         context_size=settings.ctx_size,
         max_sequences=max_sequences,
-        overcommit=max_sequences > 1,
+        kv_tokens=AUTO if max_sequences > 1 else None,
         threads=settings.threads,
         kv_type=settings.kv_type,
         gpu_layers=settings.gpu_layers,

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.select import open_backend
 from llmrun.compiled import store
 from llmrun.errors import Cancelled, KVFull, UnsupportedModel

@@ -12,8 +12,9 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend as cpu
-from llmrun.backends.cpu import kv_pool
-from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu import cache_size, kv_pool
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.footprint import footprint_on_cpu
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.fitting import Resources, fit_of
@@ -173,7 +174,8 @@ def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Pat
 
     known = PagedKV._kept
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(cpu, "MAX_ROWS", 4))
+        for module in (cpu, cache_size):
+            stack.enter_context(mock.patch.object(module, "MAX_ROWS", 4))
         stack.enter_context(mock.patch.object(kv_pool, "_CUT_BACK", 0))
         stack.enter_context(mock.patch.object(PagedKV, "_kept", kept))
         backends = [opened(path, windows=(0, 4, 20), context_size=160, n=n) for n in (3, 1)]

@@ -26,9 +26,9 @@ from tests.support.models.tiny_models import changed_copy, tiny_model
 OPTIONS = OpenOptions(context_size=CONTEXT, threads=1, gpu_layers=0)
 
 
-def open_llama(path: Path, *, cache_tokens: int | None = None, **options: Any) -> LlamaBackend:
+def open_llama(path: Path, **options: Any) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, replace(OPTIONS, **options), cache_tokens=cache_tokens)
+        return LlamaBackend(file, replace(OPTIONS, **options))
 
 
 class TestSeam(SeamContract, FullCacheContract):
@@ -42,7 +42,7 @@ class TestSeam(SeamContract, FullCacheContract):
         return open_llama(self.path, context_size=context_size, max_sequences=max_sequences)
 
     def open_with_capacity(self, capacity: int, *, context_size: int, max_sequences: int) -> Backend:
-        return open_llama(self.path, context_size=256, cache_tokens=256, max_sequences=max_sequences)
+        return open_llama(self.path, context_size=256, kv_tokens=256, max_sequences=max_sequences)
 
 
 def some_tokens(count: int, seed: int = 1) -> list[int]:

@@ -59,11 +59,9 @@ def lost_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", hook)
 
 
-def opened(
-    path: Path, *, cache_tokens: int | None = None, process: LlamaProcess | None = None, **options: Any
-) -> LlamaBackend:
+def opened(path: Path, *, process: LlamaProcess | None = None, **options: Any) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, replace(OPTIONS, **options), cache_tokens=cache_tokens, process=process)
+        return LlamaBackend(file, replace(OPTIONS, **options), process=process)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -398,7 +396,7 @@ def test_it_does_not_hear_ctrl_c(path: Path) -> None:
 
 
 def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    backend = opened(path, context_size=256, cache_tokens=256)
+    backend = opened(path, context_size=256, kv_tokens=256)
     backend.forward(batch_of(rows(0, 0, [5])))
     backend.close()
     assert capfd.readouterr() == ("", "")

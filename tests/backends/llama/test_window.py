@@ -25,9 +25,9 @@ LENGTH = 1500  # the window's own cache is 768 tokens here
 OPTIONS = OpenOptions(context_size=2048, max_sequences=2, threads=1, gpu_layers=0)
 
 
-def opened(path: Path, *, cache_tokens: int | None = None, **options: Any) -> LlamaBackend:
+def opened(path: Path, **options: Any) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, replace(OPTIONS, **options), cache_tokens=cache_tokens)
+        return LlamaBackend(file, replace(OPTIONS, **options))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_a_stopped_pass_takes_nothing_from_a_full_window(window_path: Path) -> N
 
 
 def test_a_full_cache_takes_nothing_from_a_window(window_path: Path) -> None:
-    backend = opened(window_path, context_size=1792, cache_tokens=1792)
+    backend = opened(window_path, context_size=1792, kv_tokens=1792)
     tokens = some_tokens(LENGTH)
     fill(backend, tokens)
     with pytest.raises(KVFull):

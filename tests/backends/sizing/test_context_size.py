@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend as cpu
+from llmrun.backends.cpu import cache_size
 from llmrun.backends.llama import placement
 from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
@@ -175,7 +176,7 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
         raise AssertionError("something was loaded")
 
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
-    for module in (cpu, placement):
+    for module in (cache_size, placement):
         monkeypatch.setattr(module, "free_memory", lambda reserved=0: 10 * MIB - reserved)
     monkeypatch.setattr(cpu, "allocate", never)
     monkeypatch.setattr(LlamaProcess, "tell", never)
@@ -243,7 +244,7 @@ def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
 def test_sequences_that_share_a_cache_have_the_context_of_one(tmp_path: Path, backend: str) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
     options = OpenOptions(backend=backend, gpu_layers=0, threads=1)
-    one, many = (open_backend(path, each) for each in (options, replace(options, max_sequences=4, overcommit=True)))
+    one, many = (open_backend(path, each) for each in (options, replace(options, max_sequences=4, kv_tokens="auto")))
     for opened in (one, many):
         opened.close()
     assert many.info.context_size == one.info.context_size
@@ -252,9 +253,9 @@ def test_sequences_that_share_a_cache_have_the_context_of_one(tmp_path: Path, ba
 
 def test_a_shared_cache_takes_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
-    monkeypatch.setattr(cpu, "free_memory", lambda **_: 40 * MIB)
+    monkeypatch.setattr(cache_size, "free_memory", lambda **_: 40 * MIB)
     options = OpenOptions(backend="cpu", threads=1)
-    opened = open_backend(path, replace(options, max_sequences=64, overcommit=True))
+    opened = open_backend(path, replace(options, max_sequences=64, kv_tokens="auto"))
     opened.close()
     single = open_backend(path, options)
     single.close()

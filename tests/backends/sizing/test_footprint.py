@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.archs.registry import plan_of_header
-from llmrun.backends.cpu.backend import MAX_ROWS
+from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.footprint import footprint_on_cpu
 from llmrun.backends.llama import footprint as llama_footprint
 from llmrun.backends.llama.footprint import footprint_on_llama

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.registry import needs_of_step
 from llmrun.backends.model_needs import needs_of_plan

@@ -1,0 +1,73 @@
+"""Decides how large the context and the KV cache of a model are on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmrun.archs.parts.tensors import parameter_count
+from llmrun.backends.base import AUTO
+from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.cpu.kv_pool import blocks_in, blocks_of_sequence
+from llmrun.backends.sizing.context_size import (
+    LARGEST_DEFAULT,
+    MemoryNeeds,
+    check_cache_fits,
+    context_for,
+    shared_cache_tokens,
+)
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.errors import UsageError
+from llmrun.machine.free_memory import free_memory
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import OpenOptions
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.plan.plan import Plan
+
+# The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows most weights
+# are already read from the CPU caches. They would also delay progress reports, which are sent between steps.
+MAX_ROWS = 256
+
+
+def cache_size(
+    file: GGUFFile, plan: Plan, options: OpenOptions, train_context: int, n_threads: int
+) -> tuple[int, list[int]]:
+    """Return the context size in tokens and the number of cache blocks for each window.
+
+    Raises DoesNotFit, and UsageError if the cache is smaller than the context.
+    """
+    free, parameters = free_memory(reserved=options.reserved_memory), parameter_count(file)
+
+    def needs(max_sequences: int) -> MemoryNeeds:
+        footprint = footprint_on_cpu(
+            file, plan, max_sequences=max_sequences, kv_type=options.kv_type, max_rows=MAX_ROWS, n_threads=n_threads
+        )
+        return MemoryNeeds(footprint, free, parameters)
+
+    asked, path = options.kv_tokens, str(file.path)
+    if isinstance(asked, int) and asked < (options.context_size or 1):
+        raise UsageError(f"the KV cache of {asked:,} tokens is smaller than the context of {options.context_size:,}")
+    context_size = context_for(
+        options.context_size,
+        train_context=train_context,
+        largest_default=min(LARGEST_DEFAULT, asked) if isinstance(asked, int) else LARGEST_DEFAULT,
+        needs=needs(options.max_sequences if asked is None else 1),
+        kv_type=options.kv_type,
+        path=path,
+    )
+    full = {
+        window: options.max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in plan.windows
+    }
+    if asked is not None and 0 in full:  # sequences never share the blocks of a sliding window
+        many = needs(options.max_sequences)
+        if asked == AUTO:
+            full[0] = min(full[0], blocks_in(shared_cache_tokens(context_size, options.max_sequences, many)))
+        else:
+            # One sequence's share of the layers without a window is a token's size in the shared cache.
+            cache = KVBytes(needs(1).footprint.cache.token, many.footprint.cache.windows)
+            check_cache_fits(
+                int(asked), replace(many, footprint=replace(many.footprint, cache=cache)), options.kv_type, path
+            )
+            full[0] = blocks_in(int(asked))
+    return context_size, list(full.values())
