@@ -46,6 +46,7 @@ class Answer:
     constraint       the tokens that the request's response format allows, or None
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
+    runs_alone       True until the request has been part of a step, if that step must have no other requests
     wait             the prefix that a queued request waits for, as of its last check, or None (sharing.py)
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
@@ -76,6 +77,7 @@ class Answer:
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
+    runs_alone: bool = False
     wait: PrefixWait | None = None
     step_times: list[float] = field(default_factory=list)
     thinking_tokens: int = 0

@@ -5,27 +5,27 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmrun.engine.admission import Admission
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
-from llmrun.engine.sharing import wait_for_prefix
-from llmrun.engine.slots import SequenceSlots, Slot
+from llmrun.engine.scheduling import begun_by, pick_rows
+from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.engine.tool_calls.prompting import ModelTools
-from llmrun.engine.work import Work, batch_of, pick_rows, take_results
-from llmrun.errors import Cancelled, ContextExceeded, KVFull, UsageError
-from llmrun.types import FinishReason
+from llmrun.engine.work import Work, batch_of, take_results
+from llmrun.errors import Cancelled, KVFull, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +59,9 @@ class Engine:
         rows_per_step: int = ROWS_PER_STEP,
         drafts: Sequence[DraftSource] = (),
         constraints: ConstraintCompiler | None = None,
+        max_running: int | None = None,
+        overcommit: bool = False,
+        on_begin: Callable[[Sequence[int]], None] = lambda ids: None,
     ) -> None:
         """Create an engine that owns an open backend, `templates` and `drafts`; `close` closes them all.
 
@@ -70,16 +73,23 @@ class Engine:
         rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         drafts         draft sources, with which a step can generate several tokens; they do not affect the answers
         constraints    compiles response formats; by default, a compiler is created on first use
+        max_running    the maximum number of requests that run at a time; the other sequences of the cache only keep
+                       prefixes. None for as many as there are sequences
+        overcommit     admit requests even if the cache may become full before they finish (admission.py)
+        on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
+        self._speculation = Speculation(drafts)
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
-        self._rows_per_step = rows_per_step
-        self._waiting: deque[Answer] = deque()
-        self._running: dict[Answer, Slot] = {}  # in order of admission
-        self._admission_paused = (
-            False  # set when the cache fills up while several requests run; cleared when one of them has ended
+        self._requests = Admission(
+            *(backend.kv, self._slots, self._speculation),
+            max_running=max_running or backend.info.max_sequences,
+            overcommit=overcommit,
         )
+        self._rows_per_step = rows_per_step
+        self._on_begin = on_begin
+        self._steps = 0
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, which is why each write is atomic.
         self._cancel_numbers = itertools.count(1)
@@ -87,7 +97,6 @@ class Engine:
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self._prompts = PromptReader(backend, templates or TemplateProcess(), chat_template, thinking_tags, constraints)
-        self._speculation = Speculation(drafts)
         self.speculates = bool(drafts)
 
     @classmethod
@@ -188,7 +197,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True if no request is waiting or running."""
-        return not self._waiting and not self._running
+        return not self._requests.waiting and not self._requests.running
 
     def prompt_tokens(self, request: Request) -> int:
         """Count the tokens of a request's prompt without running it. Raises the same errors as `submit`."""
@@ -228,9 +237,13 @@ class Engine:
             *(last_cancel, self._sampler, drafters, pace, prompt.constraint),
         )
 
-    def enqueue(self, answer: Answer) -> int:
-        """Queue a prepared request and return its id. Thread-safe."""
-        self._waiting.append(answer)
+    def enqueue(self, answer: Answer, *, alone: bool = False) -> int:
+        """Queue a prepared request and return its id. Thread-safe.
+
+        alone  True if the first step of the request must have no other requests, because it may crash the backend
+        """
+        answer.runs_alone = alone
+        self._requests.waiting.append(answer)
         return answer.request_id
 
     def step(self) -> list[Event]:
@@ -241,19 +254,22 @@ class Engine:
         requests in that pass are dropped.
         """
         events = self._end_cancelled()
-        self._admit()
-        work = pick_rows(self._running, self._waiting, self._rows_per_step, self._speculation)
+        requests = self._requests
+        requests.admit()
+        work = pick_rows(requests.running, requests.waiting, self._rows_per_step, self._speculation, requests.room())
         if not work:
-            return events
+            return events + (requests.make_room() if requests.running else [])
+        if begun := begun_by(work):
+            self._on_begin(begun)
         started = time.perf_counter()
         try:
             work, logits = self._forward(work)
         except Cancelled:
             return events + self._end_cancelled()
         except KVFull:
-            return events + self._make_room()
+            return events + requests.make_room()
         except BaseException:
-            self._forget(work)
+            requests.drop_failed(work)
             raise
         try:
             for part, new_events, drawn in take_results(self._sampler, work, logits):
@@ -262,11 +278,12 @@ class Engine:
                     self._speculation.observe_draft(part, drawn)
                     self._cut_back(part)
         except BaseException:  # a bug, or Ctrl-C: some slots have been updated, and others have not
-            self._forget(work)
+            requests.drop_failed(work)
             raise
         if all(part.decodes for part in work):
             self._speculation.observe_step(work, time.perf_counter() - started)
-        self._retire()
+        requests.retire()
+        self._steps += 1
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -285,7 +302,11 @@ class Engine:
                         raise event.error
                     yield event
         finally:
-            self._drop_all()
+            self._requests.drop_all()
+
+    def _end_cancelled(self) -> list[Event]:
+        named = {self._cancel_wishes.popleft() for _ in range(len(self._cancel_wishes))}
+        return self._requests.end_cancelled(named, self._last_cancel)
 
     def cancel(self, request_id: int) -> None:
         """Cancel a request. It ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
@@ -308,7 +329,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""
-        self._drop_all()
+        self._requests.drop_all()
         self._prompts.close()
         self._speculation.close()
         self._backend.close()
@@ -320,21 +341,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _admit(self) -> None:
-        """Give slots to waiting requests in order, except those that wait for a prefix that is being computed."""
-        if self._admission_paused:
-            return
-        for answer in list(itertools.islice(self._waiting, self._slots.n_idle)):
-            if answer.wait is None or answer.wait.is_over(self._running):
-                answer.wait = wait_for_prefix(answer.tokens, self._running, self._slots.cached(answer.tokens))
-            if answer.wait is not None:
-                continue
-            slot = self._slots.acquire(answer.tokens)
-            self._waiting.remove(answer)
-            if answer.cached_tokens is None:
-                answer.cached_tokens = len(slot.tokens)
-            self._running[answer] = slot
 
     def _forward(self, work: list[Work]) -> tuple[list[Work], NDArray[np.float32]]:
         """Run a step and return its work and logits.
@@ -357,68 +363,3 @@ class Engine:
         if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n:
             # A cache with a recurrent state would have to repeat earlier rows after each wrong draft.
             self._speculation.stop()
-
-    def _make_room(self) -> list[Event]:
-        """Free space in a full KV cache.
-
-        If there is an idle slot with a cached prefix, that prefix is dropped. Otherwise, the newest request returns to
-        the queue or, if only one request is running, that request ends. After a request has returned to the queue, no
-        request is admitted until a running one has ended, because two requests could otherwise evict each other
-        forever.
-        """
-        if self._slots.forget_oldest_idle():
-            return []
-        answer, slot = next(reversed(self._running.items()))
-        if len(self._running) > 1:
-            del self._running[answer]
-            self._speculation.release(answer)
-            self._slots.forget(slot)
-            self._waiting.appendleft(answer)
-            self._admission_paused = True
-            return []
-        if answer.in_prefill:
-            error = ContextExceeded(
-                f"prompt does not fit in the KV cache: {answer.prompt_tokens:,} tokens, but the "
-                f"cache is full after {len(slot.tokens):,}",
-                hint="shorten the prompt",
-            )
-            events: list[Event] = [answer.fail(error)]
-        else:
-            events = answer.finish(FinishReason.LENGTH)
-        self._retire()
-        return events
-
-    def _end_cancelled(self) -> list[Event]:
-        events: list[Event] = []
-        named = {self._cancel_wishes.popleft() for _ in range(len(self._cancel_wishes))}
-        for answer in [*self._waiting, *self._running]:
-            if answer.request_id in named or answer.last_cancel != self._last_cancel:
-                events += answer.finish(FinishReason.CANCELLED)
-        self._retire()
-        return events
-
-    def _retire(self) -> None:
-        """Remove finished requests. The tokens in their slots stay cached for later requests."""
-        for answer in [answer for answer in self._running if answer.over]:
-            self._speculation.finish(answer)
-            self._slots.release(self._running.pop(answer))
-            self._admission_paused = False
-        if any(answer.over for answer in self._waiting):
-            self._waiting = deque(answer for answer in self._waiting if not answer.over)
-
-    def _drop_all(self) -> None:
-        self._waiting.clear()
-        while self._running:
-            answer, slot = self._running.popitem()
-            self._speculation.release(answer)
-            self._slots.release(slot)
-        self._admission_paused = False
-
-    def _forget(self, work: list[Work]) -> None:
-        """Drop the requests of a failed pass and empty their slots, whose state in the cache is unknown."""
-        for part in work:
-            del self._running[part.answer]
-            self._speculation.release(part.answer)
-        self._admission_paused = False
-        for part in work:
-            self._slots.forget(part.slot)

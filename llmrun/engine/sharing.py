@@ -33,15 +33,16 @@ class PrefixWait:
         return slot is None or len(slot.tokens) >= self.n
 
 
-def wait_for_prefix(tokens: list[int], running: Mapping[Answer, Slot], cached: int) -> PrefixWait | None:
-    """Return the prefix that a request with these tokens should wait for, or None if it should start.
+def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int) -> PrefixWait | None:
+    """Return the prefix that a request should wait for, or None if it should start.
 
-    cached  how many of the tokens are in the cache already
+    cached  how many of its tokens are in the cache already
     """
+    tokens = answer.tokens
     waits = [
         PrefixWait(leader, min(common_prefix(leader.tokens, tokens), len(tokens) - 1))
         for leader, slot in running.items()
-        if len(leader.tokens) - len(slot.tokens) > 1
+        if leader.request.tenant == answer.request.tenant and len(leader.tokens) - len(slot.tokens) > 1
     ]
     longest = max(waits, key=lambda wait: wait.n, default=None)
     return longest if longest and longest.n - cached >= LEAST_SHARED else None

@@ -16,12 +16,15 @@ _CHUNK = 256  # tokens per comparison
 class Slot:
     """One sequence of the KV cache.
 
-    `tokens` are the tokens in the cache. An idle slot keeps its tokens for a later request with the same prefix.
+    `tokens` are the tokens in the cache. An idle slot keeps its tokens for a later request of the same tenant with the
+    same prefix.
     """
 
     index: int
+    tenant: str = ""
     tokens: list[int] = field(default_factory=list)
     busy: bool = False
+    is_copy: bool = False  # True if its tokens were copied from another slot when it was acquired
     released: int = 0  # the value of the release counter when the slot was last released
 
 
@@ -35,25 +38,34 @@ class SequenceSlots:
         self._kv = kv
         self._slots = [Slot(index) for index in range(count)]
         self._releases = 0
+        self._idle_blocks: int | None = None  # None if it must be computed again
 
     @property
     def n_idle(self) -> int:
         """The number of slots that `acquire` can still return."""
         return sum(not slot.busy for slot in self._slots)
 
-    def cached(self, tokens: list[int]) -> int:
-        """Return the length of the longest prefix of `tokens` in any slot."""
-        return max(common_prefix(slot.tokens, tokens) for slot in self._slots)
+    @property
+    def idle_blocks(self) -> int:
+        """The number of blocks that only idle slots hold."""
+        if self._idle_blocks is None:
+            self._idle_blocks = self._kv.held([slot.index for slot in self._slots if not slot.busy and slot.tokens])
+        return self._idle_blocks
 
-    def acquire(self, tokens: list[int]) -> Slot:
-        """Take an idle slot and give it the longest cached prefix of `tokens`. At least one slot must be idle.
+    def cached(self, tokens: list[int], tenant: str) -> int:
+        """Return the length of the longest prefix of `tokens` in a slot of this tenant."""
+        return max(_shared(slot, tokens, tenant) for slot in self._slots)
+
+    def acquire(self, tokens: list[int], tenant: str = "") -> Slot:
+        """Take an idle slot and give it the tenant's longest cached prefix of `tokens`. At least one slot must be idle.
 
         The prefix never includes the last token, because only running that token yields its logits.
         """
+        self._idle_blocks = None
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
         busy = [slot for slot in self._slots if slot.busy]
         shared, source = max(
-            ((common_prefix(slot.tokens, tokens), slot) for slot in [*idle, *busy]),
+            ((_shared(slot, tokens, tenant), slot) for slot in [*idle, *busy]),
             key=lambda pair: pair[0],
         )
         n = min(shared, len(tokens) - 1)
@@ -62,14 +74,23 @@ class SequenceSlots:
         slot.tokens = []  # stays empty if the next line raises, because the cache's contents are unknown then
         kept = self._kv.truncate(slot.index, n) if here else self._kv.copy(source.index, slot.index, n)
         slot.tokens = tokens[:kept]
-        slot.busy = True
+        slot.tenant = tenant
+        slot.busy, slot.is_copy = True, not here
         return slot
 
     def release(self, slot: Slot) -> None:
         """Mark the slot as idle. It keeps its tokens."""
+        self._idle_blocks = None
         self._releases += 1
         slot.busy = False
         slot.released = self._releases
+
+    def give_back(self, slot: Slot) -> None:
+        """Undo `acquire` as far as possible. A copy is freed, because its source would have to copy shared blocks."""
+        if slot.is_copy:
+            self.forget(slot)
+        else:
+            self.release(slot)
 
     def truncate(self, slot: Slot, n: int) -> int:
         """Shorten a slot to its first n tokens. Returns how many tokens the cache kept."""
@@ -88,6 +109,7 @@ class SequenceSlots:
 
     def forget(self, slot: Slot) -> None:
         """Empty the slot and release it."""
+        self._idle_blocks = None
         slot.tokens = []
         slot.busy = False
         slot.released = 0
@@ -100,6 +122,11 @@ class SequenceSlots:
             return False
         self.forget(min(holding, key=lambda slot: slot.released))
         return True
+
+
+def _shared(slot: Slot, tokens: list[int], tenant: str) -> int:
+    """Return how many of the first tokens a tenant can reuse from a slot."""
+    return common_prefix(slot.tokens, tokens) if slot.tenant == tenant else 0
 
 
 def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:

@@ -1,10 +1,9 @@
-"""The work of one step: selects the tokens to run, builds their batch, and applies the results to their requests."""
+"""The work of one step: builds its batch, and applies the results to the requests."""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ import numpy as np
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, Draft
 from llmrun.engine.requests import Event, PrefillProgress
-from llmrun.engine.sharing import rows_until_copy
 from llmrun.engine.slots import Slot
 from llmrun.types import Batch
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.sampler import Sampler
-    from llmrun.engine.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +75,6 @@ class Work:
         Besides the described ones, they are the row of the last token that is certain and the rows of the draft.
         """
         return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
-
-
-def pick_rows(
-    running: Mapping[Answer, Slot], waiting: Sequence[Answer], rows_per_step: int, speculation: Speculation
-) -> list[Work]:
-    """Choose the next tokens of each running request: those of an answer and a draft, or a chunk of a prompt.
-
-    Steps with prompts have no drafts, because additional rows are not cheap in large steps.
-    """
-    work: list[Work] = []
-    prompts: list[tuple[Answer, Slot]] = []
-    most = max(rows_per_step // max(len(running), 1), 1)
-    for answer, slot in running.items():
-        if len(answer.tokens) - len(slot.tokens) == 1:
-            work.append(Work.next_of(answer, slot, most))
-        else:
-            prompts.append((answer, slot))
-    room = max(rows_per_step - sum(part.rows for part in work), 1)
-    if not prompts:
-        work = speculation.with_drafts(work, room)
-    for answer, slot in prompts:
-        if room > 0:
-            work.append(Work.next_of(answer, slot, min(room, rows_until_copy(answer, slot, waiting))))
-            room -= work[-1].rows
-    for part in work:
-        part.answer.prefill_started = part.answer.prefill_started or time.perf_counter()
-    return work
 
 
 def batch_of(work: Sequence[Work]) -> Batch:

@@ -124,6 +124,7 @@ class ModelDrafter(Drafter):
         self._source = source
         bias = {token: value for token, value in request.sampling.logit_bias.items() if token < source.vocabulary_size}
         self._sampling = replace(request.sampling, logit_bias=bias)
+        self._tenant = request.tenant
         self._slot: Slot | None = None
         self._in_step = 0  # number of the slot's tokens that are known to equal the prompt and the answer
         self._stopped = False
@@ -178,7 +179,7 @@ class ModelDrafter(Drafter):
 
     def _acquire(self, tokens: list[int]) -> Slot:
         """Take a slot and prefill the prompt. There is a slot for each running answer."""
-        self._slot = slot = self._source.slots.acquire(tokens)
+        self._slot = slot = self._source.slots.acquire(tokens, self._tenant)
         self._run_all_but(1, slot, tokens)
         return slot
 

@@ -159,7 +159,7 @@ def test_no_draft_follows_forced_tokens_soon() -> None:
     drawn: list[int] = []
 
     def propose(place: Place) -> list[int]:
-        answer = next(iter(engine._running))
+        answer = next(iter(engine._requests.running))
         drawn.append(answer.drawn_in_a_row if answer.forced_tokens else 2)
         return place.rest[:1]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from llmrun.backends.cpu import backend
+from llmrun.backends.cpu import cache_size
 from llmrun.backends.cpu.kv_pool import blocks_in
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.attention import Attention
@@ -35,6 +35,6 @@ def windows_in_plans(*windows: int) -> Iterator[None]:
 def nothing_given_back() -> Iterator[None]:
     """Give the cache room for all positions, regardless of windows."""
     with mock.patch.object(
-        backend, "blocks_of_sequence", lambda window, context_size, max_rows: blocks_in(context_size)
+        cache_size, "blocks_of_sequence", lambda window, context_size, max_rows: blocks_in(context_size)
     ):
         yield

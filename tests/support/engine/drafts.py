@@ -128,7 +128,7 @@ class Plain:
 def answer_plainly(engine: Engine, requests: Sequence[Request]) -> list[Plain]:
     """Run all requests to the end."""
     ids = [engine.submit(request) for request in requests]
-    sequences = [answer.tokens for answer in engine._waiting]
+    sequences = [answer.tokens for answer in engine._requests.waiting]
     gathered = run_to_the_end(engine, ids)
     return [Plain(*parts) for parts in zip(requests, gathered, sequences, strict=True)]
 

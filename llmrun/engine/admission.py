@@ -1,0 +1,158 @@
+"""The queue of requests and the slots of the running ones: who runs, who waits, and who has to make room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from llmrun.engine.requests import Event
+from llmrun.engine.room import Room
+from llmrun.engine.sharing import wait_for_prefix
+from llmrun.engine.slots import SequenceSlots, Slot
+from llmrun.errors import ContextExceeded
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import KVCache
+    from llmrun.engine.answer import Answer
+    from llmrun.engine.speculation import Speculation
+    from llmrun.engine.work import Work
+
+
+class Admission:
+    """The waiting and the running requests of an engine.
+
+    A request is admitted if all running requests can then finish (room.py). With `overcommit`, its prompt needs room,
+    and its answer hopes for some: if the cache is full, the newest request returns to the queue and is computed again.
+
+    waiting  requests without a slot; other threads may append to it
+    running  requests with a slot, in order of admission
+    preemptions  how often a running request had to return to the queue
+    """
+
+    def __init__(
+        self, kv: KVCache, slots: SequenceSlots, speculation: Speculation, *, max_running: int, overcommit: bool
+    ) -> None:
+        self._kv = kv
+        self._slots = slots
+        self._speculation = speculation
+        self._max_running = max_running
+        self._overcommit = overcommit
+        # True after a waiting request found no room or a running one had to make room, until a request ends.
+        self._is_paused = False
+        self.waiting: deque[Answer] = deque()
+        self.running: dict[Answer, Slot] = {}
+        self.preemptions = 0
+
+    def admit(self) -> None:
+        """Give slots to waiting requests in order, except those that wait for a prefix that is being computed.
+
+        If there is no room for a request, those behind it wait too. Otherwise, short ones could overtake it forever.
+        """
+        if self._is_paused:
+            return
+        for answer in list(self.waiting):
+            if len(self.running) >= self._max_running or not self._slots.n_idle:
+                return
+            if answer.wait is None or answer.wait.is_over(self.running):
+                answer.wait = wait_for_prefix(
+                    answer, self.running, self._slots.cached(answer.tokens, answer.request.tenant)
+                )
+            if answer.wait is not None:
+                continue
+            slot = self._slots.acquire(answer.tokens, answer.request.tenant)
+            self.running[answer] = slot
+            if not self._has_room(answer, slot):
+                self._slots.give_back(self.running.pop(answer))
+                self._is_paused = True
+                return
+            self.waiting.remove(answer)
+            if answer.cached_tokens is None:
+                answer.cached_tokens = len(slot.tokens)
+
+    def room(self) -> Room:
+        """Return the room for the next step."""
+        if self._overcommit:
+            return Room(self._kv, {}, 0)
+        return Room(self._kv, self.running, self._free_blocks)
+
+    def make_room(self) -> list[Event]:
+        """Free space in a full KV cache.
+
+        If there is an idle slot with a cached prefix, that prefix is dropped. Otherwise, the newest request returns to
+        the queue or, if only one request is running, that request ends. After a request has returned to the queue, no
+        request is admitted until a running one has ended, because two requests could otherwise evict each other
+        forever.
+        """
+        if self._slots.forget_oldest_idle():
+            return []
+        answer, slot = next(reversed(self.running.items()))
+        if len(self.running) > 1:
+            del self.running[answer]
+            self._speculation.release(answer)
+            self._slots.forget(slot)
+            self.waiting.appendleft(answer)
+            self._is_paused = True
+            self.preemptions += 1
+            return []
+        if answer.in_prefill:
+            error = ContextExceeded(
+                f"prompt does not fit in the KV cache: {answer.prompt_tokens:,} tokens, but the "
+                f"cache is full after {len(slot.tokens):,}",
+                hint="shorten the prompt",
+            )
+            events: list[Event] = [answer.fail(error)]
+        else:
+            events = answer.finish(FinishReason.LENGTH)
+        self.retire()
+        return events
+
+    def end_cancelled(self, named: Collection[int], last_cancel: int) -> list[Event]:
+        """End the requests with these ids, and those that were submitted before the last `cancel_current`."""
+        events: list[Event] = []
+        for answer in [*self.waiting, *self.running]:
+            if answer.request_id in named or answer.last_cancel != last_cancel:
+                events += answer.finish(FinishReason.CANCELLED)
+        self.retire()
+        return events
+
+    def retire(self) -> None:
+        """Remove finished requests. The tokens in their slots stay cached for later requests."""
+        for answer in [answer for answer in self.running if answer.over]:
+            self._speculation.finish(answer)
+            self._slots.release(self.running.pop(answer))
+            self._is_paused = False
+        for answer in [answer for answer in self.waiting if answer.over]:
+            self.waiting.remove(answer)
+            self._is_paused = False
+
+    def drop_all(self) -> None:
+        """Forget all requests without events."""
+        self.waiting.clear()
+        while self.running:
+            answer, slot = self.running.popitem()
+            self._speculation.release(answer)
+            self._slots.release(slot)
+        self._is_paused = False
+
+    def drop_failed(self, work: Sequence[Work]) -> None:
+        """Drop the requests of a failed pass and empty their slots, whose state in the cache is unknown."""
+        for part in work:
+            del self.running[part.answer]
+            self._speculation.release(part.answer)
+        self._is_paused = False
+        for part in work:
+            self._slots.forget(part.slot)
+
+    @property
+    def _free_blocks(self) -> int:
+        """The number of blocks that no running request holds."""
+        return self._kv.free_blocks + self._slots.idle_blocks
+
+    def _has_room(self, answer: Answer, slot: Slot) -> bool:
+        if len(self.running) == 1:
+            return True
+        if self._overcommit:
+            return self._kv.needed(slot.index, answer.prompt_tokens + 1) <= self._free_blocks
+        return self.room().suffices
