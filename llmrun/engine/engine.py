@@ -190,6 +190,11 @@ class Engine:
         return self._backend.kv.capacity
 
     @property
+    def preemptions(self) -> int:
+        """How often a running request had to return to the queue, because the KV cache was full."""
+        return self._requests.preemptions
+
+    @property
     def takes_chats(self) -> bool:
         """True if the model has a chat template, so that it accepts a ChatPrompt."""
         return self.template is not None

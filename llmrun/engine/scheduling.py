@@ -58,4 +58,5 @@ def begun_by(work: Sequence[Work]) -> list[int]:
     new = [part.answer for part in work if part.answer.prefill_started is None]
     for answer in new:
         answer.prefill_started = time.perf_counter()
+        answer.runs_alone = False
     return [answer.request_id for answer in new]
