@@ -74,8 +74,12 @@ class KVCache(Protocol):
         """The total number of tokens that the cache can hold across all sequences."""
 
     @property
+    def block_size(self) -> int:
+        """The number of tokens in a block, the unit in which the cache allocates memory."""
+
+    @property
     def free_blocks(self) -> int:
-        """The number of blocks that no sequence holds. A block is the unit in which the cache allocates memory."""
+        """The number of blocks that no sequence holds."""
 
     def needed(self, seq: int, n: int) -> int:
         """Return an upper bound of the number of free blocks that a sequence takes to grow to n tokens."""

@@ -10,6 +10,7 @@ from llmrun.engine.requests import Event
 from llmrun.engine.room import Room
 from llmrun.engine.sharing import wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
+from llmrun.engine.stats import EngineStatus
 from llmrun.errors import ContextExceeded
 from llmrun.types import FinishReason
 
@@ -44,6 +45,7 @@ class Admission:
         self.waiting: deque[Answer] = deque()
         self.running: dict[Answer, Slot] = {}
         self.preemptions = 0
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # of requests that have a slot, or had
 
     def admit(self) -> None:
         """Give slots to waiting requests in order, except those that wait for a prefix that is being computed.
@@ -70,6 +72,20 @@ class Admission:
             self.waiting.remove(answer)
             if answer.cached_tokens is None:
                 answer.cached_tokens = len(slot.tokens)
+                self._prompt_tokens += answer.prompt_tokens
+                self._cached_tokens += answer.cached_tokens
+
+    def status(self) -> EngineStatus:
+        """Return the state of the queue and of the cache, and the tokens so far."""
+        return EngineStatus(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            free_tokens=self._free_blocks * self._kv.block_size,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens + sum(answer.generated_tokens for answer in self.running),
+            preemptions=self.preemptions,
+        )
 
     def room(self) -> Room:
         """Return the room for the next step."""
@@ -121,6 +137,7 @@ class Admission:
         """Remove finished requests. The tokens in their slots stay cached for later requests."""
         for answer in [answer for answer in self.running if answer.over]:
             self._speculation.finish(answer)
+            self._generated_tokens += answer.generated_tokens
             self._slots.release(self.running.pop(answer))
             self._is_paused = False
         for answer in [answer for answer in self.waiting if answer.over]:

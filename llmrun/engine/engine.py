@@ -20,6 +20,7 @@ from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling import begun_by, pick_rows
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.speculation import Speculation
+from llmrun.engine.stats import EngineStatus
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
@@ -89,7 +90,6 @@ class Engine:
         )
         self._rows_per_step = rows_per_step
         self._on_begin = on_begin
-        self._steps = 0
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, which is why each write is atomic.
         self._cancel_numbers = itertools.count(1)
@@ -111,6 +111,8 @@ class Engine:
         speculate: bool | None = None,
         draft: Path | None = None,
         will_constrain: bool = False,
+        overcommit: bool = False,
+        on_begin: Callable[[Sequence[int]], None] = lambda ids: None,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
 
@@ -144,6 +146,9 @@ class Engine:
                 load_s=loaded,
                 drafts=drafts,
                 constraints=constraints,
+                max_running=options.max_sequences,
+                overcommit=overcommit,
+                on_begin=on_begin,
             )
         except BaseException:
             if constraints is not None:
@@ -188,11 +193,6 @@ class Engine:
     def cache_tokens(self) -> int:
         """The number of tokens that the KV cache can hold for all running requests together."""
         return self._backend.kv.capacity
-
-    @property
-    def preemptions(self) -> int:
-        """How often a running request had to return to the queue, because the KV cache was full."""
-        return self._requests.preemptions
 
     @property
     def takes_chats(self) -> bool:
@@ -288,7 +288,6 @@ class Engine:
         if all(part.decodes for part in work):
             self._speculation.observe_step(work, time.perf_counter() - started)
         requests.retire()
-        self._steps += 1
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -316,6 +315,10 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Cancel a request. It ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
         self._cancel_wishes.append(request_id)
+
+    def status(self) -> EngineStatus:
+        """Return the state of the engine. Call it between steps."""
+        return self._requests.status()
 
     def cancel_current(self) -> None:
         """Cancel all waiting and running requests immediately.

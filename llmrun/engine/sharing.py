@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from llmrun.engine.slots import common_prefix
+from llmrun.engine.prefix_tree import common_prefix
 
 if TYPE_CHECKING:
     from llmrun.engine.answer import Answer

@@ -1,11 +1,32 @@
-"""Computes the timings of a request from its timestamps. The metrics are defined as in vLLM."""
+"""The figures of an engine, and the timings of a request. The metrics are defined as in vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from llmrun.types import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The state of an engine between two steps.
+
+    free_tokens       tokens for which the KV cache has room, if it drops all prefixes that no running request uses
+    prompt_tokens     prompt tokens of all requests that have begun since the engine was opened
+    cached_tokens     how many of them were reused from the KV cache
+    generated_tokens  tokens of all answers since the engine was opened
+    preemptions       how often a running request had to return to the queue
+    """
+
+    running: int
+    waiting: int
+    free_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
 
 
 def request_timings(

@@ -70,7 +70,7 @@ def check_crowd(backend: Backend, solitary: Backend, *, count: int, context: int
     requests = crowd(rng, count, context)
     engine = Engine(backend, rows_per_step=48)
     tokens, most = run(engine, requests, rng)
-    assert engine.preemptions == 0
+    assert engine.status().preemptions == 0
     assert len(tokens) == count
     for number in rng.sample(range(count), 4):
         alone, _ = run(Engine(solitary), [requests[number]], rng)
@@ -118,7 +118,7 @@ def test_any_crowd_gets_through_the_smallest_cache(seed: int, sequences: int) ->
         if engine.idle:
             break
     assert ended == set(ids)
-    assert engine.preemptions == 0
+    assert engine.status().preemptions == 0
 
 
 def test_overcommitted_requests_start_again_with_the_same_answers() -> None:
@@ -127,7 +127,7 @@ def test_overcommitted_requests_start_again_with_the_same_answers() -> None:
     requests = [endless(Request(random_prompt(20, seed), 40)) for seed in range(8)]
     engine = Engine(backend, overcommit=True)
     tokens, _ = run(engine, requests, rng)
-    assert engine.preemptions > 0
+    assert engine.status().preemptions > 0
     for number, request in enumerate(requests):
         alone, _ = run(Engine(ScriptedBackend(None, context_size=64)), [request], rng)
         assert alone[0] == tokens[number]

@@ -25,9 +25,12 @@ class PagedKV:
     `memory` maps each window to arrays of uint8[layers, blocks, bytes per block], one array per group of layers. A
     window of 0 means that all positions are kept.
 
+    block_size  number of tokens in a block
     tables   int32[windows, sequences, blocks per context]
     lengths  number of tokens in each sequence
     """
+
+    block_size = BLOCK
 
     def __init__(
         self, memory: Mapping[int, Sequence[NDArray[np.uint8]]], max_sequences: int, context_size: int

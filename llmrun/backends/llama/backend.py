@@ -55,6 +55,8 @@ MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them 
 class LlamaCache:
     """A KVCache that llama.cpp stores in the child process."""
 
+    block_size = 1
+
     def __init__(self, process: LlamaProcess, capacity: int, lengths: NDArray[np.int32], doing: str) -> None:
         """Wrap the cache of the model that `process` has open.
 

@@ -98,6 +98,8 @@ class ScriptedCache:
                 tokens, so truncating or copying n tokens keeps n - n % N of them.
     """
 
+    block_size = 1
+
     def __init__(self, max_sequences: int, capacity: int, checkpoint: int | None) -> None:
         self._capacity = capacity
         self._checkpoint = checkpoint
