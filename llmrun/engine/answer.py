@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
-    from llmrun.engine.sharing import PrefixWait
+    from llmrun.engine.scheduling.sharing import PrefixWait
     from llmrun.engine.thinking.decoder import ThinkingDecoder
     from llmrun.tokenizers.base import Tokenizer
 
@@ -46,8 +46,9 @@ class Answer:
     constraint       the tokens that the request's response format allows, or None
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
+    last_step        the number of the last step in which the request had rows, as counted by its scheduler
     runs_alone       True until the request has been part of a step, if that step must have no other requests
-    wait             the prefix that a queued request waits for, as of its last check, or None (sharing.py)
+    wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/sharing.py)
     thinking_tokens  how many of the generated tokens belong to thinking
     first_answer     time at which the first text after the thinking arrived
     step_times       when each step that generated tokens ended; a step can generate several tokens
@@ -58,6 +59,7 @@ class Answer:
     forced_tokens    forced tokens without a step of their own: another token's step ran them, or they end the answer
     drawn_in_a_row   tokens since the last forced one, or since the prompt
     over             True once the last event has been returned
+    ended_by         why the answer ended; None for a request that has failed or is not over
     """
 
     request_id: int
@@ -77,6 +79,7 @@ class Answer:
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
+    last_step: int = 0
     runs_alone: bool = False
     wait: PrefixWait | None = None
     step_times: list[float] = field(default_factory=list)
@@ -89,6 +92,7 @@ class Answer:
     forced_tokens: int = 0
     drawn_in_a_row: int = 0
     over: bool = False
+    ended_by: FinishReason | None = None
     _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
 
     def __post_init__(self) -> None:
@@ -99,6 +103,21 @@ class Answer:
                 self.forced.extend(self.constraint.forced_first())
             except LlmrunError as error:
                 self._failed = error
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is (scheduling/fairness.py)."""
+        return self.request.tenant
+
+    @property
+    def queued_at(self) -> float:
+        """When the request was submitted (scheduling/fairness.py)."""
+        return self.submitted
+
+    @property
+    def missing(self) -> int:
+        """An upper bound of the prompt tokens that a waiting request must compute (scheduling/fairness.py)."""
+        return self.prompt_tokens
 
     @property
     def in_prefill(self) -> bool:
@@ -269,6 +288,7 @@ class Answer:
             reason = FinishReason.STOP
         elif reason is FinishReason.STOP and self.decoder.has_calls:
             reason = FinishReason.TOOL_CALLS
+        self.ended_by = reason
         now = time.perf_counter()
         timings = request_timings(
             load_s=self.load_s,

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmrun.engine.admission import Admission
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
-from llmrun.engine.scheduling import begun_by, pick_rows
+from llmrun.engine.scheduling.admission import Admission
+from llmrun.engine.scheduling.predicting import StepPredictor
+from llmrun.engine.scheduling.scheduler import Scheduler, begun_by
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.stats import EngineStatus
@@ -76,19 +77,21 @@ class Engine:
         constraints    compiles response formats; by default, a compiler is created on first use
         max_running    the maximum number of requests that run at a time; the other sequences of the cache only keep
                        prefixes. None for as many as there are sequences
-        overcommit     admit requests even if the cache may become full before they finish (admission.py)
+        overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
         on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
         self._sampler = Sampler(backend.info.threads)
         self._speculation = Speculation(drafts)
+        self._scheduler = Scheduler(
+            rows_per_step, self._speculation, StepPredictor(), by_seconds=backend.info.batch_invariant
+        )
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._requests = Admission(
-            *(backend.kv, self._slots, self._speculation),
+            *(backend.kv, self._slots, self._speculation, self._scheduler),
             max_running=max_running or backend.info.max_sequences,
             overcommit=overcommit,
         )
-        self._rows_per_step = rows_per_step
         self._on_begin = on_begin
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, which is why each write is atomic.
@@ -251,6 +254,10 @@ class Engine:
         self._requests.waiting.append(answer)
         return answer.request_id
 
+    def predicted_wait(self, answer: Answer) -> float:
+        """Return the predicted seconds in the queue of a prepared request, if it is queued now. Thread-safe."""
+        return self._requests.predicted_wait(answer)
+
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
 
@@ -261,7 +268,7 @@ class Engine:
         events = self._end_cancelled()
         requests = self._requests
         requests.admit()
-        work = pick_rows(requests.running, requests.waiting, self._rows_per_step, self._speculation, requests.room())
+        work = self._scheduler.pick(requests.running, requests.waiting, requests.room())
         if not work:
             return events + (requests.make_room() if requests.running else [])
         if begun := begun_by(work):
@@ -279,14 +286,14 @@ class Engine:
         try:
             for part, new_events, drawn in take_results(self._sampler, work, logits):
                 events += new_events
+                requests.charge(part.answer, len(drawn))
                 if part.is_last:
                     self._speculation.observe_draft(part, drawn)
                     self._cut_back(part)
         except BaseException:  # a bug, or Ctrl-C: some slots have been updated, and others have not
             requests.drop_failed(work)
             raise
-        if all(part.decodes for part in work):
-            self._speculation.observe_step(work, time.perf_counter() - started)
+        self._scheduler.observe(work, time.perf_counter() - started)
         requests.retire()
         return events
 

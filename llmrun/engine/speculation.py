@@ -11,11 +11,11 @@ from llmrun.engine.drafting.acceptance import Acceptance, AssumedRates
 from llmrun.engine.drafting.base import LONGEST_DRAFT, NO_DRAFT, Draft, Drafter, DraftSource, Kind
 from llmrun.engine.drafting.costs import StepCosts, StepSize
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
+from llmrun.engine.work import Work, size_of
 
 if TYPE_CHECKING:
     from llmrun.engine.answer import Answer
     from llmrun.engine.requests import Request
-    from llmrun.engine.work import Work
 
 
 _LEAST_DRAWN: Final = 2  # tokens to draw after forced ones before drafts resume
@@ -116,16 +116,6 @@ class Speculation:
         """Close the sources."""
         for source in self._sources:
             source.close()
-
-
-def size_of(work: Sequence[Work]) -> StepSize:
-    """Return the size of a step."""
-    rows = cached = attended = 0
-    for part in work:
-        rows += part.rows
-        cached += part.depth
-        attended += part.rows * part.depth
-    return StepSize(len(work), rows, cached, attended)
 
 
 def _with_draft(part: Work, plan: StepPlan, most: int) -> Work:

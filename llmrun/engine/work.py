@@ -11,6 +11,7 @@ import numpy as np
 
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, Draft
+from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.slots import Slot
 from llmrun.types import Batch
@@ -62,6 +63,11 @@ class Work:
     def rows(self) -> int:
         """The number of rows in the step."""
         return len(self.tokens) + len(self.certain) + len(self.draft.tokens)
+
+    @property
+    def end(self) -> int:
+        """The number of tokens in the slot after the step."""
+        return self.depth + self.rows
 
     @property
     def described(self) -> int:
@@ -123,3 +129,13 @@ def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
         events += answer.add_certain(logits, part.certain)
         slot.tokens += [*part.certain, *part.draft.tokens]
     return events
+
+
+def size_of(work: Sequence[Work]) -> StepSize:
+    """Return the size of a step."""
+    rows = cached = attended = 0
+    for part in work:
+        rows += part.rows
+        cached += part.depth
+        attended += part.rows * part.depth
+    return StepSize(len(work), rows, cached, attended)

@@ -24,7 +24,7 @@ from llmrun.errors import BackendCrashed, DoesNotFit, UsageError
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import Batch
 from tests.support.engine.answers import Gathered, answer_all
-from tests.support.engine.eager_speculation import EagerSpeculation
+from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_request
 from tests.support.models.downloads import smollm2
 
@@ -42,7 +42,7 @@ def says(answer: str, **options: int) -> ScriptedBackend:
 def answers(target: ScriptedBackend, draft: ScriptedBackend | None, requests: Sequence[Request]) -> list[Gathered]:
     engine = Engine(target)
     if draft is not None:
-        engine._speculation = EagerSpeculation([ModelSource(draft, target.info.vocabulary_size)])
+        speculate_eagerly(engine, [ModelSource(draft, target.info.vocabulary_size)])
     try:
         return answer_all(engine, requests)
     finally:
@@ -165,7 +165,7 @@ def test_an_error_is_reported_and_harmless() -> None:
     draft = Failing(scripted_answers([("go", ANSWER)]))
     target = says(ANSWER)
     engine = Engine(target)
-    engine._speculation = EagerSpeculation([ModelSource(draft, target.info.vocabulary_size)])
+    speculate_eagerly(engine, [ModelSource(draft, target.info.vocabulary_size)])
     for _ in range(2):
         [gathered] = answer_all(engine, [Request(TextPrompt("go"), None, (), GREEDY)])
         assert gathered.text == ANSWER

@@ -14,7 +14,7 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Failed, Finished, Request
 from llmrun.types import Timings
 from tests.support.engine.answers import Gathered, run_to_the_end
-from tests.support.engine.eager_speculation import EagerSpeculation
+from tests.support.engine.eager_speculation import speculate_eagerly
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
@@ -112,7 +112,7 @@ class AdverseDrafter(Drafter):
 def drafting_engine(backend: Backend, *sources: DraftSource, **options: Any) -> Engine:
     """Return an engine that runs every draft in full."""
     engine = Engine(backend, drafts=sources, **options)
-    engine._speculation = EagerSpeculation(sources)
+    speculate_eagerly(engine, sources)
     return engine
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from llmrun.engine.drafting.base import Drafter, DraftSource, Kind
 from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.drafting.pace import AnswerPace, StepPlan
+from llmrun.engine.engine import Engine
 from llmrun.engine.speculation import Speculation
 
 
@@ -33,3 +34,9 @@ class EagerSpeculation(Speculation):
 
     def _new_plan(self, size: StepSize) -> StepPlan:
         return EagerPlan(self._costs, size)
+
+
+def speculate_eagerly(engine: Engine, sources: Sequence[DraftSource]) -> None:
+    """Let an engine that has no requests run every draft in full."""
+    speculation = EagerSpeculation(sources)
+    engine._speculation = engine._requests._speculation = engine._scheduler._speculation = speculation

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import Event
-from llmrun.engine.room import Room
-from llmrun.engine.sharing import wait_for_prefix
+from llmrun.engine.scheduling.fairness import FairShares
+from llmrun.engine.scheduling.outlook import Outlook
+from llmrun.engine.scheduling.room import Room
+from llmrun.engine.scheduling.sharing import wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.stats import EngineStatus
 from llmrun.errors import ContextExceeded
@@ -17,6 +21,7 @@ from llmrun.types import FinishReason
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
     from llmrun.engine.answer import Answer
+    from llmrun.engine.scheduling.scheduler import Scheduler
     from llmrun.engine.speculation import Speculation
     from llmrun.engine.work import Work
 
@@ -33,11 +38,22 @@ class Admission:
     """
 
     def __init__(
-        self, kv: KVCache, slots: SequenceSlots, speculation: Speculation, *, max_running: int, overcommit: bool
+        self,
+        kv: KVCache,
+        slots: SequenceSlots,
+        speculation: Speculation,
+        scheduler: Scheduler,
+        *,
+        max_running: int,
+        overcommit: bool,
     ) -> None:
         self._kv = kv
         self._slots = slots
         self._speculation = speculation
+        self._scheduler = scheduler
+        self._shares = FairShares()
+        self._ordering = Lock()  # predictions are made by other threads
+        self._outlook = Outlook(kv, scheduler, max_running)
         self._max_running = max_running
         self._overcommit = overcommit
         # True after a waiting request found no room or a running one had to make room, until a request ends.
@@ -48,14 +64,14 @@ class Admission:
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0  # of requests that have a slot, or had
 
     def admit(self) -> None:
-        """Give slots to waiting requests in order, except those that wait for a prefix that is being computed.
+        """Give slots to waiting requests in a fair order, except those that wait for a prefix that is being computed.
 
         If there is no room for a request, those behind it wait too. Otherwise, short ones could overtake it forever.
         """
-        if self._is_paused:
+        if self._is_paused or not self.waiting or not self._n_free_slots:
             return
-        for answer in list(self.waiting):
-            if len(self.running) >= self._max_running or not self._slots.n_idle:
+        for answer in self._order(list(self.waiting)):
+            if not self._n_free_slots:
                 return
             if answer.wait is None or answer.wait.is_over(self.running):
                 answer.wait = wait_for_prefix(
@@ -70,10 +86,22 @@ class Admission:
                 self._is_paused = True
                 return
             self.waiting.remove(answer)
+            with self._ordering:
+                self._shares.admit(answer.tenant, answer.prompt_tokens - len(slot.tokens))
             if answer.cached_tokens is None:
                 answer.cached_tokens = len(slot.tokens)
                 self._prompt_tokens += answer.prompt_tokens
                 self._cached_tokens += answer.cached_tokens
+
+    def charge(self, answer: Answer, tokens: int) -> None:
+        """Charge a request's tenant for generated tokens."""
+        with self._ordering:
+            self._shares.charge(answer.tenant, tokens)
+
+    def predicted_wait(self, new: Answer) -> float:
+        """Return the predicted seconds until a new request runs its first row. Thread-safe."""
+        order = self._order([*self.waiting, new])
+        return self._outlook.wait(new, order[: order.index(new)], dict(list(self.running.items())))
 
     def status(self) -> EngineStatus:
         """Return the state of the queue and of the cache, and the tokens so far."""
@@ -138,6 +166,7 @@ class Admission:
         for answer in [answer for answer in self.running if answer.over]:
             self._speculation.finish(answer)
             self._generated_tokens += answer.generated_tokens
+            self._outlook.observe(answer)
             self._slots.release(self.running.pop(answer))
             self._is_paused = False
         for answer in [answer for answer in self.waiting if answer.over]:
@@ -161,6 +190,14 @@ class Admission:
         self._is_paused = False
         for part in work:
             self._slots.forget(part.slot)
+
+    def _order(self, requests: list[Answer]) -> list[Answer]:
+        with self._ordering:
+            return self._shares.order(requests, time.perf_counter(), self._scheduler.predictor.row_seconds)
+
+    @property
+    def _n_free_slots(self) -> int:
+        return min(self._max_running - len(self.running), self._slots.n_idle)
 
     @property
     def _free_blocks(self) -> int:

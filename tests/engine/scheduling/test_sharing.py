@@ -13,7 +13,7 @@ import pytest
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.engine.sharing import LEAST_SHARED
+from llmrun.engine.scheduling.sharing import LEAST_SHARED
 from llmrun.types import FinishReason
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree

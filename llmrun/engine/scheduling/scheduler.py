@@ -1,0 +1,143 @@
+"""Chooses the tokens that each running request runs in the next step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from llmrun.engine.scheduling.fairness import prompt_order
+from llmrun.engine.scheduling.predicting import StepPredictor, with_chunk
+from llmrun.engine.scheduling.sharing import rows_until_copy
+from llmrun.engine.work import Work, size_of
+
+if TYPE_CHECKING:
+    from llmrun.engine.answer import Answer
+    from llmrun.engine.drafting.costs import StepSize
+    from llmrun.engine.scheduling.room import Room
+    from llmrun.engine.slots import Slot
+    from llmrun.engine.speculation import Speculation
+
+# The time of a step with prompts, while answers wait for it: as many seconds, or as many steps without prompts, as both
+# readers of answers and those who wait for their first token can bear.
+_SECONDS_BESIDE_ANSWERS: Final = 0.1
+_STEPS_BESIDE_ANSWERS: Final = 2.5
+_SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A running request whose prompt is not complete. See fairness.py."""
+
+    answer: Answer
+    slot: Slot
+
+    @property
+    def missing(self) -> int:
+        return len(self.answer.tokens) - len(self.slot.tokens)
+
+    @property
+    def last_step(self) -> int:
+        return self.answer.last_step
+
+
+class Scheduler:
+    """Divides steps among the running requests.
+
+    rows_per_step  the maximum number of prompt tokens in a step
+    by_seconds     whether the predicted time of a step limits its prompt tokens, too. Only backends whose results do
+                   not depend on the batch may be scheduled by measured times
+    predictor      learns how long steps take
+    """
+
+    def __init__(self, rows_per_step: int, speculation: Speculation, predictor: StepPredictor, *, by_seconds: bool):
+        self._rows_per_step = rows_per_step
+        self._speculation = speculation
+        self._by_seconds = by_seconds
+        self._step = 0
+        self.predictor = predictor
+
+    def pick(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
+        """Choose the next tokens of each running request: those of an answer and a draft, or a chunk of a prompt.
+
+        Steps with prompts have no drafts, because additional rows are not cheap in large steps. A request pauses if its
+        tokens would take the room that others need to finish.
+        """
+        alone = next((answer for answer in running if answer.runs_alone), None)
+        if alone is not None:
+            running = {alone: running[alone]}
+        self._step += 1
+        most = max(self._rows_per_step // max(len(running), 1), 1)
+        prompts = [_Prompt(answer, slot) for answer, slot in running.items()]
+        prompts = [prompt for prompt in prompts if prompt.missing > 1]
+        reading = {prompt.answer for prompt in prompts}
+        work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in reading]
+        work = [part for part in work if room.take(part.answer, part.slot, part.end)]
+        left = max(self._rows_per_step - sum(part.rows for part in work), 1)
+        if prompts:
+            work += self._chunks(prompts, waiting, room, left, size_of(work))
+        elif room.is_ample:
+            work = self._speculation.with_drafts(work, left)
+        for part in work:
+            part.answer.last_step = self._step
+        return work
+
+    def observe(self, work: Sequence[Work], seconds: float) -> None:
+        """Record the duration of a step."""
+        n_prompt_rows = sum(part.rows for part in work if not part.decodes)
+        if not n_prompt_rows:
+            self._speculation.observe_step(work, seconds)
+        self.predictor.observe(size_of(work), n_prompt_rows, seconds)
+
+    def budget(self, answers: StepSize) -> float:
+        """Return the seconds that a step with prompts may take beside these answers."""
+        if not answers.answers:
+            return _SECONDS_WITHOUT_ANSWERS
+        return max(_SECONDS_BESIDE_ANSWERS, _STEPS_BESIDE_ANSWERS * self.predictor.of_step(answers, 0))
+
+    def _chunks(
+        self, prompts: Sequence[_Prompt], waiting: Sequence[Answer], room: Room, left: int, size: StepSize
+    ) -> Iterator[Work]:
+        """Yield the next chunks of prompts, which take at most `left` rows and the budget's seconds.
+
+        size  the size of the step without them
+        """
+        least = 1
+        for prompt in prompt_order(prompts, self._step):
+            answer, slot = prompt.answer, prompt.slot
+            depth = len(slot.tokens)
+            rows = min(left, rows_until_copy(answer, slot, waiting))
+            rows = min(rows, self._rows_in_time(rows, size, depth, least))
+            if rows < 1:
+                continue
+            part = Work.next_of(answer, slot, rows)
+            if room.take(answer, slot, part.end):
+                size = with_chunk(size, part.rows, depth)
+                left -= part.rows
+                least = 0
+                yield part
+
+    def _rows_in_time(self, rows: int, size: StepSize, depth: int, least: int) -> int:
+        """Return how many rows of a prompt fit in the budget of a step, at least `least`.
+
+        rows   the number of rows that the prompt could use
+        size   the size of the step without them
+        depth  tokens in the cache before them
+        """
+        if not self._by_seconds:
+            return rows
+        seconds = self.budget(size)
+        # The predictor is careful with sizes that it has not seen. That is needed only if answers wait.
+        if not size.answers and self.predictor.of_step(with_chunk(size, rows, depth), rows) <= seconds:
+            return rows
+        return self.predictor.rows_within(seconds, size, depth, least)
+
+
+def begun_by(work: Sequence[Work]) -> list[int]:
+    """Note the start of requests that run for the first time in this step, and return their ids."""
+    new = [part.answer for part in work if part.answer.prefill_started is None]
+    for answer in new:
+        answer.prefill_started = time.perf_counter()
+        answer.runs_alone = False
+    return [answer.request_id for answer in new]
