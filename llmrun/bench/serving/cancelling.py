@@ -86,7 +86,7 @@ def _leaving(session: Session, phase: str, number: int) -> Planned:
     elif streams:
         leave = Leave(events=_EVENTS)
     else:
-        leave = Leave(seconds=_DECODING_CLIENTS * (probe.ttft + _EVENTS * probe.tpot))
+        leave = Leave(seconds=probe.ttft + probe.tpot * session.plan.generate / 2)
     text = maker.words(number, session.plan.prompt)
     return maker.completion(number, text, _group(phase, streams), leave=leave, streams=streams)
 

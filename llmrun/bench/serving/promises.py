@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from llmrun.bench.serving.record import Record
 
-# Shorter waits are not compared: Retry-After counts in seconds, and the time of a prefill is only estimated.
+# Shorter actual waits count as this long against Retry-After, which is in whole seconds, and are not compared with
+# x-llmrun-wait, because the time of the prefill is only estimated.
 SHORTEST_WAIT_S = 1.0
 
 
@@ -107,7 +108,8 @@ def judge_predicted_waits(records: Sequence[Record], prefill_s: float) -> Predic
 
 
 def _relative(promised: float, actual: float) -> float:
-    return abs(promised - actual) / max(actual, 1e-3)
+    actual = max(actual, SHORTEST_WAIT_S)
+    return abs(promised - actual) / actual
 
 
 def _median(values: Sequence[float]) -> float | None:

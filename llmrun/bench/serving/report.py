@@ -26,7 +26,7 @@ def to_row(result: ServingResult) -> dict[str, Any]:
         "n_prefix": plan.prefix,
         "request_rate": result.rate,
         "burstiness": plan.burstiness,
-        "capacity": result.capacity,
+        "capacity": None if result.capacity is None else asdict(result.capacity),
         "concurrency": plan.concurrency if result.rate is None else None,
         "goodput_slo_ms": {name: limit * 1e3 for name, limit in plan.limits.items()},
         **({} if first is None else _figures(first)),

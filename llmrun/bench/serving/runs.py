@@ -18,7 +18,7 @@ from llmrun.bench.serving.promises import PredictedWaits, RetryAfter, judge_pred
 from llmrun.bench.serving.record import Record
 from llmrun.bench.serving.sameness import Condition, compare_under_load
 from llmrun.bench.serving.sender import Sender
-from llmrun.bench.serving.session import Session, refuse_failures
+from llmrun.bench.serving.session import Capacity, Session, refuse_failures
 from llmrun.bench.serving.workloads import RequestMaker, groups_of
 from llmrun.errors import NetworkError
 from llmrun.remote.client import KEY_VARIABLE, RemoteModel
@@ -33,7 +33,7 @@ class ServingResult:
     """What a run measured. Figures of a part that the workload does not have are empty or None.
 
     rate       the rate of the open loop in requests per second; None for a closed loop
-    capacity   the measured capacity in requests per second; None if it was not needed
+    capacity   the measured capacity; None if it was not needed
     groups     the name of a group of requests -> its figures; the first one has all requests
     lateness   how late the client sent requests of an open loop
     messages   kind of failure -> an example of the server's message
@@ -44,7 +44,7 @@ class ServingResult:
     plan: ServingPlan
     probe: Probe
     rate: float | None = None
-    capacity: float | None = None
+    capacity: Capacity | None = None
     groups: Mapping[str, Figures] = field(default_factory=dict)
     lateness: Spread | None = None
     retry_after: RetryAfter | None = None
@@ -113,7 +113,7 @@ async def _load(session: Session, result: ServingResult) -> ServingResult:
         records = await session.closed_loop(planned, plan.concurrency, duration=plan.sending_s)
         return _with_figures(result, session, records)
     capacity = await session.capacity() if plan.rate.is_multiple else None
-    rate = plan.rate.value * (capacity or 1.0)
+    rate = plan.rate.value * (capacity.rate if capacity else 1.0)
     times = arrival_times(
         rate, plan.seed, requests=plan.requests, duration=plan.sending_s, burstiness=plan.burstiness
     ) or [0.0]

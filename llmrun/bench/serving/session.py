@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.bench.measuring.reporter import BenchReporter
-from llmrun.bench.serving.driver import Driver, Planned
+from llmrun.bench.serving.driver import REJECTED, Driver, Planned
 from llmrun.bench.serving.plan import ServingPlan
 from llmrun.bench.serving.probing import Probe
 from llmrun.bench.serving.record import Record, parsed
@@ -20,6 +20,14 @@ from llmrun.remote.stream import Teller
 
 _CALIBRATION = 1 << 31  # the number of the first prompt of a calibration, which no run uses
 _CALIBRATION_WAVES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many requests per second a server completed with a number of clients."""
+
+    rate: float
+    clients: int
 
 
 @dataclass(slots=True)
@@ -53,20 +61,24 @@ class Session:
         waiting = [*planned]
         return await self._driven(driver, driver.closed_loop(iter(waiting), concurrency), words, len(waiting))
 
-    async def capacity(self) -> float:
+    async def capacity(self) -> Capacity:
         """Measure how many requests of the workload the server completes per second with `plan.concurrency` clients.
 
-        The first request of each client is not counted, because an idle server starts all of them at once. Raises
-        NetworkError if a request fails.
+        The first request of each client is not counted, because an idle server starts all of them at once. If the
+        server rejects some of the clients with a 429, half as many try again. Raises NetworkError if a request fails.
         """
-        clients = self.plan.concurrency
-        planned = [self.maker.request(_CALIBRATION + number) for number in range(_CALIBRATION_WAVES * clients)]
-        records = await self.closed_loop(planned, clients, "measuring the capacity")
+        clients, first = self.plan.concurrency, _CALIBRATION
+        while True:
+            planned = [self.maker.request(first + number) for number in range(_CALIBRATION_WAVES * clients)]
+            records = await self.closed_loop(planned, clients, f"measuring the capacity with {clients} clients")
+            if len(records) < len(planned):
+                raise KeyboardInterrupt
+            if clients == 1 or not any(one.status == REJECTED for record in records for one in record.tries):
+                break
+            clients, first = clients // 2, first + len(planned)
         refuse_failures(records, self.maker.model, self.teller)
-        if len(records) < len(planned):
-            raise KeyboardInterrupt
         ends = sorted(record.ended for record in records)
-        return (len(ends) - clients) / max(ends[-1] - ends[clients - 1], 1e-6)
+        return Capacity((len(ends) - clients) / max(ends[-1] - ends[clients - 1], 1e-6), clients)
 
     async def _driven(
         self, driver: Driver, loop: Coroutine[Any, Any, None], words: str, total: int | None

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from llmrun.amounts import counted, format_number, format_percent, format_seconds, format_seconds_briefly
 from llmrun.bench.serving.cancelling import GRACE_S, Cancelling
-from llmrun.bench.serving.figures import Figures
+from llmrun.bench.serving.figures import Figures, Spread
 from llmrun.bench.serving.goodput import METRICS, goodput_words
 from llmrun.bench.serving.plan import CANCEL, MIXED, OVERLOAD, SAME
 from llmrun.bench.serving.promises import SHORTEST_WAIT_S, PredictedWaits, RetryAfter
 from llmrun.bench.serving.runs import ServingResult
 from llmrun.bench.serving.sameness import Condition
 
-TIMES_HEAD = ("", "requests", *(f"{name.upper()}\np50 / p90 / p99" for name in METRICS))
+TIMES_HEAD = ("", "time", "count", "mean", "p50", "p90", "p99")
 CONDITIONS_HEAD = ("condition", "greedy answers\nthat differ", "seeded answers\nthat differ")
 
 
@@ -32,11 +32,12 @@ def heading(result: ServingResult) -> str:
 
 
 def times_rows(result: ServingResult) -> list[list[str]]:
-    """Return a row of TIMES_HEAD for each group that has requests."""
+    """Return a row of TIMES_HEAD for each metric of each group."""
     return [
-        [name, f"{found.total:,}", *(_percentiles(found, metric) for metric in METRICS)]
+        [name, metric.upper(), f"{spread.count:,}", *map(format_seconds_briefly, _columns(spread))]
         for name, found in result.groups.items()
-        if found.total
+        for metric in METRICS
+        if (spread := found.times.get(metric)) is not None
     ]
 
 
@@ -57,8 +58,8 @@ def sentences(result: ServingResult) -> list[str]:
         rate = format_number(found.per_second(found.good))
         lines.append(f"goodput: {rate} requests/s, {share} of requests ({goodput_words(result.plan.limits)})")
     if result.capacity is not None:
-        clients = counted(result.plan.concurrency, "client")
-        lines.append(f"capacity: {format_number(result.capacity)} requests/s with {clients}")
+        clients = counted(result.capacity.clients, "client")
+        lines.append(f"capacity: {format_number(result.capacity.rate)} requests/s with {clients}")
     if result.retry_after is not None and (result.retry_after.rejections or result.plan.workload == OVERLOAD):
         lines += _retry_after(result.retry_after)
     if result.predicted_waits is not None:
@@ -68,11 +69,8 @@ def sentences(result: ServingResult) -> list[str]:
     return [*lines, *_sameness(result.conditions)]
 
 
-def _percentiles(found: Figures, metric: str) -> str:
-    if metric not in found.times:
-        return ""
-    spread = found.times[metric]
-    return " / ".join(format_seconds_briefly(value) for value in (spread.p50, spread.p90, spread.p99))
+def _columns(spread: Spread) -> tuple[float, ...]:
+    return spread.mean, spread.p50, spread.p90, spread.p99
 
 
 def _throughput(found: Figures) -> str:

@@ -57,16 +57,22 @@ def _show(found: ServingResult, kind: str, *, is_first: bool) -> None:
     out.picture(Text(visible_line(heading(found)), style="bold"))
     for heads, rows in tables:
         if rows:
-            out.picture(table_of(heads, [[visible_line(cell) for cell in row] for row in rows]))
+            out.picture(table_of(heads, _merged([[visible_line(cell) for cell in row] for row in rows])))
             out.picture(Text())
     out.lines(sentences(found))
+
+
+def _merged(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Leave out the name of a row if it equals that of the row before."""
+    before = ["", *(row[0] for row in rows)]
+    return [["" if row[0] == name else row[0], *row[1:]] for row, name in zip(rows, before, strict=False)]
 
 
 def _show_markdown(found: ServingResult, tables: Sequence[tuple[Sequence[str], list[list[str]]]]) -> None:
     lines = [f"**{escaped(heading(found))}**", ""]
     for heads, rows in tables:
         one_line = [head.replace("\n", ", ") for head in heads]
-        lines += [*table_lines(one_line, [[escaped(cell) for cell in row] for row in rows], numbers_from=1), ""]
+        lines += [*table_lines(one_line, [[escaped(cell) for cell in row] for row in rows], numbers_from=2), ""]
     out.answer("\n".join([*lines, *(f"- {escaped(sentence)}" for sentence in sentences(found))]))
     out.end_answer()
 
