@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmrun.bench.serving.exchange import Exchange, Leave
@@ -70,11 +70,11 @@ class Driver:
     ended: list[Sent] = field(default_factory=list)
     running: int = 0
 
-    async def open_loop(self, planned: Sequence[Planned], times: Sequence[float]) -> None:
+    async def open_loop(self, planned: Iterable[Planned], times: Sequence[float]) -> None:
         """Send each request at its time in seconds from now, and wait until all have ended."""
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            for one, at in zip(planned, times, strict=True):
+            for one, at in zip(planned, times, strict=True):  # Each request is created before its time.
                 due = started + at
                 await asyncio.sleep(due - time.perf_counter())
                 group.create_task(self.ask(one, due))

@@ -117,8 +117,7 @@ async def _load(session: Session, result: ServingResult) -> ServingResult:
     times = arrival_times(
         rate, plan.seed, requests=plan.requests, duration=plan.sending_s, burstiness=plan.burstiness
     ) or [0.0]
-    session.reporter.progress("preparing the prompts")
-    records = await session.open_loop([maker.request(number) for number in range(len(times))], times)
+    records = await session.open_loop(map(maker.request, range(len(times))), times)
     late = spread(record.sent - record.due for record in records) if records else None
     return replace(_with_figures(result, session, records), rate=rate, capacity=capacity, lateness=late)
 

@@ -45,10 +45,10 @@ class Session:
     reporter: BenchReporter
     interrupted: bool = False
 
-    async def open_loop(self, planned: Sequence[Planned], times: Sequence[float], words: str = "") -> list[Record]:
+    async def open_loop(self, planned: Iterable[Planned], times: Sequence[float], words: str = "") -> list[Record]:
         """Send each request at its time in seconds from now. Return the requests that have ended."""
         driver = Driver(self.sender)
-        return await self._driven(driver, driver.open_loop(planned, times), words, len(planned))
+        return await self._driven(driver, driver.open_loop(planned, times), words, len(times))
 
     async def closed_loop(
         self, planned: Iterable[Planned], concurrency: int, words: str = "", *, duration: float | None = None

@@ -69,7 +69,7 @@ def serving_plans(flags: BenchFlags, flag: str) -> list[ServingPlan]:
     rates = _rates(flags, workload)
     if flags.burstiness is not None and rates == [None] and workload != SAME:
         raise UsageError("--burstiness: needs --rate")
-    if flags.concurrency is not None and rates != [None] and not all(rate and rate.is_multiple for rate in rates):
+    if flags.concurrency is not None and workload != SAME and any(rate and not rate.is_multiple for rate in rates):
         raise UsageError("--concurrency: cannot be combined with --rate")
     seed = secrets.randbits(32) if flags.seed is None else flags.seed
     return [

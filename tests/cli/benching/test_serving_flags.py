@@ -75,7 +75,7 @@ def test_without_a_seed_every_run_has_other_prompts() -> None:
 
 
 def test_same_takes_a_number_of_clients() -> None:
-    (plan,) = plans(same=True, concurrency="8", rate="2x")
+    (plan,) = plans(same=True, concurrency="8", rate="2")
     assert (plan.workload, plan.concurrency) == (SAME, 8)
 
 
