@@ -97,18 +97,20 @@ class FakeModel:
             self._wait(self.prefill_s, connection)
             words = self._words(body, company)
             if body.get("stream"):
-                self._stream(words, connection, dies)
+                last = self._stream(words, connection, dies)
             else:
                 for _ in words:
                     self._wait(self.step_s, connection)
                 said = {"choices": [{"text": "".join(words), "finish_reason": "length"}]}
-                connection.sendall(response(json.dumps(said).encode(), kind="application/json"))
+                last = response(json.dumps(said).encode(), kind="application/json")
         finally:
             with self._changed:
                 self.running -= 1
                 self._changed.notify_all()
+        connection.sendall(last)  # A client that has seen the end may ask again at once, and then finds its slot free.
 
-    def _stream(self, words: list[str], connection: socket.socket, dies: bool) -> None:
+    def _stream(self, words: list[str], connection: socket.socket, dies: bool) -> bytes:
+        """Send a stream except for its end, which is returned."""
         header = f"x-llmrun-wait: {self.wait_header}\r\n".encode() if self.wait_header else b""
         connection.sendall(_CHUNKED % header)
         for number, word in enumerate(words):
@@ -116,13 +118,12 @@ class FakeModel:
                 self._wait(self.step_s, connection)
             if dies and number == 1:
                 raise HangUp
-            _send_chunk(connection, event({"choices": [{"index": 0, "text": word, "finish_reason": None}]}))
+            connection.sendall(_chunk(event({"choices": [{"index": 0, "text": word, "finish_reason": None}]})))
         last = event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
         if self.counts_tokens:
             usage = {"prompt_tokens": 7, "completion_tokens": len(words), "prompt_tokens_details": {"cached_tokens": 3}}
             last += event({"choices": [], "usage": usage})
-        _send_chunk(connection, last + DONE)
-        connection.sendall(b"0\r\n\r\n")
+        return _chunk(last + DONE) + b"0\r\n\r\n"
 
     def _words(self, body: dict[str, Any], company: int) -> list[str]:
         salt = company if self.depends_on_load else 1
@@ -158,5 +159,5 @@ class FakeModel:
         return response(b"", status="404 Not Found", kind="text/plain")
 
 
-def _send_chunk(connection: socket.socket, data: bytes) -> None:
-    connection.sendall(b"%x\r\n%s\r\n" % (len(data), data))
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
