@@ -63,7 +63,7 @@ class RemoteModel:
         self._watch = Watch()
         self._closed = False
         with self._translated(Call()):
-            self._tls = _tls_settings(endpoint)
+            self._tls = tls_settings(endpoint)
             self._idle = [self._new_line()]  # Create the first connection now, so that no request waits for it.
 
     @classmethod
@@ -322,7 +322,7 @@ class RemoteModel:
         return names[0]
 
 
-def _tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
+def tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
     """Return the TLS settings. Reading the certificates takes 15 ms, so it is skipped for plain HTTP to localhost."""
     import httpx2
 

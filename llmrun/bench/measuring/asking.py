@@ -96,10 +96,10 @@ class RemoteAsker:
 
     def _synthetic(self, workload: Workload, random: np.random.Generator, until: float) -> list[Session]:
         facts = workload.facts
-        before = [_random_words(random, facts.depth) for _ in range(facts.concurrency)]
+        before = [random_words(random, facts.depth) for _ in range(facts.concurrency)]
         if facts.depth:
             measured(self._engine, [[_words_request(text, 1)] for text in before], facts.concurrency, until)
-        prompts = [text + _random_words(random, max(1, facts.prompt)) for text in before]
+        prompts = [text + random_words(random, max(1, facts.prompt)) for text in before]
         return [[_words_request(text, max(1, facts.generate))] for text in prompts]
 
 
@@ -191,7 +191,7 @@ def _words_request(text: str, max_tokens: int) -> Request:
     return Request(TextPrompt(text), max_tokens, sampling=SamplingParams(temperature=0))
 
 
-def _random_words(random: np.random.Generator, count: int) -> str:
+def random_words(random: np.random.Generator, count: int) -> str:
     """Return `count` random common words. In most vocabularies, nearly every one of these words is a single token."""
     return "".join(f" {word}" for word in random.choice(_WORDS, count)) if count else ""
 

@@ -12,6 +12,7 @@ import typer
 
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
+from llmrun.bench.serving.plan import WORKLOADS
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.values import drafts, models, one_of
 from llmrun.cli.console.output import out
@@ -53,7 +54,9 @@ class BenchFlags:
         typer.Option("--prompts", metavar="FILE", help='Use prompts from FILE; one {"prompt": "..."} per line.'),
     ] = None
     cold: Annotated[bool, typer.Option("--cold", help="Measure cold starts: time to the first token.")] = False
-    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Concurrent requests.")] = "1"
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", metavar="N", help="Concurrent requests.  [default: 1]")
+    ] = None
     backend: Annotated[
         str | None,
         typer.Option(
@@ -66,6 +69,43 @@ class BenchFlags:
     endpoint: Annotated[
         list[str] | None,
         typer.Option("--endpoint", metavar="URL#MODEL", help="OpenAI-compatible server; repeatable."),
+    ] = None
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate",
+            metavar="R",
+            help="Requests/s in an open loop, or a multiple of the capacity: 2x.",
+        ),
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option("--requests", metavar="N", min=1, help="Requests to send to the endpoint.")
+    ] = None
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", metavar="S", help="Send requests for S seconds.  [default: 30]"),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option("--burstiness", metavar="B", help="Shape of the arrivals; below 1 is burstier.  [default: 1]"),
+    ] = None
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            metavar="NAME",
+            help="shared-prefix, mixed, overload or cancel.  [default: random]",
+            autocompletion=one_of(*WORKLOADS),
+        ),
+    ] = None
+    same: Annotated[bool, typer.Option("--same", help="Compare the endpoint's answers under different load.")] = False
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option("--goodput", metavar="LIMITS", help="Count requests within limits in ms: ttft:500,itl:150."),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", min=0, help="Seed of prompts and arrivals.  [default: random]"),
     ] = None
     threads: Annotated[
         str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one per core]")
@@ -222,7 +262,7 @@ def workloads(flags: BenchFlags) -> list[Workload]:
     ]
     if len(kinds) > 1:
         raise UsageError(f"{kinds[0]}: cannot be combined with {kinds[1]}")
-    concurrencies = numbers(flags.concurrency, "--concurrency", 1)
+    concurrencies = numbers(flags.concurrency or "1", "--concurrency", 1)
     if flags.cold:
         if concurrencies != [1]:
             raise UsageError("--cold: cannot be combined with --concurrency")

@@ -37,10 +37,16 @@ def markdown(document: Document) -> str:
         ]
         for name, result in zip(result_names(document), document.results, strict=True)
     ]
-    lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)]), *map(_line, rows)]
+    lines = table_lines(heads, rows, numbers_from=2)
     said = [*(verdict_sentence(document, verdict) for verdict in document.verdicts), *answer_sentences(document)]
     sentences = [f"- {escaped(sentence)}" for sentence in said]
     return "\n".join([*lines, *([""] if sentences else []), *sentences])
+
+
+def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int) -> list[str]:
+    """Return the lines of a table. Columns from `numbers_from` on are right-aligned. Cells must have been escaped."""
+    rule = ["---" if number < numbers_from else "---:" for number in range(len(heads))]
+    return [_line(heads), _line(rule), *map(_line, rows)]
 
 
 def escaped(text: str) -> str:

@@ -8,6 +8,7 @@ Examples:
     llmrun bench -m qwen3:4b
     llmrun bench -m ./a.gguf,./b.gguf -p 128,1024 -t 1-4
     llmrun bench --speculate off,auto --prompts prompts.jsonl
+    llmrun bench --endpoint http://127.0.0.1:8080 --rate 2 --goodput ttft:500,itl:150
     llmrun bench compare last~1 last --fail-above 5%
 """
 
@@ -29,6 +30,7 @@ from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.arguments.values import FILES, one_of
 from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, names, workloads
+from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.settings import SPECULATE_AUTO, SPECULATE_OFF
@@ -54,6 +56,8 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
         refuse_early_flags(context)
         return 0
     settings = flags.settings()
+    if flag := serving_flag(flags):
+        return _measure_servers(flags, settings, flag)
     kind, lists, asked, seconds = flags.format, knobs(flags, settings), workloads(flags), flags.time_limit
     if flags.html is not None and not flags.html.expanduser().absolute().parent.is_dir():
         raise UsageError(f"--html: {flags.html}: the folder does not exist")
@@ -73,6 +77,16 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     targets = _targets(flags, settings, lists)
     found = _measured(configurations(targets, asked), flags, seconds)
     return _tell(found, flags, kind)
+
+
+def _measure_servers(flags: BenchFlags, settings: Settings, flag: str) -> int:
+    """Run the serving benchmark, which the flag with this name asks for, on each endpoint. Return the exit code."""
+    named = _names(flags.model or ())
+    plans = serving_plans(flags, flag)
+    endpoints = serving_endpoints(flags, named, flag)
+    from llmrun.cli.benching.serving import measure_servers
+
+    return measure_servers(plans, endpoints, flags.format, offline=settings.offline)
 
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
