@@ -14,6 +14,10 @@ from tests.support.protocol.refusals import refused
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
 
 
+def named(name: str) -> dict[str, Any]:
+    return {"function": {"name": name}}
+
+
 def read(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     prompt = chat(messages=[*messages]).requests[0].prompt
     assert isinstance(prompt, ChatPrompt)
@@ -57,7 +61,7 @@ def test_past_answers_are_read(answer: dict[str, Any], kept: dict[str, Any]) -> 
 
 def test_answers_of_the_official_client_can_be_sent_back() -> None:
     """It writes every field, most of which are null."""
-    answer = {
+    answer: dict[str, Any] = {
         "role": "assistant",
         "content": "a",
         "refusal": None,
@@ -109,10 +113,7 @@ def test_results_need_no_content() -> None:
         ([{"role": "assistant", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
         ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], "messages[0].tool_calls[0].function"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}],
-            "messages[0].tool_calls[0].function.name",
-        ),
+        ([{"role": "assistant", "tool_calls": [named("")]}], "messages[0].tool_calls[0].function.name"),
         ([{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}], "messages[0].tool_calls[0].id"),
         ([{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}], "messages[0].tool_calls[0].type"),
         (
@@ -136,5 +137,5 @@ def test_other_content_than_text_is_refused(kind: str) -> None:
 
 
 def test_call_ids_are_found() -> None:
-    messages = [USER, {"role": "assistant", "tool_calls": [CALL, {"function": {"name": "look"}}]}]
+    messages: list[dict[str, Any]] = [USER, {"role": "assistant", "tool_calls": [CALL, {"function": {"name": "look"}}]}]
     assert call_ids(messages) == {"call_1"}

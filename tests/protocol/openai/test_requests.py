@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.requests import ChatPrompt, TextPrompt, TokenPrompt, check_request
+from llmrun.engine.requests import ChatPrompt, Request, TextPrompt, TokenPrompt, check_request
 from llmrun.errors import ModelNotFound
 from llmrun.protocol.openai.requests import Parsed
 from llmrun.protocol.openai.sampling import choice_seed
@@ -24,10 +24,7 @@ def prompt_of(parsed: Parsed) -> ChatPrompt:
 def test_the_smallest_chat_uses_the_defaults() -> None:
     parsed = chat()
     (request,) = parsed.requests
-    assert request == replace(
-        request, prompt=ChatPrompt((USER,)), sampling=replace(FACTS.default_sampling, seed=parsed.seed)
-    )
-    assert (request.max_tokens, request.stop, request.logprobs, request.think) == (None, (), None, None)
+    assert request == Request(ChatPrompt((USER,)), sampling=replace(FACTS.default_sampling, seed=parsed.seed))
     assert (parsed.stream, parsed.include_usage, parsed.ignored, parsed.ignored_header) == (False, False, (), "")
 
 

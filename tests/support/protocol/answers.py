@@ -39,11 +39,11 @@ def sent(body: dict[str, Any]) -> dict[str, Any]:
     return parse_json(json.dumps(body).encode())
 
 
-def chat(facts: ServedFacts = FACTS, **fields: Any) -> Parsed:
+def chat(facts: ServedFacts = FACTS, /, **fields: Any) -> Parsed:
     return parse_chat(sent({"model": "tiny", "messages": [USER], **fields}), facts)
 
 
-def completion(facts: ServedFacts = FACTS, **fields: Any) -> Parsed:
+def completion(facts: ServedFacts = FACTS, /, **fields: Any) -> Parsed:
     return parse_completion(sent({"model": "tiny", "prompt": "Hi", **fields}), facts)
 
 
@@ -90,7 +90,7 @@ def assembled(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     state = ChatCompletionStreamState()
     for chunk in chunks:
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
-    return state.get_final_completion().to_dict()
+    return state.current_completion_snapshot.to_dict()
 
 
 def extras(model: object, place: str = "") -> Iterator[str]:

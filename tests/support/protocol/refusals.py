@@ -11,7 +11,7 @@ from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.openai.requests import Parsed
 
 
-def refused(parse: Callable[..., Parsed], param: str, code: str | None = None, **fields: Any) -> str:
+def refused(parse: Callable[..., Parsed], param: str, code: str | None = None, /, **fields: Any) -> str:
     """Assert that a request with these fields is refused because of `param`, and return the message."""
     with pytest.raises(InvalidField) as caught:
         parse(**fields)
