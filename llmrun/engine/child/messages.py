@@ -131,7 +131,7 @@ class CannotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request, or a call of Tokenize or Detokenize, was invalid, or its wait would be too long."""
+    """The answer to Ask, Tokenize or Detokenize if it is invalid, cannot be accepted now, or was cancelled early."""
 
     id: int
     error: LlmrunError
@@ -209,18 +209,7 @@ class Crashed:
 
 
 FromChild = (
-    Loading
-    | Note
-    | Opened
-    | CannotOpen
-    | Rejected
-    | Taken
-    | Begun
-    | Beat
-    | Stepped
-    | Tokenized
-    | Detokenized
-    | Crashed
+    Loading | Note | Opened | CannotOpen | Rejected | Taken | Begun | Beat | Stepped | Tokenized | Detokenized | Crashed
 )
 
 

@@ -23,11 +23,10 @@ from llmrun.engine.child.messages import (
     ToChild,
     Tokenize,
     Tokenized,
-    cancelled_unbegun,
 )
 from llmrun.engine.child.served_engine import ServedEngine
 from llmrun.engine.requests import Event, Failed, Finished
-from llmrun.errors import LlmrunError, Overloaded, UsageError
+from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
 
 _Prepared = Ask | Tokenize | Detokenize
 
@@ -158,7 +157,7 @@ class EngineServing:
             if request_id not in self._cancelled:
                 return False
             self._forget(request_id)
-        self._send(Stepped((cancelled_unbegun(request_id),)))
+        self._send(Rejected(request_id, Cancelled("the request was cancelled before it was in the queue")))
         return True
 
     def _reject(self, message: _Prepared, error: LlmrunError) -> None:
