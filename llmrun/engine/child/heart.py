@@ -19,8 +19,7 @@ _RECENT_STEPS = 64
 class Heart:
     """Sends a beat at least twice a second, from a thread of its own, and provides the beats that follow steps.
 
-    A thread can beat although the engine hangs. Each beat therefore has the figures of the last step's end, and the age
-    of the step that is running.
+    The thread beats although the engine may hang. Each beat therefore has the figures of the last step's end.
     """
 
     def __init__(self, send: Callable[[Beat], None]) -> None:
@@ -53,6 +52,4 @@ class Heart:
                 time.sleep(rest)
                 continue
             self._sent = now
-            began = self._step_began
-            age = 0.0 if began is None else now - began
-            self._send(replace(self._last, busy=self._last.busy or began is not None, step_age_s=age))
+            self._send(replace(self._last, busy=self._last.busy or self._step_began is not None))

@@ -157,15 +157,15 @@ class Begun:
 class Beat:
     """A heartbeat, sent after steps and twice a second. It has the figures of the last step's end.
 
+    A process can beat although its engine hangs. Then it is busy, but `steps` does not grow.
+
     busy            whether a request is waiting or running
-    step_age_s      seconds since the step that is running began, or 0 between steps
     longest_step_s  the longest of the last steps in seconds
     wait_s          the predicted wait of a new request in seconds
     others          see `Engine.status`
     """
 
     busy: bool
-    step_age_s: float = 0.0
     longest_step_s: float = 0.0
     wait_s: float = 0.0
     steps: int = 0

@@ -188,5 +188,7 @@ class EngineServing:
 
     def _predicted_wait(self) -> float:
         """Return the predicted wait of a new request: the last prediction, less the time since then."""
+        if self._engine.idle:
+            return 0.0
         seconds, when = self._last_wait
         return max(0.0, seconds - (time.monotonic() - when))

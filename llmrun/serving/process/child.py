@@ -37,7 +37,7 @@ class ChildProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(command or child_processes.command("engine.child.main")),
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 start_new_session=True,
                 env=child_processes.environment(),
             )

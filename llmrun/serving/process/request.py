@@ -14,7 +14,6 @@ from llmrun.errors import Cancelled, LlmrunError
 from llmrun.serving.process.replay import DeliveredDeltas, ReplayDiffers
 
 if TYPE_CHECKING:
-    from llmrun.engine.child.messages import Taken
     from llmrun.engine.requests import Request
     from llmrun.serving.model import Accepted
 
@@ -167,4 +166,3 @@ class AskedRequest:
     def __del__(self) -> None:
         if not self._served.over and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel, self._served)  # any thread may collect garbage
-
