@@ -215,7 +215,7 @@ class ModelProcess:
         for request in replay_order(list(self._requests.values())):
             message = Ask(
                 *(request.id, request.request, request.received),
-                admitted=request.accepted.done(),
+                admitted=request.accepted is not None,
                 alone=request.has_begun,
             )
             self._send(request, encode_to_child(message))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ class ServedRequest:
     deaths: int = 0
     unprepared: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
-    accepted: asyncio.Future[Accepted] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    accepted: Accepted | None = None
     _events: deque[tuple[Event, int]] = field(default_factory=deque)  # with their sizes in bytes
     _unread: int = 0
     _error: LlmrunError | None = None
@@ -69,8 +69,16 @@ class ServedRequest:
 
     def accept(self, accepted: Accepted) -> None:
         """Note that the engine has accepted the request."""
-        if not self.accepted.done():
-            self.accepted.set_result(accepted)
+        self.accepted = self.accepted or accepted
+        self._changed.set()
+
+    async def acceptance(self) -> Accepted:
+        """Wait until the engine has accepted the request. Raises its error, and Cancelled if it was cancelled."""
+        while self.accepted is None:
+            if self.over:
+                raise self._error or Cancelled("the request was cancelled")
+            await self._change()
+        return self.accepted
 
     def take(self, event: Event) -> None:
         """Pass an event on to the client, unless the client already has it or the request is over."""
@@ -100,7 +108,7 @@ class ServedRequest:
         self._events.append((event, size))
         self._unread += size
         if isinstance(event, Finished):
-            self._end(Cancelled("the request was cancelled"))
+            self._end()
         elif self._unread > self.unread_bytes:
             self._events.clear()
             self.fail(LlmrunError(f"the client reads too slowly: {self._unread:,} bytes of its answer are waiting"))
@@ -110,7 +118,7 @@ class ServedRequest:
         """End the request with an error, which the client gets after the events before it."""
         if not self.over:
             self._error = error
-            self._end(error)
+            self._end()
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield the events. The last one is Finished. Raises the error of a request that failed."""
@@ -123,18 +131,17 @@ class ServedRequest:
                 raise self._error
             if self.over:
                 return
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     def _fail_differing(self) -> None:
         self.fail(LlmrunError("the engine was restarted, and its answer differs from the part that was sent before"))
 
-    def _end(self, reason: LlmrunError) -> None:
-        """End the request. `reason` is raised by `accepted` if the request was never accepted."""
+    def _end(self) -> None:
         self.over = True
-        if not self.accepted.done():
-            self.accepted.set_exception(reason)
-            self.accepted.exception()  # otherwise, asyncio would complain if nobody awaits it
         self._changed.set()
         self.on_over()
 
@@ -149,9 +156,9 @@ class AskedRequest:
 
     async def accepted(self) -> Accepted:
         """See `Asked.accepted`."""
-        return await asyncio.shield(self._served.accepted)
+        return await self._served.acceptance()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
         """See `Asked`. Closing the iterator cancels the request."""
         try:
             async for event in self._served.events():

@@ -95,7 +95,9 @@ def test_every_message_has_a_codec() -> None:
 
 def test_defaults_are_not_sent() -> None:
     message = Ask(1, Request(TextPrompt("hi")), 2.0)
-    assert encode_to_child(message) == b'["Ask",{"id":1,"request":{"prompt":["TextPrompt",{"text":"hi"}]},"received":2.0}]'
+    assert (
+        encode_to_child(message) == b'["Ask",{"id":1,"request":{"prompt":["TextPrompt",{"text":"hi"}]},"received":2.0}]'
+    )
     assert len(fields(Request)) > 5
 
 

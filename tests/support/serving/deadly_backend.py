@@ -1,9 +1,14 @@
-"""The scripted backend with prompts that kill or stop its process. `deadly_child.py` registers it."""
+"""The scripted backend with prompts that end its process, and with models that break promises.
+
+`deadly_child.py` registers it. A file whose name begins with "varying" is a model without batch invariance. One whose
+name begins with "lying" promises the same answers, but gives others in each process.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +33,19 @@ def deadly_voice(history: str) -> int | None:
     return echo(history)
 
 
+def lying_voice(history: str) -> int | None:
+    """Give other answers in each process."""
+    return ord("a") + (os.getpid() + len(history)) % 26
+
+
 class DeadlyStandIn(ScriptedStandIn):
     """The StandIn of the deadly backend."""
 
     def open(self, path: Path, options: OpenOptions) -> ScriptedBackend:
         backend = super().open(path, options)
-        backend._voice = deadly_voice
+        backend._voice = lying_voice if path.name.startswith("lying") else deadly_voice
+        if path.name.startswith("varying"):
+            backend.info = replace(backend.info, batch_invariant=False)
         return backend
 
 

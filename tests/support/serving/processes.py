@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,18 @@ from llmrun.sampling_params import SamplingParams
 from llmrun.serving.process.limits import ServingLimits
 from llmrun.serving.process.model_process import ModelProcess
 
+PATIENCE_S = 30.0
 DEADLY = [sys.executable, "-P", str(Path(__file__).with_name("deadly_child.py"))]
 
 
-def scripted_model(folder: Path, *, max_sequences: int = 4, step_seconds: float = 0.0, **opening: object) -> Open:
-    """Return what opens a scripted model."""
-    script = folder / f"scripted-{step_seconds}.json"
+def scripted_model(
+    folder: Path, name: str = "scripted", *, step_seconds: float = 0.0, max_wait_s: float | None = None
+) -> Open:
+    """Return what opens a scripted model with 4 sequences, which generates one token in a step."""
+    script = folder / f"{name}.json"
     script.write_text(json.dumps({"step_seconds": step_seconds}))
-    options = OpenOptions(backend="scripted", max_sequences=max_sequences)
-    return Open(str(script), portable_options(options), **opening)  # type: ignore[arg-type]
+    options = OpenOptions(backend="scripted", max_sequences=4)
+    return Open(str(script), portable_options(options), speculate=False, max_wait_s=max_wait_s)
 
 
 def chat(text: str, **options: object) -> Request:
@@ -42,10 +46,10 @@ def noise(seed: int, n_tokens: int = 40) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a client has heard."""
+    """What a client has heard. `pieces` are the texts and tokens of all deltas."""
 
     text: str
-    deltas: tuple[TextDelta, ...]
+    pieces: tuple[tuple[str, tuple[int, ...]], ...]
     finished: Finished
 
 
@@ -59,7 +63,15 @@ def heard(events: Sequence[Event]) -> Heard:
     *_, last = events
     assert isinstance(last, Finished)
     deltas = tuple(event for event in events if isinstance(event, TextDelta))
-    return Heard("".join(delta.reasoning + delta.text for delta in deltas), deltas, last)
+    pieces = tuple((delta.text, delta.tokens) for delta in deltas)
+    return Heard("".join(text for text, _ in pieces), pieces, last)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -51,9 +51,7 @@ _NUMBERS = {
 }
 BIASES = st.dictionaries(IDS, st.floats(allow_nan=False) | st.just(-math.inf), max_size=3)
 PARAMS = st.builds(SamplingParams, **_NUMBERS, logit_bias=BIASES, seed=st.integers())
-FORMATS = st.builds(
-    ResponseFormat, st.sampled_from(FormatKind), TEXT, st.lists(TEXT, max_size=2).map(tuple), TEXT
-)
+FORMATS = st.builds(ResponseFormat, st.sampled_from(FormatKind), TEXT, st.lists(TEXT, max_size=2).map(tuple), TEXT)
 REQUESTS = st.builds(
     Request,
     PROMPTS,
@@ -82,7 +80,8 @@ DELTAS = st.builds(
     _CALLS.map(tuple),
 )
 _TIMINGS = st.builds(
-    Timings, **{field.name: SECONDS if field.type == "float" else IDS for field in fields(Timings) if field.name != "gaps_s"},
+    Timings,
+    **{field.name: SECONDS if field.type == "float" else IDS for field in fields(Timings) if field.name != "gaps_s"},
     gaps_s=st.lists(SECONDS, max_size=3).map(tuple),
 )
 EVENTS = (
