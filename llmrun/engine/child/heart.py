@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from llmrun.engine.child.messages import Beat
 from llmrun.engine.child.served_engine import EngineStatus
@@ -39,7 +39,10 @@ class Heart:
         now = time.monotonic()
         began, self._step_began = self._step_began, None
         self._step_seconds.append(now - (began or now))
-        self._last = Beat(busy=busy, wait_s=wait_s, longest_step_s=max(self._step_seconds), **asdict(status))
+        self._last = Beat(
+            *(busy, max(self._step_seconds), wait_s, self._last.steps + 1),
+            *(status.free_tokens, status.prompt_tokens, status.cached_tokens, status.generated_tokens),
+        )
         if now - self._sent < _STEP_BEAT_S:
             return None
         self._sent = now

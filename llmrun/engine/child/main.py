@@ -47,7 +47,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
     from llmrun.engine.child.serving import EngineServing
 
     try:
-        engine = open_engine(asked, connection.send)
+        engine = open_engine(asked, connection.send, lambda ids: opened.result().report_begun(ids))
         facts = describe(engine, asked)
     except Exception as error:  # noqa: BLE001 - reported to the server
         connection.send(CannotOpen(_as_llmrun_error(error)))

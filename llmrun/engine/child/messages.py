@@ -162,6 +162,7 @@ class Beat:
     busy            whether a request is waiting or running
     longest_step_s  the longest of the last steps in seconds
     wait_s          the predicted wait of a new request in seconds
+    steps           steps since the model was opened
     others          see `Engine.status`
     """
 
@@ -169,8 +170,6 @@ class Beat:
     longest_step_s: float = 0.0
     wait_s: float = 0.0
     steps: int = 0
-    running: int = 0
-    waiting: int = 0
     free_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ def portable_options(options: OpenOptions) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _CALLBACKS}
 
 
-def open_engine(asked: Open, tell: Callable[[Loading | Note], None]) -> ServedEngine:
+def open_engine(
+    asked: Open, tell: Callable[[Loading | Note], None], on_begin: Callable[[Sequence[int]], None]
+) -> ServedEngine:
     """Open an engine. Raises the errors of `Engine.open`."""
     options = OpenOptions(
         **asked.options,
@@ -30,16 +32,15 @@ def open_engine(asked: Open, tell: Callable[[Loading | Note], None]) -> ServedEn
         explain=lambda words: tell(Note(words)),
     )
     with kernel_warnings_told(lambda words: tell(Note(words))):
-        engine = ServedEngine.open(
+        return ServedEngine.open(
             Path(asked.path),
             options,
             chat_template=asked.chat_template,
             thinking_tags=asked.thinking_tags,
             speculate=asked.speculate,
             draft=None if asked.draft is None else Path(asked.draft),
+            on_begin=on_begin,
         )
-    assert isinstance(engine, ServedEngine)
-    return engine
 
 
 def describe(engine: ServedEngine, asked: Open) -> Opened:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Finished
 
 if TYPE_CHECKING:
+    from llmrun.backends.base import OpenOptions
     from llmrun.engine.answer import Answer
 
 OnBegin = Callable[[Sequence[int]], None]
@@ -18,11 +20,8 @@ OnBegin = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """The state of an engine. The last three fields count since it was opened."""
+    """The state of an engine between two steps. The counts begin when it is opened."""
 
-    steps: int
-    running: int
-    waiting: int
     free_tokens: int
     prompt_tokens: int
     cached_tokens: int
@@ -32,13 +31,21 @@ class EngineStatus:
 class ServedEngine(Engine):
     """An engine that reports which requests begin in a step, and can run a request's first step alone."""
 
-    on_begin: OnBegin | None = None
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, on_begin: OnBegin = lambda ids: None, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._on_begin = on_begin
         self._alone: deque[Answer] = deque()
         self._begun: set[int] = set()
-        self._counts = [0, 0, 0, 0]  # steps, prompt tokens, cached tokens, generated tokens
+        self._counts = [0, 0, 0]  # prompt tokens, cached tokens, generated tokens
+
+    @classmethod
+    def open(
+        cls, path: Path, options: OpenOptions, *, on_begin: OnBegin = lambda ids: None, **opening: Any
+    ) -> ServedEngine:
+        engine = super().open(path, options, **opening)
+        assert isinstance(engine, ServedEngine)
+        engine._on_begin = on_begin
+        return engine
 
     @property
     def idle(self) -> bool:
@@ -56,10 +63,7 @@ class ServedEngine(Engine):
 
     def status(self) -> EngineStatus:
         used = sum(len(slot.tokens) for slot in self._running.values())
-        steps, prompt, cached, generated = self._counts
-        waiting = len(self._waiting) + len(self._alone)
-        free = self._backend.kv.capacity - used
-        return EngineStatus(steps, len(self._running), waiting, free, prompt, cached, generated)
+        return EngineStatus(self._backend.kv.capacity - used, *self._counts)
 
     def step(self) -> list[Event]:
         if not self._alone or not self._slots.n_idle:
@@ -74,10 +78,9 @@ class ServedEngine(Engine):
 
     def _forward(self, work: Any) -> Any:
         begun = [part.answer.request_id for part in work if part.answer.request_id not in self._begun]
-        if begun and self.on_begin is not None:
-            self.on_begin(begun)
+        if begun:
+            self._on_begin(begun)
         self._begun.update(begun)
-        self._counts[0] += 1
         return super()._forward(work)
 
     def _counted(self, events: list[Event]) -> list[Event]:
@@ -85,7 +88,7 @@ class ServedEngine(Engine):
             if isinstance(event, Finished):
                 self._begun.discard(event.request_id)
                 timings = event.timings
-                self._counts[1] += timings.prompt_tokens
-                self._counts[2] += timings.cached_tokens
-                self._counts[3] += timings.generated_tokens
+                self._counts[0] += timings.prompt_tokens
+                self._counts[1] += timings.cached_tokens
+                self._counts[2] += timings.generated_tokens
         return events

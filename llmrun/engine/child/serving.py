@@ -56,7 +56,6 @@ class EngineServing:
         self._closing = False
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
         self._began = False  # whether a request began in the step that is running
-        engine.on_begin = self._report_begun
         threading.Thread(target=self._prepare_all, name="preparing", daemon=True).start()
 
     def take(self, message: ToChild) -> None:
@@ -171,8 +170,8 @@ class EngineServing:
         if engine_id is not None:
             del self._server_ids[engine_id]
 
-    def _report_begun(self, ids: Sequence[int]) -> None:
-        """Tell the server which requests begin, before the step that may end this process."""
+    def report_begun(self, ids: Sequence[int]) -> None:
+        """Tell the server which requests begin, before the step that may end this process. For `Engine.on_begin`."""
         self._began = True
         self._send(Begun(tuple(self._server_ids[engine_id] for engine_id in ids)))
 

@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self.gate = Gate()
-        self.engine = ServedEngine(self.gate.backend)
+        self.engine = ServedEngine(self.gate.backend, on_begin=lambda ids: self.serving.report_begun(ids))
         self.messages: queue.Queue[FromChild] = queue.Queue()
         heart = Heart(lambda beat: None)
         self.serving = EngineServing(self.engine, self.messages.put, heart, max_wait_s)

@@ -87,7 +87,7 @@ def test_the_error_follows_the_events_before_it() -> None:
         request = served(1, Phase.BEGUN, deltas=2)
         request.fail(LlmrunError("no more"))
         async for event in request.events():
-            heard.append(event)
+            heard.append(event)  # noqa: PERF401 - it keeps the events before the error
 
     with pytest.raises(LlmrunError, match="no more"):
         asyncio.run(hear())
