@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llmrun.engine.child.messages import Beat
-from llmrun.engine.child.served_engine import EngineStatus
+from llmrun.engine.stats import EngineStatus
 
 _BEAT_S = 0.5  # the longest time between two beats
 _STEP_BEAT_S = 0.05  # the shortest time between two beats that follow steps

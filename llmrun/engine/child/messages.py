@@ -32,6 +32,7 @@ class Open:
     sampling       sampling parameters from the user's settings, which take precedence over both
     digest         identifies the contents of the model file; if empty, it is computed from samples of the file
     max_wait_s     the limit on a request's predicted wait in seconds
+    overcommit     see Engine
     """
 
     path: str
@@ -44,6 +45,7 @@ class Open:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     max_wait_s: float | None = None
+    overcommit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

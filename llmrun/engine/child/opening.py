@@ -10,8 +10,8 @@ from typing import Any
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open, Opened
-from llmrun.engine.child.served_engine import ServedEngine
 from llmrun.engine.defaults import default_sampling
+from llmrun.engine.engine import Engine
 from llmrun.kernel_warnings import kernel_warnings_told
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
@@ -24,7 +24,7 @@ def portable_options(options: OpenOptions) -> dict[str, Any]:
 
 def open_engine(
     asked: Open, tell: Callable[[Loading | Note], None], on_begin: Callable[[Sequence[int]], None]
-) -> ServedEngine:
+) -> Engine:
     """Open an engine. Raises the errors of `Engine.open`."""
     options = OpenOptions(
         **asked.options,
@@ -32,18 +32,19 @@ def open_engine(
         explain=lambda words: tell(Note(words)),
     )
     with kernel_warnings_told(lambda words: tell(Note(words))):
-        return ServedEngine.open(
+        return Engine.open(
             Path(asked.path),
             options,
             chat_template=asked.chat_template,
             thinking_tags=asked.thinking_tags,
             speculate=asked.speculate,
             draft=None if asked.draft is None else Path(asked.draft),
+            overcommit=asked.overcommit,
             on_begin=on_begin,
         )
 
 
-def describe(engine: ServedEngine, asked: Open) -> Opened:
+def describe(engine: Engine, asked: Open) -> Opened:
     """Return the facts about an open model. Raises BadGGUF for invalid sampling defaults in the model file."""
     sampling = default_sampling(engine.info.metadata, asked.catalogue)
     return Opened(

@@ -24,7 +24,7 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.engine.child.served_engine import ServedEngine
+from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished
 from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
 
@@ -42,7 +42,7 @@ class EngineServing:
     # only one thread for them, because the process that renders templates handles one request at a time.
 
     def __init__(
-        self, engine: ServedEngine, send: Callable[[FromChild], None], heart: Heart, max_wait_s: float | None
+        self, engine: Engine, send: Callable[[FromChild], None], heart: Heart, max_wait_s: float | None
     ) -> None:
         self._engine = engine
         self._send = send

@@ -6,12 +6,14 @@ import queue
 
 from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import Beat
-from llmrun.engine.child.served_engine import EngineStatus
+from llmrun.engine.stats import EngineStatus
 
 PATIENCE_S = 30.0
 
 
-STATUS = EngineStatus(free_tokens=3, prompt_tokens=4, cached_tokens=5, generated_tokens=6)
+STATUS = EngineStatus(
+    running=1, waiting=2, free_tokens=3, prompt_tokens=4, cached_tokens=5, generated_tokens=6, preemptions=0
+)
 
 
 def test_an_idle_process_beats() -> None:

@@ -27,8 +27,8 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.engine.child.served_engine import ServedEngine
 from llmrun.engine.child.serving import EngineServing
+from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.errors import Cancelled, Overloaded, UsageError
 from llmrun.types import Batch, FinishReason
@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, max_wait_s: float | None = None) -> None:
         self.gate = Gate()
-        self.engine = ServedEngine(self.gate.backend, on_begin=lambda ids: self.serving.report_begun(ids))
+        self.engine = Engine(self.gate.backend, on_begin=lambda ids: self.serving.report_begun(ids))
         self.messages: queue.Queue[FromChild] = queue.Queue()
         heart = Heart(lambda beat: None)
         self.serving = EngineServing(self.engine, self.messages.put, heart, max_wait_s)
