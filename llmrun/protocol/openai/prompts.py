@@ -1,0 +1,52 @@
+"""Reads the prompts of a completion."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from llmrun.engine.requests import TextPrompt, TokenPrompt
+from llmrun.protocol.errors import InvalidField
+from llmrun.protocol.facts import ServedFacts
+from llmrun.protocol.fields import Fields, missing, seen
+
+_WANTED: Final = "a string, a list of strings, a list of token IDs, or a list of such lists"
+
+
+def read_prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField."""
+    value = fields.value("prompt")
+    if value is None:
+        raise missing("prompt")
+    if type(value) is str:
+        return (TextPrompt(value),)
+    if type(value) is not list or not value:
+        raise fields.wrong("prompt", _WANTED)
+    if type(value[0]) is int:
+        return (_tokens(value, "prompt", facts),)
+    return tuple(_prompt(item, f"prompt[{number}]", facts) for number, item in enumerate(value))
+
+
+def read_tokens(fields: Fields, name: str, facts: ServedFacts) -> tuple[int, ...]:
+    """Return a required list of token IDs. Raises InvalidField."""
+    value = fields.items(name)
+    if value is None:
+        raise missing(fields.path(name))
+    return tuple(_tokens(value, fields.path(name), facts).tokens)
+
+
+def _prompt(item: Any, place: str, facts: ServedFacts) -> TextPrompt | TokenPrompt:
+    if type(item) is str:
+        return TextPrompt(item)
+    if type(item) is list and item:
+        return _tokens(item, place, facts)
+    raise InvalidField(place, f"expected a string or a list of token IDs, got {seen(item)}", code="invalid_type")
+
+
+def _tokens(ids: list[Any], place: str, facts: ServedFacts) -> TokenPrompt:
+    for number, token in enumerate(ids):
+        if type(token) is not int:
+            raise InvalidField(f"{place}[{number}]", f"expected a token ID, got {seen(token)}", code="invalid_type")
+        if not 0 <= token < facts.vocabulary_size:
+            last = facts.vocabulary_size - 1
+            raise InvalidField(f"{place}[{number}]", f"expected a token ID from 0 to {last}, got {seen(token)}")
+    return TokenPrompt(tuple(ids))

@@ -1,0 +1,124 @@
+"""Tests with random events: a stream, as OpenAI's client assembles it, equals the whole answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.engine.requests import Event, TextDelta, ToolCallDelta
+from llmrun.types import FinishReason
+from tests.support.protocol.answers import (
+    TOOL,
+    as_json,
+    assembled,
+    chat_answer,
+    chosen,
+    completion_answer,
+    ended,
+    official_chat,
+    official_chunk,
+    official_completion,
+    run,
+)
+
+TEXTS = st.text(max_size=4)
+LOGPROBS = st.lists(st.binary(min_size=1, max_size=3).map(lambda text: chosen(text, -0.5, (text, -0.5))), max_size=2)
+REASONS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS])
+IDS = st.sampled_from(["", "call_0", "call_1", "abcdefghi"])
+
+
+@st.composite
+def calls(draw: st.DrawFn, begun: set[int]) -> tuple[ToolCallDelta, ...]:
+    """Draw pieces of calls. The indexes grow, and only the first piece of a call has a name."""
+    pieces = []
+    for _ in range(draw(st.integers(0, 2))):
+        index = draw(st.integers(0, len(begun)))
+        is_new = index not in begun
+        begun.add(index)
+        name, call_id = ("look", draw(IDS)) if is_new else ("", "")
+        problem = draw(st.sampled_from(["", "", "cut off"]))
+        pieces.append(ToolCallDelta(index, call_id, name, draw(TEXTS), problem))
+    return tuple(pieces)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> list[Event]:
+    """Draw the events of one choice. Text is tentative only until it is certain."""
+    may_close, begun, events = draw(st.booleans()), set[int](), []
+    for _ in range(draw(st.integers(0, 6))):
+        unopened = may_close and draw(st.integers(0, 4)) == 0
+        may_close = may_close and not unopened and draw(st.integers(0, 4)) > 0
+        events.append(
+            TextDelta(
+                0,
+                draw(TEXTS),
+                (1,),
+                tuple(draw(LOGPROBS)),
+                draw(TEXTS),
+                unopened,
+                may_close,
+                () if may_close else draw(calls(begun)),
+            )
+        )
+    return [*events, ended(draw(REASONS))]
+
+
+@st.composite
+def interleaved(draw: st.DrawFn, choices: list[list[Event]]) -> list[tuple[int, Event]]:
+    order = draw(st.permutations([index for index, events in enumerate(choices) for _ in events]))
+    streams = [iter(events) for events in choices]
+    return [(index, next(streams[index])) for index in order]
+
+
+@given(st.lists(chats(), min_size=1, max_size=3), st.data())
+def test_an_assembled_stream_is_the_whole_answer(choices: list[list[Event]], data: st.DataObject) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 1}
+    answer = chat_answer(n=len(choices), tools=[TOOL], **options)
+    chunks = run(answer, data.draw(interleaved(choices)))
+    for chunk in chunks:
+        official_chunk(chunk)
+    body = answer.whole()
+    official_chat(body)
+    assert comparable(assembled(chunks)) == comparable(as_json(body))
+    for choice in body["choices"]:
+        ids = [call["id"] for call in choice["message"].get("tool_calls", ())]
+        assert len({*ids}) == len(ids)
+
+
+def comparable(body: dict[str, Any]) -> dict[str, Any]:
+    """Return what a stream and a whole answer must have in common."""
+    choices = []
+    for choice in body["choices"]:
+        message = choice["message"]
+        tokens = (choice.get("logprobs") or {}).get("content") or []
+        calls = [
+            (each["id"], each["type"], each["function"]["name"], each["function"]["arguments"])
+            for each in message.get("tool_calls") or ()
+        ]
+        texts = message.get("content") or "", message.get("reasoning_content") or ""
+        choices.append((choice["index"], texts, calls, tokens, choice["finish_reason"]))
+    same = ("id", "object", "created", "model", "system_fingerprint", "seed", "usage")
+    return {**{name: body[name] for name in same}, "choices": choices}
+
+
+@st.composite
+def continuations(draw: st.DrawFn) -> list[Event]:
+    deltas = [TextDelta(0, draw(TEXTS), (1,), tuple(draw(LOGPROBS))) for _ in range(draw(st.integers(0, 6)))]
+    return [*deltas, ended(draw(REASONS))]
+
+
+@given(st.lists(continuations(), min_size=1, max_size=3), st.data())
+def test_a_streamed_completion_is_the_whole_one(choices: list[list[Event]], data: st.DataObject) -> None:
+    answer = completion_answer(prompt=["a"] * len(choices), stream=True, logprobs=1)
+    chunks = run(answer, data.draw(interleaved(choices)))
+    body = as_json(answer.whole())
+    official_completion(body)
+    for index, choice in enumerate(body["choices"]):
+        parts = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts] == [*[None] * (len(parts) - 1), choice["finish_reason"]]
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            streamed = [value for part in parts for value in (part["logprobs"] or {}).get(name, ())]
+            assert streamed == choice["logprobs"][name]

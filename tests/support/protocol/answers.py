@@ -1,0 +1,123 @@
+"""Facts, events and official models for tests of the wire formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from llmrun.engine.requests import Event, Finished, TextDelta, TokenLogprobs, ToolCallDelta
+from llmrun.protocol.facts import ServedFacts
+from llmrun.protocol.json_body import parse_json
+from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
+from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
+from llmrun.sampling_params import SamplingParams
+from llmrun.types import FinishReason, Timings, TokenLogprob
+
+FACTS = ServedFacts(
+    name="tiny",
+    vocabulary_size=1000,
+    context_size=4096,
+    takes_chats=True,
+    takes_tools=True,
+    default_sampling=SamplingParams(temperature=0.6),
+    fingerprint="fp_1",
+    thinks=True,
+    end_tokens=(2, 3),
+)
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def sent(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a body after its way through JSON."""
+    return parse_json(json.dumps(body).encode())
+
+
+def chat(facts: ServedFacts = FACTS, /, **fields: Any) -> Parsed:
+    return parse_chat(sent({"model": "tiny", "messages": [USER], **fields}), facts)
+
+
+def completion(facts: ServedFacts = FACTS, /, **fields: Any) -> Parsed:
+    return parse_completion(sent({"model": "tiny", "prompt": "Hi", **fields}), facts)
+
+
+def chat_answer(**fields: Any) -> ChatAnswer:
+    return ChatAnswer(chat(seed=5, **fields), FACTS, "chatcmpl-1", 1_700_000_000)
+
+
+def completion_answer(**fields: Any) -> CompletionAnswer:
+    return CompletionAnswer(completion(seed=5, **fields), FACTS, "cmpl-1", 1_700_000_000)
+
+
+def said(text: str = "", **fields: Any) -> TextDelta:
+    return TextDelta(0, text, (1,), **fields)
+
+
+def called(*pieces: ToolCallDelta) -> TextDelta:
+    return TextDelta(0, "", (1,), tool_calls=pieces)
+
+
+def ended(reason: FinishReason = FinishReason.STOP, *, thinking: int = 0, **counts: Any) -> Finished:
+    known: dict[str, Any] = {"prompt_tokens": 10, "cached_tokens": 4, "generated_tokens": 3, **counts}
+    times = Timings(load_s=0.0, prefill_s=0.3, ttft_s=0.5, decode_s=0.2, total_s=0.7, **known)
+    return Finished(0, reason, None, 13, times, thinking)
+
+
+def chosen(text: bytes, logprob: float = -0.5, *others: tuple[bytes, float]) -> TokenLogprobs:
+    top = tuple(TokenLogprob(number, *other) for number, other in enumerate(others))
+    return TokenLogprobs(TokenLogprob(0, text, logprob), top)
+
+
+def run(answer: ChatAnswer | CompletionAnswer, events: Sequence[tuple[int, Event]]) -> list[dict[str, Any]]:
+    """Feed the events, and return all chunks of the stream after their way through JSON."""
+    chunks = [chunk for choice, event in events for chunk in answer.feed(choice, event)]
+    return [as_json(chunk) for chunk in [*chunks, *answer.finish()]]
+
+
+def as_json(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(body, allow_nan=False))
+    return found
+
+
+def assembled(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the body that OpenAI's client makes of a stream of chat chunks."""
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
+    return state.current_completion_snapshot.to_dict()
+
+
+def extras(model: object, place: str = "") -> Iterator[str]:
+    """Yield the fields of a body, at any depth, that OpenAI's models do not declare."""
+    if isinstance(model, list):
+        for item in model:
+            yield from extras(item, place)
+    if isinstance(model, BaseModel):
+        yield from (f"{place}{name}" for name in model.model_extra or {})
+        for name in type(model).model_fields:
+            yield from extras(getattr(model, name), f"{place}{name}.")
+
+
+def official_chat(body: dict[str, Any]) -> ChatCompletion:
+    """Validate the body of a chat completion, of which only the documented additions may be unknown."""
+    model = ChatCompletion.model_validate(as_json(body), strict=True)
+    assert {*extras(model)} <= {"seed", "timings", "choices.message.reasoning_content"}
+    return model
+
+
+def official_chunk(chunk: dict[str, Any]) -> ChatCompletionChunk:
+    model = ChatCompletionChunk.model_validate(as_json(chunk), strict=True)
+    assert {*extras(model)} <= {"seed", "timings", "choices.delta.reasoning_content"}
+    return model
+
+
+def official_completion(body: dict[str, Any]) -> Completion:
+    model = Completion.model_validate(as_json(body), strict=True)
+    assert {*extras(model)} <= {"seed", "timings"}
+    return model
