@@ -7,6 +7,7 @@ from struct import Struct
 from typing import IO, Any
 
 _LENGTH = Struct(">Q")
+HEADER_BYTES = _LENGTH.size
 
 
 class FrameTooLong(Exception):
@@ -24,19 +25,29 @@ def decoded(data: bytes) -> Any:
     return json.loads(data.decode("utf-8", "surrogatepass"))
 
 
+def framed(data: bytes) -> bytes:
+    """Return a frame: the length of the data, followed by the data."""
+    return _LENGTH.pack(len(data)) + data
+
+
+def frame_length(header: bytes) -> int:
+    """Return the length of the data that follows a frame's header of HEADER_BYTES."""
+    length: int = _LENGTH.unpack(header)[0]
+    return length
+
+
 def write_frame(stream: IO[bytes], data: bytes) -> None:
     """Write one frame. Raises OSError if the other process has closed its end of the pipe."""
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
+    stream.write(framed(data))
     stream.flush()
 
 
 def read_frame(stream: IO[bytes], longest: int | None = None) -> bytes | None:
     """Return the next frame, or None at the end of the stream. Raises FrameTooLong if it exceeds `longest` bytes."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+    header = stream.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES:
         return None
-    (length,) = _LENGTH.unpack(header)
+    length = frame_length(header)
     if longest is not None and length > longest:
         raise FrameTooLong
     data = stream.read(length)

@@ -1,0 +1,55 @@
+"""Opens the model that the server asks for, and describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from llmrun.backends.base import OpenOptions
+from llmrun.engine.child.fingerprint import fingerprint
+from llmrun.engine.child.messages import Loading, Note, Open, Opened
+from llmrun.engine.child.served_engine import ServedEngine
+from llmrun.engine.defaults import default_sampling
+from llmrun.kernel_warnings import kernel_warnings_told
+
+_CALLBACKS = ("progress", "explain", "on_tokenizer")
+
+
+def portable_options(options: OpenOptions) -> dict[str, Any]:
+    """Return the fields of OpenOptions that can be sent to another process."""
+    return {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _CALLBACKS}
+
+
+def open_engine(asked: Open, tell: Callable[[Loading | Note], None]) -> ServedEngine:
+    """Open an engine. Raises the errors of `Engine.open`."""
+    options = OpenOptions(
+        **asked.options,
+        progress=lambda work, fraction: tell(Loading(work, float(fraction))),
+        explain=lambda words: tell(Note(words)),
+    )
+    with kernel_warnings_told(lambda words: tell(Note(words))):
+        engine = ServedEngine.open(
+            Path(asked.path),
+            options,
+            chat_template=asked.chat_template,
+            thinking_tags=asked.thinking_tags,
+            speculate=asked.speculate,
+            draft=None if asked.draft is None else Path(asked.draft),
+        )
+    assert isinstance(engine, ServedEngine)
+    return engine
+
+
+def describe(engine: ServedEngine, asked: Open) -> Opened:
+    """Return the facts about an open model. Raises BadGGUF for invalid sampling defaults in the model file."""
+    sampling = default_sampling(engine.info.metadata, asked.catalogue)
+    return Opened(
+        info=replace(engine.info, metadata={}),
+        kv_tokens=engine.cache_tokens,
+        takes_chats=engine.takes_chats,
+        takes_tools=engine.tools.abilities.takes_tools,
+        default_sampling=replace(sampling, **asked.sampling),
+        fingerprint=fingerprint(engine.info, asked.digest, answering=[asked.chat_template, asked.thinking_tags]),
+    )

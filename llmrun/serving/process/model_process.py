@@ -1,0 +1,338 @@
+"""A served model whose engine runs in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmrun.engine.child.messages import (
+    Ask,
+    Beat,
+    Begun,
+    Cancel,
+    Detokenize,
+    Detokenized,
+    FromChild,
+    Open,
+    Rejected,
+    Stepped,
+    Taken,
+    Tokenize,
+    Tokenized,
+    cancelled_unbegun,
+    encode_to_child,
+)
+from llmrun.engine.requests import Failed, Finished
+from llmrun.errors import LlmrunError, Overloaded, Unavailable, UsageError
+from llmrun.serving.model import Accepted, Load, ModelFacts, State
+from llmrun.serving.process.deaths import replay_order, sort_out
+from llmrun.serving.process.limits import ServingLimits
+from llmrun.serving.process.request import AskedRequest, Phase, ServedRequest
+from llmrun.serving.process.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Event, Request
+
+
+def _ignore(*_: object) -> None:
+    """Ignore progress and notes."""
+
+
+class ModelProcess:
+    """A ServedModel. All methods must be called on the event loop that runs `start`."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Open,
+        limits: ServingLimits | None = None,
+        *,
+        command: Sequence[str] | None = None,
+        loading: Callable[[str, float], None] = _ignore,
+        note: Callable[[str], None] = _ignore,
+    ) -> None:
+        """Create a model that is not open yet.
+
+        name     the name that clients use
+        command  the command that starts the process, for tests
+        loading  called with the progress of opening the model, as `OpenOptions.progress`
+        note     called with messages for the log, such as the reason of a restart
+        """
+        self._name = name
+        self._limits = limits or ServingLimits()
+        self._supervisor = Supervisor(model, self._limits, self, command=command, loading=loading, note=note)
+        self._ids = itertools.count(1)
+        self._requests: dict[int, ServedRequest] = {}  # all that are not over, or that the process still runs
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._alone: ServedRequest | None = None  # the request whose first step is running alone
+        self._beat = Beat(busy=False)
+        self._past = Beat(busy=False)  # the counts of the processes that have ended
+        self._draining = False
+        self._some_over = asyncio.Event()
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """See ServedModel."""
+        opened = self._supervisor.opened
+        if opened is None:
+            return None
+        return ModelFacts(
+            self._name,
+            opened.info,
+            opened.kv_tokens,
+            opened.takes_chats,
+            opened.takes_tools,
+            opened.default_sampling,
+            opened.fingerprint,
+        )
+
+    @property
+    def state(self) -> State:
+        """See ServedModel."""
+        return State.DRAINING if self._draining else self._supervisor.state
+
+    @property
+    def pid(self) -> int | None:
+        """The ID of the engine's process, or None before `start`."""
+        return self._supervisor.pid
+
+    @property
+    def load(self) -> Load:
+        """See ServedModel. The counts do not start again after a restart."""
+        past, beat, supervisor = self._past, self._beat, self._supervisor
+        phases = [request.phase for request in self._requests.values() if not request.over]
+        return Load(
+            beat_age_s=supervisor.beat_age_s,
+            steps=past.steps + beat.steps,
+            running=phases.count(Phase.BEGUN),
+            waiting=len(phases) - phases.count(Phase.BEGUN),
+            free_tokens=beat.free_tokens,
+            prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
+            cached_tokens=past.cached_tokens + beat.cached_tokens,
+            generated_tokens=past.generated_tokens + beat.generated_tokens,
+            wait_s=supervisor.expected_s if supervisor.state is State.RESTARTING else beat.wait_s,
+            restarts=supervisor.restarts,
+        )
+
+    async def start(self) -> None:
+        """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
+        await self._supervisor.start()
+
+    def ask(self, request: Request) -> AskedRequest:
+        """See ServedModel. Raises UsageError for a request that JSON cannot represent."""
+        self._check_available()
+        request_id, received = next(self._ids), time.perf_counter()
+        try:
+            message = encode_to_child(Ask(request_id, request, received))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
+        self._check_room(len(message))
+        served = ServedRequest(
+            *(request_id, request, received, len(message), self._limits.unread_bytes, self._some_over.set)
+        )
+        self._requests[request_id] = served
+        if self._supervisor.state is State.READY:
+            self._send(served, message)
+        return AskedRequest(served, self._cancel)
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """See ServedModel."""
+        call = next(self._ids)
+        tokens: list[int] = await self._call(call, Tokenize(call, text, add_special, parse_special))
+        return tokens
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """See ServedModel."""
+        call = next(self._ids)
+        data: bytes = await self._call(call, Detokenize(call, tokens))
+        return data
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+        self._draining = True
+        error = Unavailable("the server is shutting down", state="draining")
+        for request in list(self._requests.values()):
+            if request.waits:
+                self._abort(request, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(not request.over for request in self._requests.values()):
+                    self._some_over.clear()
+                    await self._some_over.wait()
+        for request in list(self._requests.values()):
+            self._abort(request, error)
+
+    async def close(self) -> None:
+        """End the process, and all requests with an error. Idempotent."""
+        self._draining = True
+        self._end_all(Unavailable("the server is shutting down", state="draining"))
+        await self._supervisor.close()
+
+    def take(self, message: FromChild) -> None:
+        """Handle a message of the process. Called by the supervisor."""
+        match message:
+            case Taken():
+                self._accept(message)
+            case Begun(ids=ids):
+                self._begin(ids)
+            case Stepped(events=events, beat=beat):
+                self._alone = None
+                self._beat = beat or self._beat
+                for event in events:
+                    self._pass_on(event)
+            case Beat():
+                self._beat = message
+            case Rejected():
+                self._reject(message)
+            case Tokenized(id=call, tokens=result) | Detokenized(id=call, data=result):
+                if call in self._calls and not self._calls[call].done():
+                    self._calls[call].set_result(result)
+
+    def process_ended(self, reason: str) -> None:
+        """Prepare all requests for the next process. Called by the supervisor."""
+        past, beat = self._past, self._beat
+        self._past = Beat(
+            busy=False,
+            steps=past.steps + beat.steps,
+            prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
+            cached_tokens=past.cached_tokens + beat.cached_tokens,
+            generated_tokens=past.generated_tokens + beat.generated_tokens,
+        )
+        self._beat = Beat(busy=False)
+        facts = self._supervisor.opened
+        invariant = facts is not None and facts.info.batch_invariant
+        sort_out(list(self._requests.values()), self._alone, batch_invariant=invariant, reason=reason)
+        self._alone = None
+        self._requests = {key: request for key, request in self._requests.items() if not request.over}
+        self._end_calls(self._unavailable())
+
+    def process_ready(self) -> None:
+        """Send all requests to the new process. Called by the supervisor."""
+        for request in replay_order(list(self._requests.values())):
+            message = Ask(
+                *(request.id, request.request, request.received),
+                admitted=request.accepted is not None,
+                alone=request.has_begun,
+            )
+            self._send(request, encode_to_child(message))
+
+    def supervision_ended(self, error: BaseException) -> None:
+        """End all requests, because of a bug. Called by the supervisor."""
+        self._end_all(LlmrunError(f"bug in llmrun: {type(error).__name__}: {error}"))
+
+    def _check_available(self) -> None:
+        supervisor = self._supervisor
+        if self._draining or not (supervisor.state is State.READY or supervisor.ready_soon):
+            raise self._unavailable()
+
+    def _unavailable(self) -> Unavailable:
+        if self._draining:
+            return Unavailable("the server is shutting down", state="draining")
+        state = self._supervisor.state
+        words = {State.LOADING: "is being loaded", State.RESTARTING: "is being restarted"}.get(state, "cannot be used")
+        return Unavailable(
+            f"the model {words}: {self._name}", state=state.value, retry_after=max(1.0, self._supervisor.expected_s)
+        )
+
+    def _check_room(self, n_bytes: int) -> None:
+        waiting = [request.n_bytes for request in self._requests.values() if request.waits]
+        limits, retry_after = self._limits, max(1.0, self.load.wait_s)
+        if len(waiting) >= limits.max_queue:
+            raise Overloaded(f"the queue is full: {len(waiting)} requests are waiting", retry_after=retry_after)
+        if waiting and sum(waiting) + n_bytes > limits.queue_bytes:
+            raise Overloaded(
+                f"the queue is full: the waiting requests have {sum(waiting):,} bytes, the limit is "
+                f"{limits.queue_bytes:,}",
+                retry_after=retry_after,
+            )
+
+    def _send(self, request: ServedRequest, message: bytes) -> None:
+        request.phase = Phase.SENT
+        request.sent = next(self._ids)
+        self._supervisor.send(message)
+
+    async def _call(self, call: int, message: Tokenize | Detokenize) -> Any:
+        if self._supervisor.state is not State.READY:
+            raise self._unavailable()
+        if len(self._calls) >= self._limits.max_queue:
+            raise Overloaded(f"too many requests for tokens: {len(self._calls)} are waiting")
+        self._calls[call] = asyncio.get_running_loop().create_future()
+        try:
+            self._supervisor.send(encode_to_child(message))
+            return await self._calls[call]
+        finally:
+            del self._calls[call]
+
+    def _accept(self, taken: Taken) -> None:
+        request = self._requests.get(taken.id)
+        if request is not None:
+            request.phase = Phase.QUEUED
+            request.accept(Accepted(taken.prompt_tokens, taken.wait_s))
+
+    def _begin(self, ids: Sequence[int]) -> None:
+        begun = [request for request_id in ids if (request := self._requests.get(request_id)) is not None]
+        self._alone = begun[0] if len(ids) == len(begun) == 1 and begun[0].has_begun else None
+        for request in begun:
+            request.phase = Phase.BEGUN
+            request.has_begun = True
+
+    def _pass_on(self, event: Event) -> None:
+        request = self._requests.get(event.request_id)
+        if request is None:
+            return
+        was_over = request.over
+        request.take(event)
+        if isinstance(event, Finished | Failed):
+            del self._requests[request.id]
+        elif request.over and not was_over:
+            self._cancel_in_process(request)
+
+    def _reject(self, rejected: Rejected) -> None:
+        call = self._calls.get(rejected.id)
+        if call is not None and not call.done():
+            call.set_exception(rejected.error)
+        request = self._requests.pop(rejected.id, None)
+        if request is not None and request.cancelled:
+            request.take(cancelled_unbegun(request.id))
+        elif request is not None:
+            request.fail(rejected.error)
+
+    def _cancel(self, request: ServedRequest) -> None:
+        """Cancel a request, which then ends with Finished. Nothing happens if it is over."""
+        if request.over or request.cancelled:
+            return
+        request.cancelled = True
+        if request.phase is Phase.HELD:
+            self._requests.pop(request.id, None)
+            request.take(cancelled_unbegun(request.id))
+        else:
+            self._cancel_in_process(request)
+
+    def _abort(self, request: ServedRequest, error: LlmrunError) -> None:
+        """End a request with an error."""
+        if request.over:
+            return
+        request.fail(error)
+        if request.phase is Phase.HELD:
+            self._requests.pop(request.id, None)
+        else:
+            self._cancel_in_process(request)
+
+    def _cancel_in_process(self, request: ServedRequest) -> None:
+        request.cancelled = True
+        self._supervisor.send(encode_to_child(Cancel((request.id,))))
+
+    def _end_all(self, error: LlmrunError) -> None:
+        for request in self._requests.values():
+            request.fail(error)
+        self._requests.clear()
+        self._end_calls(error)
+
+    def _end_calls(self, error: LlmrunError) -> None:
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)

@@ -1,0 +1,52 @@
+"""The scripted backend with prompts that end its process, and with models that break promises.
+
+`deadly_child.py` registers it. A file whose name begins with "varying" is a model without batch invariance. One whose
+name begins with "lying" promises the same answers, but gives others in each process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedStandIn, echo
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import OpenOptions
+    from llmrun.backends.kind import StandIn
+
+KILLS = "kill the process"  # a prompt that kills the process in its first step
+KILLS_LATER = "kill it in the middle"  # a prompt that kills the process after 20 tokens
+FAILS = "raise an error"  # a prompt that raises an error in its first step
+
+
+def deadly_voice(history: str) -> int | None:
+    """Echo the question, but die at a deadly one."""
+    if FAILS in history:
+        raise ZeroDivisionError("this prompt divides by zero")
+    said = history.rpartition("assistant\n")[2]
+    if KILLS in history or (KILLS_LATER in history and len(said) > 20):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return echo(history)
+
+
+def lying_voice(history: str) -> int | None:
+    """Give other answers in each process."""
+    return ord("a") + (os.getpid() + len(history)) % 26
+
+
+class DeadlyStandIn(ScriptedStandIn):
+    """The StandIn of the deadly backend."""
+
+    def open(self, path: Path, options: OpenOptions) -> ScriptedBackend:
+        backend = super().open(path, options)
+        backend._voice = lying_voice if path.name.startswith("lying") else deadly_voice
+        if path.name.startswith("varying"):
+            backend.info = replace(backend.info, batch_invariant=False)
+        return backend
+
+
+KIND: StandIn = DeadlyStandIn()
