@@ -1,0 +1,76 @@
+"""API keys: reading them from a file, and comparing them in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmrun.errors import UsageError
+
+_SHORTEST = 16  # characters; shorter keys can be guessed
+_FLAG = "--api-key-file"
+_MAKE_ONE = "make a key: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+
+
+class ApiKeys:
+    """The keys of a server. A client needs one of them, unless there are none."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+        self._secret = secrets.token_bytes(32)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def accept(self, key: str) -> bool:
+        """Return whether a key is valid. The time does not depend on the keys."""
+        digest, found = _digest(key), False
+        for known in self._digests:
+            found |= hmac.compare_digest(digest, known)
+        return found
+
+    def tenant(self, key: str) -> str:
+        """Return a name for the owner of a key, which does not reveal the key."""
+        return hmac.new(self._secret, key.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[:16]
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return the keys in a file: one per line, without empty lines and lines that begin with `#`.
+
+    Raises UsageError, whose message never contains a key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{_FLAG}: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{_FLAG}: {path}: not a text file in UTF-8") from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        key = line.strip()
+        if not key or key.startswith("#"):
+            continue
+        if len(key) < _SHORTEST:
+            raise UsageError(f"{_FLAG}: {path}: line {number}: shorter than {_SHORTEST} characters", hint=_MAKE_ONE)
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise UsageError(
+                f"{_FLAG}: {path}: line {number}: a key must be printable ASCII without spaces", hint=_MAKE_ONE
+            )
+        keys.append(key)
+    if not keys:
+        raise UsageError(f"{_FLAG}: {path}: contains no keys", hint=_MAKE_ONE)
+    return tuple(keys)
+
+
+def others_can_read(path: Path) -> bool:
+    """Return whether other users of this machine can read a file. False on systems without such permissions."""
+    return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,133 @@
+"""The routes of OpenAI's API: chat completions, completions and models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmrun.protocol.facts import ServedFacts
+from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
+from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
+from llmrun.serving.bodies import off_the_loop
+from llmrun.serving.choices import Choices
+from llmrun.serving.disconnects import Presence
+from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.model import ModelFacts
+from llmrun.serving.models import facts_of
+from llmrun.serving.refusals import json_response
+from llmrun.serving.service import Service
+from llmrun.serving.streams import StreamedAnswer, stream
+
+_LONGEST_HEADER = 1000  # characters of x-llmrun-ignored
+
+
+class Answer(StreamedAnswer, Protocol):
+    """An answer that can be streamed or sent as a whole."""
+
+    def whole(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kind of call of the API.
+
+    prefix  of the ids of its answers
+    parse   turns a body into requests to the engine
+    answer  turns the engine's events into chunks or a body
+    """
+
+    prefix: str
+    parse: Callable[[dict[str, Any], ServedFacts], Parsed]
+    answer: Callable[[Parsed, ServedFacts, str, int], Answer]
+
+
+CHAT = Call("chatcmpl", parse_chat, ChatAnswer)
+COMPLETION = Call("cmpl", parse_completion, CompletionAnswer)
+
+
+class Completions:
+    """The ASGI endpoint of a call that generates text."""
+
+    def __init__(self, service: Service, call: Call) -> None:
+        self._service, self._call = service, call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, call, exchange = self._service, self._call, exchange_of(scope)
+        service.check_running()  # before the body is read
+        body, large = await service.bodies.read_json(scope, receive)
+        model = service.models.find(body.get("model"))
+        facts = served_facts(facts_of(model))
+        parsed = await off_the_loop(large, lambda: call.parse(body, facts))
+        requests = [replace(request, tenant=exchange.tenant) for request in parsed.requests]
+        answer = call.answer(parsed, facts, f"{call.prefix}-{exchange.id}", int(time.time()))
+        headers = ignored_header(parsed.ignored)
+        async with Presence(receive) as presence, service.asked(model, requests) as choices:
+            try:
+                await presence.during(choices.accepted())
+                if parsed.stream:
+                    ping_s = service.options.limits.ping_s
+                    await presence.during(stream(send, choices, answer, headers, ping_s))
+                    return
+                await presence.during(_collect(choices, answer))
+            finally:
+                exchange.tokens = f"{choices.prompt_tokens}+{choices.generated_tokens} tokens"
+        await json_response(answer.whole(), headers=headers)(scope, receive, send)
+
+
+async def _collect(choices: Choices, answer: Answer) -> None:
+    while (events := await choices.arrived()) is not None:
+        for choice, event in events:
+            answer.feed(choice, event)
+
+
+def served_facts(facts: ModelFacts) -> ServedFacts:
+    """Return the facts that parsing and answering need."""
+    return ServedFacts(
+        name=facts.name,
+        vocabulary_size=facts.info.vocabulary_size,
+        context_size=facts.info.context_size,
+        takes_chats=facts.takes_chats,
+        takes_tools=facts.takes_tools,
+        default_sampling=facts.default_sampling,
+        fingerprint=facts.fingerprint,
+    )
+
+
+def ignored_header(names: Iterable[str]) -> Mapping[str, str]:
+    """Return the header that names the fields of a request that the server does not know, so that none vanishes."""
+    text = ", ".join(quote(name.encode("utf-8", "replace"), safe="") for name in names)
+    if len(text) > _LONGEST_HEADER:
+        text = text[:_LONGEST_HEADER].rpartition(", ")[0] + ", ..."
+    return {"x-llmrun-ignored": text} if text else {}
+
+
+class ModelRoutes:
+    """The list of models."""
+
+    def __init__(self, service: Service) -> None:
+        self._models = service.models
+
+    async def list_models(self, request: HttpRequest) -> Response:
+        return json_response({"object": "list", "data": [self._described()]})
+
+    async def show_model(self, request: HttpRequest) -> Response:
+        self._models.find(request.path_params["id"])
+        return json_response(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        """Describe the model. The context size is null until the model is open. Open WebUI and others read it."""
+        facts = self._models.only.facts
+        return {
+            "id": self._models.name,
+            "object": "model",
+            "created": self._models.created,
+            "owned_by": "llmrun",
+            "max_model_len": facts.info.context_size if facts else None,
+        }

@@ -1,0 +1,66 @@
+"""Tests of API key files and of the comparison of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import UsageError
+from llmrun.serving.keys import ApiKeys, others_can_read, read_keys
+
+KEY = "0123456789abcdef"
+
+
+def key_file(folder: Path, content: bytes) -> Path:
+    path = folder / "keys"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_file_has_one_key_per_line(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"# alice\n{KEY}\n\n  {KEY}-2  \r\n#{KEY}-3\n".encode())
+    assert read_keys(path) == (KEY, f"{KEY}-2")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "contains no keys"),
+        (b"# nothing\n\n", "contains no keys"),
+        (b"short\n", "line 1: shorter than 16 characters"),
+        (f"{KEY}\nwith spaces in it\n".encode(), "line 2: a key must be printable ASCII"),
+        ("kéy-kéy-kéy-kéy-kéy\n".encode(), "printable ASCII"),
+        (b"\xff\xfe" * 20, "not a text file"),
+    ],
+)
+def test_bad_key_files_are_refused_without_showing_keys(tmp_path: Path, content: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        read_keys(key_file(tmp_path, content))
+    assert "short\n" not in str(refused.value)
+    assert KEY not in str(refused.value)
+
+
+def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--api-key-file: .*nothing: No such file"):
+        read_keys(tmp_path / "nothing")
+
+
+def test_files_that_others_can_read_are_noticed(tmp_path: Path) -> None:
+    path = key_file(tmp_path, KEY.encode())
+    assert not others_can_read(path)
+    path.chmod(0o644)
+    assert others_can_read(path)
+
+
+def test_keys_are_compared_as_a_whole() -> None:
+    keys = ApiKeys((KEY, f"{KEY}-2"))
+    assert keys.accept(KEY)
+    assert keys.accept(f"{KEY}-2")
+    assert not any(keys.accept(wrong) for wrong in ("", KEY[:-1], f"{KEY}-", KEY.upper(), "\udcff"))
+
+
+def test_tenants_differ_between_servers() -> None:
+    """Nobody can compute another user's tenant from a key alone."""
+    assert ApiKeys((KEY,)).tenant(KEY) != ApiKeys((KEY,)).tenant(KEY)

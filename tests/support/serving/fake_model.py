@@ -1,0 +1,147 @@
+"""A served model that plays scripted events, and tells the test what happened to its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.sampling_params import SamplingParams
+from llmrun.serving.model import Accepted, Load, ModelFacts, State
+from llmrun.types import FinishReason, ModelInfo, Timings
+
+TIMEOUT_S = 60.0  # for a stuck test; a normal one waits for milliseconds
+HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
+
+Script = Sequence[Event | LlmrunError | str]
+
+FACTS = ModelFacts(
+    name="fake",
+    info=ModelInfo(
+        path="fake.gguf",
+        name="fake",
+        architecture="fake",
+        file_type="F32",
+        parameters=0,
+        file_bytes=0,
+        vocabulary_size=1000,
+        train_context=4096,
+        context_size=4096,
+        max_sequences=4,
+        backend="scripted",
+        device="",
+        threads=1,
+    ),
+    kv_tokens=16384,
+    takes_chats=True,
+    takes_tools=False,
+    default_sampling=SamplingParams(),
+    fingerprint="fp-fake",
+)
+LOAD = Load(
+    beat_age_s=0.1,
+    steps=7,
+    running=2,
+    waiting=1,
+    free_tokens=1000,
+    prompt_tokens=50,
+    cached_tokens=10,
+    generated_tokens=40,
+    wait_s=0.5,
+    restarts=0,
+)
+TIMINGS = Timings(0.0, 3, 0, 2, 0.1, 0.3, 0.1, 0.4)
+
+
+def text(*words: str) -> list[Event]:
+    """Return the events of an answer with one token per word."""
+    deltas = [TextDelta(0, word, (number,)) for number, word in enumerate(words)]
+    end = Finished(0, FinishReason.STOP, None, 5, replace(TIMINGS, generated_tokens=len(words)))
+    return [PrefillProgress(0, 3, 3), *deltas, end]
+
+
+class FakeAsked:
+    """A request whose events are scripted."""
+
+    def __init__(self, model: FakeModel, request: Request, script: Script) -> None:
+        self.request = request
+        self._model, self._script = model, script
+        self._cancelled = asyncio.Event()
+
+    async def accepted(self) -> Accepted:
+        if isinstance(refusal := self._model.refusal, LlmrunError):
+            raise refusal
+        self._model.count("accepted")
+        return Accepted(prompt_tokens=3, wait_s=0.25)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for item in self._script:
+            if isinstance(item, LlmrunError):
+                raise item
+            if isinstance(item, str):
+                self._model.count("held")
+                await self._released_or_cancelled()
+            elif not self._cancelled.is_set():
+                yield item
+            if self._cancelled.is_set():
+                return
+            await asyncio.sleep(0)
+
+    async def _released_or_cancelled(self) -> None:
+        waits = [asyncio.create_task(self._model.released.wait()), asyncio.create_task(self._cancelled.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def cancel(self) -> None:
+        if not self._cancelled.is_set():
+            self._cancelled.set()
+            self._model.count("cancelled")
+
+
+class FakeModel:
+    """A ServedModel. `script` is called for each request, with its number.
+
+    refusal  the error with which the engine refuses requests, if any
+    """
+
+    def __init__(self, script: Callable[[int], Script] = lambda number: text("Hello", " there")) -> None:
+        self.facts: ModelFacts | None = FACTS
+        self.state = State.READY
+        self.load = LOAD
+        self.refusal: LlmrunError | None = None
+        self.asked: list[FakeAsked] = []
+        self.released = asyncio.Event()
+        self._script = script
+        self._counts: dict[str, int] = {}
+        self._changed = threading.Condition()
+
+    def ask(self, request: Request) -> FakeAsked:
+        self.asked.append(FakeAsked(self, request, self._script(len(self.asked))))
+        return self.asked[-1]
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        return [*([1] if add_special else []), *text.encode()]
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        if any(not 0 <= token < 256 for token in tokens):
+            raise UsageError("no such token")
+        return bytes(tokens)
+
+    def count(self, what: str) -> None:
+        with self._changed:
+            self._counts[what] = self._counts.get(what, 0) + 1
+            self._changed.notify_all()
+
+    def counted(self, what: str) -> int:
+        return self._counts.get(what, 0)
+
+    def wait_for(self, what: str, count: int = 1) -> None:
+        """Wait in the test's thread until `count` requests were accepted, held or cancelled."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.counted(what) >= count, TIMEOUT_S), f"{what}: {self._counts}"

@@ -1,0 +1,184 @@
+"""A real HTTP server in a thread, and clients for it: whole requests, and raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmrun.serving.app import make_app
+from llmrun.serving.http_server import HttpServer, bound_socket
+from llmrun.serving.models import Models
+from llmrun.serving.options import ServingOptions
+from llmrun.serving.running import StopSignals, run_server
+from llmrun.serving.service import Service
+from tests.support.serving.fake_model import TIMEOUT_S, FakeModel
+
+CHAT = "/v1/chat/completions"
+HELLO: Mapping[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+@dataclass
+class Reply:
+    """A complete response."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found = self.json["error"]
+        assert isinstance(found, dict)
+        return found
+
+
+@dataclass
+class RunningServer:
+    """A server in a thread. `log` and `traces` collect what it says."""
+
+    service: Service
+    model: FakeModel
+    port: int
+    signals: StopSignals
+    loop: asyncio.AbstractEventLoop
+    log: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Run an action in the server's thread, and wait until it is done."""
+        done = threading.Event()
+        self.loop.call_soon_threadsafe(lambda: (action(), done.set()))
+        assert done.wait(TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Do what a signal does."""
+        self.call(self.signals.receive)
+
+    def release(self) -> None:
+        """Let the requests that hold go on."""
+        self.call(self.model.released.set)
+
+    def send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+        """Send a request and return the response. A body that is not bytes is sent as JSON."""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        fields = {**({} if data is None else {"content-type": "application/json"}), **(headers or {})}
+        line.request(method, path, data, fields)
+        response = line.getresponse()
+        reply = Reply(response.status, response.headers, response.read())
+        line.close()
+        return reply
+
+    def chat(self, **fields: Any) -> Reply:
+        return self.send("POST", CHAT, {**HELLO, **fields})
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
+
+    def begin_chat(self, **fields: Any) -> socket.socket:
+        """Send a chat request and return its connection without reading the response."""
+        line = self.connect()
+        line.sendall(post(CHAT, {**HELLO, **fields}))
+        return line
+
+
+def post(path: str, body: Any, **headers: str) -> bytes:
+    """Return the bytes of a request with a JSON body."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data
+
+
+def read_all(line: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    parts = []
+    try:
+        while part := line.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        parts.append(b"(reset)")
+    return b"".join(parts)
+
+
+def read_until(line: socket.socket, mark: bytes) -> bytes:
+    """Read until the response contains `mark`."""
+    data = b""
+    while mark not in data:
+        part = line.recv(65536)
+        assert part, f"closed after {data!r}"
+        data += part
+    return data
+
+
+@contextmanager
+def serving(
+    model: FakeModel | None = None, options: ServingOptions | None = None, *, opening: Callable[[], Any] | None = None
+) -> Iterator[RunningServer]:
+    """Run a server while the block runs.
+
+    opening  called when the model is opened; may return something to await
+    """
+    options, listening = options or ServingOptions(), bound_socket("127.0.0.1", 0)
+    made: list[RunningServer] = []
+    begun = threading.Event()
+    failures: list[BaseException] = []
+
+    async def run() -> None:
+        shown = model or FakeModel()
+        service = Service(Models("fake", shown, 1234), options)
+        running = RunningServer(
+            service, shown, listening.getsockname()[1], StopSignals(), asyncio.get_running_loop()
+        )
+        server = HttpServer(make_app(service, log=running.log.append, trace=running.traces.append), options.limits)
+        made.append(running)
+
+        async def open_model() -> None:
+            begun.set()
+            if opening is not None and (wait := opening()) is not None:
+                await wait
+
+        await run_server(
+            server,
+            service,
+            listening,
+            open_model=open_model,
+            ready=lambda: None,
+            say=running.log.append,
+            signals=running.signals,
+        )
+
+    def in_thread() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            begun.set()
+
+    thread = threading.Thread(target=in_thread, daemon=True)
+    thread.start()
+    assert begun.wait(TIMEOUT_S)
+    try:
+        yield made[0]
+    finally:
+        for _ in range(2):
+            if thread.is_alive():
+                made[0].loop.call_soon_threadsafe(made[0].signals.receive)
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+        assert failures == []
+        listening.close()
+    assert made[0].traces == []
