@@ -29,7 +29,10 @@ _REASON = re.compile(
 
 
 class LlamaProcess:
-    """A child process that runs llama.cpp with one model at a time. Only `stop` and `kill` are thread-safe."""
+    """A child process that runs llama.cpp with one model at a time.
+
+    Only `ask`, `settle`, `stop` and `kill` are thread-safe.
+    """
 
     def __init__(self) -> None:
         """Start the process. Raises LlmrunError if that fails."""
@@ -42,6 +45,7 @@ class LlamaProcess:
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self._requests = 0
         self._idle = True
+        self._asking = threading.RLock()
         self._unread = b""
         self._stderr_tail = b""
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
@@ -58,23 +62,24 @@ class LlamaProcess:
     def ask(
         self, operation: str, doing: str, *, progress: Callable[[float], None] | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Send a request and return its answer.
+        """Send a request and return its answer. Thread-safe: requests of other threads wait.
 
         doing  a description of the work for error messages, such as "loading m.gguf"
 
         Raises BackendCrashed. On any other interruption, such as Ctrl-C, this stops the work and waits until it has
         stopped before it raises.
         """
-        try:
-            self._idle = False
-            answer = self.answer(self.tell(operation, **fields), doing, progress)
-            self._idle = True
-            return answer
-        except LlmrunError:
-            raise
-        except BaseException:
-            self._wait_until_idle(doing)
-            raise
+        with self._asking:
+            try:
+                self._idle = False
+                answer = self.answer(self.tell(operation, **fields), doing, progress)
+                self._idle = True
+                return answer
+            except LlmrunError:
+                raise
+            except BaseException:
+                self._wait_until_idle(doing)
+                raise
 
     def settle(self, doing: str) -> None:
         """Wait until no request is running.
@@ -83,7 +88,9 @@ class LlamaProcess:
         This never raises BackendCrashed, because the next request will.
         """
         if not self._idle:
-            self._wait_until_idle(doing)
+            with self._asking:
+                if not self._idle:
+                    self._wait_until_idle(doing)
 
     def tell(self, operation: str, **fields: Any) -> int:
         """Send a request and return its number, which `answer` needs.

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.child.connection import Connection, end_process
 from llmrun.engine.child.heart import Heart
-from llmrun.engine.child.messages import CannotOpen, Crashed, Open, ToChild
+from llmrun.engine.child.messages import CannotOpen, Crashed, Note, Open, ToChild
 from llmrun.errors import LlmrunError
+from llmrun.kernel_warnings import kernel_warnings_told
 
 if TYPE_CHECKING:
     from llmrun.engine.child.serving import EngineServing
@@ -38,7 +39,8 @@ def main() -> None:
         return
     opened: Future[EngineServing] = Future()
     threading.Thread(target=_read, args=(received, opened, connection), name="reading", daemon=True).start()
-    end_process(_serve(asked, opened, connection, heart))
+    with kernel_warnings_told(lambda words: connection.send(Note(words))):
+        end_process(_serve(asked, opened, connection, heart))
 
 
 def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, heart: Heart) -> int:

@@ -12,7 +12,6 @@ from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open, Opened
 from llmrun.engine.defaults import default_sampling
 from llmrun.engine.engine import Engine
-from llmrun.kernel_warnings import kernel_warnings_told
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 
@@ -31,17 +30,16 @@ def open_engine(
         progress=lambda work, fraction: tell(Loading(work, float(fraction))),
         explain=lambda words: tell(Note(words)),
     )
-    with kernel_warnings_told(lambda words: tell(Note(words))):
-        return Engine.open(
-            Path(asked.path),
-            options,
-            chat_template=asked.chat_template,
-            thinking_tags=asked.thinking_tags,
-            speculate=asked.speculate,
-            draft=None if asked.draft is None else Path(asked.draft),
-            overcommit=asked.overcommit,
-            on_begin=on_begin,
-        )
+    return Engine.open(
+        Path(asked.path),
+        options,
+        chat_template=asked.chat_template,
+        thinking_tags=asked.thinking_tags,
+        speculate=asked.speculate,
+        draft=None if asked.draft is None else Path(asked.draft),
+        overcommit=asked.overcommit,
+        on_begin=on_begin,
+    )
 
 
 def describe(engine: Engine, asked: Open) -> Opened:

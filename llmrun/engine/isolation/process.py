@@ -63,7 +63,7 @@ class ProcessFailed(Exception):
 
 
 class IsolatedProcess:
-    """A child process that answers requests. It starts with `start` or on first use. Not thread-safe.
+    """A child process that answers requests, one at a time. It starts with `start` or on first use. Thread-safe.
 
     The process ends with `close`, or when this object is garbage-collected.
 
@@ -76,6 +76,7 @@ class IsolatedProcess:
         self._purpose = purpose
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None  # ends the process
+        self._asking = threading.RLock()
         self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
 
     def start(self) -> None:
@@ -103,6 +104,10 @@ class IsolatedProcess:
 
     def _answer(self, request: bytes, limits: ProcessLimits) -> bytes:
         """Send a request and return the answer. Raises ProcessFailed, after closing the process."""
+        with self._asking:
+            return self._answer_alone(request, limits)
+
+    def _answer_alone(self, request: bytes, limits: ProcessLimits) -> bytes:
         if 0 < self._memory < limits.memory:
             self.close()
         process = self._running()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -128,8 +127,7 @@ class Supervisor:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait((task,))
         if self._child is not None:
             self._child.send(encode_to_child(Close()))
             await self._child.end(_EXIT_S if self.state is State.READY else 0.0)

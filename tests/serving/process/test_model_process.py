@@ -222,7 +222,7 @@ def test_an_idle_process_does_not_poll(runner: asyncio.Runner, model: ModelProce
 
     async def used() -> float:
         before = sum(process.cpu_times()[:2])
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         return sum(process.cpu_times()[:2]) - before
 
     assert runner.run(used()) < 0.1

@@ -138,9 +138,7 @@ def serving(
     async def run() -> None:
         shown = model or FakeModel()
         service = Service(Models("fake", shown, 1234), options)
-        running = RunningServer(
-            service, shown, listening.getsockname()[1], StopSignals(), asyncio.get_running_loop()
-        )
+        running = RunningServer(service, shown, listening.getsockname()[1], StopSignals(), asyncio.get_running_loop())
         server = HttpServer(make_app(service, log=running.log.append, trace=running.traces.append), options.limits)
         made.append(running)
 

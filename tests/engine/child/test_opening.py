@@ -1,0 +1,72 @@
+"""Tests of what the engine's process tells about a model: its sampling and its fingerprint."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.engine.child.fingerprint import fingerprint, sampled_digest
+from llmrun.engine.child.messages import Loading, Note, Open, decode_to_child, encode_to_child
+from llmrun.engine.child.opening import describe, open_engine, portable_options
+from llmrun.types import ModelInfo
+from tests.support.models.tiny_architectures import tiny_architecture
+
+INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
+
+
+def test_options_survive_the_journey() -> None:
+    options = OpenOptions(backend="cpu", context_size=512, max_sequences=3, threads=2, kv_type="q8_0", gpu_layers="all")
+    message = Open("m.gguf", portable_options(options), thinking_tags=("<a>", "</a>"), speculate=False)
+    back = decode_to_child(encode_to_child(message))
+    assert back == message
+    assert portable_options(OpenOptions(**message.options)) == portable_options(options)
+
+
+def test_settings_take_precedence_over_the_catalogue() -> None:
+    asked = Open("model", {"backend": "scripted"}, catalogue={"temperature": 0.25, "top_k": 3}, sampling={"top_k": 7})
+    told: list[Loading | Note] = []
+    with closing(open_engine(asked, told.append, lambda ids: None)) as engine:
+        facts = describe(engine, asked)
+    sampling = facts.default_sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.25, 7, 0.95, 0)
+
+
+def test_a_digest_depends_on_the_header_and_the_weights(tmp_path: Path) -> None:
+    path = tiny_architecture(tmp_path, "qwen2")
+    data = path.read_bytes()
+    digest = sampled_digest(path)
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(data)
+    assert sampled_digest(copy) == digest
+    changed = bytearray(data)
+    changed[-100] ^= 1
+    copy.write_bytes(changed)
+    assert sampled_digest(copy) != digest
+    copy.write_bytes(data.replace(b"tiny", b"tidy"))
+    assert sampled_digest(copy) != digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        fingerprint(INFO, "e", answering=None),
+        fingerprint(replace(INFO, kv_type="q8_0"), "d", answering=None),
+        fingerprint(INFO, "d", answering=["a template", None]),
+        fingerprint(replace(INFO, device="2 threads, portable"), "d", answering=None),
+        fingerprint(replace(INFO, batch_invariant=False), "d", answering=None),
+    ],
+)
+def test_a_fingerprint_depends_on_what_changes_answers(other: str) -> None:
+    assert other != fingerprint(INFO, "d", answering=None)
+
+
+def test_a_fingerprint_depends_on_the_machine_only_if_answers_do() -> None:
+    here, there = INFO, replace(INFO, device="8 threads, avx512vnni", max_sequences=16)
+    assert fingerprint(here, "d", answering=None) == fingerprint(there, "d", answering=None)
+    here, there = replace(here, batch_invariant=False), replace(there, batch_invariant=False)
+    assert fingerprint(here, "d", answering=None) != fingerprint(there, "d", answering=None)
