@@ -26,7 +26,7 @@ _REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "min_tokens": ((0,), "ban the end tokens with `ignore_eos`, and set `max_tokens`"),
     "use_beam_search": ((False,), "use `n` for several answers"),
 }
-_REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     **_REFUSED,
     "functions": (([],), _TO_LEGACY),
     "function_call": (("none",), _TO_LEGACY),
@@ -36,7 +36,7 @@ _REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "verbosity": (("medium",), "ask for a short or a long answer in a message"),
     "web_search_options": ((), "define a tool that searches"),
 }
-_REFUSED_IN_COMPLETIONS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+REFUSED_IN_COMPLETIONS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     **_REFUSED,
     "suffix": (("",), "write the prompt in the model's own format for filling in the middle"),
 }
@@ -87,12 +87,12 @@ def read_options(fields: Fields, facts: ServedFacts) -> Options:
 
 def refuse_in_chats(fields: Fields) -> None:
     """Raise InvalidField for a field that chat completions do not support."""
-    _refuse(fields, _REFUSED_IN_CHATS)
+    _refuse(fields, REFUSED_IN_CHATS)
 
 
 def refuse_in_completions(fields: Fields) -> None:
     """Raise InvalidField for a field that completions do not support."""
-    _refuse(fields, _REFUSED_IN_COMPLETIONS)
+    _refuse(fields, REFUSED_IN_COMPLETIONS)
 
 
 def _check_model(fields: Fields, facts: ServedFacts) -> None:

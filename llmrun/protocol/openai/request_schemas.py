@@ -154,7 +154,9 @@ def _common() -> dict[str, Schema]:
 
 
 def _sampling() -> dict[str, Schema]:
-    return {field: _parameter(parameter) for parameter in SAMPLING.values() for field in parameter.wire}
+    found = {field: _parameter(parameter) for parameter in SAMPLING.values() for field in parameter.wire}
+    found["top_k"] |= {"minimum": -1, "description": "Keep only the K most likely tokens; 0 or -1 disables."}
+    return found
 
 
 def _parameter(parameter: SamplingParameter) -> Schema:

@@ -1,0 +1,182 @@
+"""Tests that the OpenAPI document says what the parsers accept and what the bodies contain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmrun.engine.requests import Event, ToolCallDelta
+from llmrun.protocol.errors import InvalidField, api_error, openai_body
+from llmrun.protocol.fields import Fields
+from llmrun.protocol.openai.models import model_body, models_body
+from llmrun.protocol.openai.openapi import document
+from llmrun.protocol.openai.options import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
+from llmrun.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from llmrun.types import FinishReason
+from tests.support.protocol.answers import (
+    FACTS,
+    TOOL,
+    as_json,
+    called,
+    chat,
+    chat_answer,
+    chosen,
+    completion,
+    completion_answer,
+    ended,
+    run,
+    said,
+)
+
+DOCUMENT = document("1.2.3")
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+ROUTES = {
+    "/v1/chat/completions": "post",
+    "/v1/completions": "post",
+    "/v1/models": "get",
+    "/v1/models/{id}": "get",
+    "/tokenize": "post",
+    "/detokenize": "post",
+    "/health": "get",
+    "/metrics": "get",
+    "/openapi.json": "get",
+}
+PARSERS: dict[str, Callable[..., object]] = {
+    "ChatRequest": chat,
+    "CompletionRequest": completion,
+    "TokenizeRequest": lambda **fields: parse_tokenize({"content": "a", **fields}),
+    "DetokenizeRequest": lambda **fields: parse_detokenize({"tokens": [1], **fields}, FACTS),
+}
+REFUSED = {
+    "ChatRequest": {*REFUSED_IN_CHATS},
+    "CompletionRequest": {*REFUSED_IN_COMPLETIONS},
+    "TokenizeRequest": set[str](),
+    "DetokenizeRequest": set[str](),
+}
+PROPERTIES = [(name, field, schema) for name in PARSERS for field, schema in SCHEMAS[name]["properties"].items()]
+
+
+def validate(body: dict[str, Any], name: str) -> None:
+    """Check a body against a schema, in which it may have no undeclared fields at any depth."""
+    found = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": closed(SCHEMAS)}}
+    jsonschema.Draft202012Validator(found).validate(as_json(body))
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects may have no other properties than those it declares."""
+    if isinstance(schema, list):
+        return [*map(closed, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: closed(value) for name, value in schema.items()}
+    if "properties" in schema and isinstance(schema.get("type"), str):
+        found["additionalProperties"] = False
+    return found
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for each in value.values():
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def test_every_route_is_described() -> None:
+    assert {path: next(iter({*each} - {"parameters"})) for path, each in DOCUMENT["paths"].items()} == ROUTES
+    assert (DOCUMENT["openapi"], DOCUMENT["info"]["version"]) == ("3.1.0", "1.2.3")
+
+
+def test_every_reference_leads_somewhere() -> None:
+    found = {*references(DOCUMENT)}
+    assert found == {f"#/components/schemas/{name}" for name in SCHEMAS}
+    for schema in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_fields_are_those_that_the_parser_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = set()
+
+    def note(fields: Fields, field: str) -> Any:
+        if not fields.place:
+            read.add(field)
+        return fields.peek(field)
+
+    monkeypatch.setattr(Fields, "value", note)
+    PARSERS[name](store=False, service_tier="auto")
+    assert {*SCHEMAS[name]["properties"]} == read - REFUSED[name]
+
+
+@pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
+def test_values_against_the_schema_are_refused(name: str, field: str, schema: dict[str, Any]) -> None:
+    """Fields without effect are the exception: they are named as ignored."""
+    wrong = [*invalid(schema)]
+    assert wrong
+    for value in wrong:
+        if field in ("store", "service_tier"):
+            assert chat(**{field: value}).ignored == (field,)
+            continue
+        with pytest.raises(InvalidField) as caught:
+            PARSERS[name](**{field: value})
+        assert re.split(r"[.\[]", caught.value.param or "")[0] == field
+
+
+def invalid(schema: dict[str, Any]) -> Iterator[Any]:
+    """Yield values that a schema forbids: of another type, or next to a bound."""
+    validator = jsonschema.Draft202012Validator({**schema, "components": {"schemas": SCHEMAS}})
+    candidates = [True, "no_such_value", 5, 5.5, [], {}, [None], [{}], {"type": "no_such_type"}, ["x"] * 1000]
+    if "minimum" in schema:
+        candidates += [schema["minimum"] - 1, schema["maximum"] + 1 if "maximum" in schema else schema["minimum"] - 2]
+    yield from (value for value in candidates if not validator.is_valid(value))
+
+
+@pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
+def test_the_bounds_are_accepted(name: str, field: str, schema: dict[str, Any]) -> None:
+    for bound in ("minimum", "maximum"):
+        if bound in schema and field not in ("best_of", "n", "top_logprobs"):
+            PARSERS[name](**{field: schema[bound]})
+
+
+def test_n_and_logprobs_have_their_bounds() -> None:
+    assert len(chat(n=SCHEMAS["ChatRequest"]["properties"]["n"]["maximum"]).requests) == 128
+    assert chat(logprobs=True, top_logprobs=SCHEMAS["ChatRequest"]["properties"]["top_logprobs"]["maximum"])
+
+
+def test_chats_match_their_schemas() -> None:
+    answer = chat_answer(
+        stream=True, stream_options={"include_usage": True}, n=2, tools=[TOOL], logprobs=True, top_logprobs=1
+    )
+    events: list[tuple[int, Event]] = [
+        (0, said("a", reasoning="b", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))),
+        (1, called(ToolCallDelta(0, "call_a", "look"), ToolCallDelta(0, arguments="{}"))),
+        (0, ended(drafted_tokens=2)),
+        (1, ended(FinishReason.TOOL_CALLS)),
+    ]
+    for chunk in run(answer, events):
+        validate(chunk, "ChatCompletionChunk")
+    validate(answer.whole(), "ChatCompletion")
+
+
+def test_completions_match_their_schemas() -> None:
+    answer = completion_answer(stream=True, logprobs=1)
+    for chunk in run(answer, [(0, said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))), (0, ended())]):
+        validate(chunk, "CompletionChunk")
+    validate(answer.whole(), "Completion")
+
+
+def test_other_answers_match_their_schemas() -> None:
+    validate(models_body(FACTS, 1_700_000_000), "Models")
+    validate(model_body(FACTS, 1_700_000_000), "Model")
+    validate(tokenize_body([1, 2], FACTS), "Tokens")
+    validate(tokenize_body([1, 2], FACTS, [b"a", b"\xff"]), "Tokens")
+    validate(detokenize_body(b"a"), "Text")
+    validate(openai_body(api_error(InvalidField("n", "wrong"))), "Error")
+    validate(openai_body(api_error(RuntimeError())), "Error")
