@@ -21,11 +21,14 @@ Result = TypeVar("Result")
 
 
 class Bodies:
-    """Reads bodies, and limits how much memory all of them take together."""
+    """Reads bodies, and limits how much memory all of them take together.
+
+    held  the size of all bodies that are being received or parsed, in bytes
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held = 0
+        self.held = 0
 
     async def read_json(self, scope: Scope, receive: Receive) -> tuple[dict[str, Any], bool]:
         """Return the JSON object in the body, and whether it is large, so that it should be processed in a thread.
@@ -65,7 +68,7 @@ class Bodies:
 
         def hold(count: int) -> None:
             nonlocal held
-            if self._held + count > self._limits.bodies_bytes:
+            if self.held + count > self._limits.bodies_bytes:
                 raise Refused(
                     503,
                     "the server is receiving too many large requests; try again in a moment",
@@ -74,12 +77,12 @@ class Bodies:
                     headers={"retry-after": "1"},
                 )
             held += count
-            self._held += count
+            self.held += count
 
         try:
             yield hold
         finally:
-            self._held -= held
+            self.held -= held
 
 
 async def off_the_loop(large: bool, work: Callable[[], Result]) -> Result:

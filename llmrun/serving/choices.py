@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from llmrun.engine.requests import Event, Finished, Request, TextDelta
-from llmrun.errors import LlmrunError
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.model import Accepted, Asked, ServedModel
+
+_MOST_EVENTS = 64  # further events wait in the model, which limits them
 
 
 class Choices:
@@ -20,7 +21,6 @@ class Choices:
 
     If one of them fails, or when the `async with` block ends, all are cancelled.
 
-    begun             whether the engine has begun to work on any of them
     prompt_tokens     tokens of the prompt, once it was accepted
     generated_tokens  tokens of all finished choices together
     """
@@ -34,7 +34,7 @@ class Choices:
         self._events: deque[tuple[int, Event]] = deque()
         self._failure: BaseException | None = None
         self._news = asyncio.Event()
-        self.begun = False
+        self._taken = asyncio.Event()
         self.prompt_tokens = 0
         self.generated_tokens = 0
 
@@ -66,27 +66,25 @@ class Choices:
             raise self._failure
         events = list(self._events)
         self._events.clear()
+        self._taken.set()
         if self._unfinished:
             self._news.clear()
         return events if events or self._unfinished else None
-
-    def stop(self, error: LlmrunError) -> None:
-        """End the call with an error, as if its choices had failed."""
-        self._failure = self._failure or error
-        self._news.set()
 
     async def _pump(self, choice: int, asked: Asked, predicted_wait_s: float) -> None:
         """Move the events of one choice to the queue of all."""
         last_token = 0.0
         try:
             async for event in asked:
-                self.begun = True
                 if isinstance(event, TextDelta) and event.tokens:
                     last_token = self._observe_token(last_token)
                 elif isinstance(event, Finished):
                     self._observe_end(event, predicted_wait_s)
                 self._events.append((choice, event))
                 self._news.set()
+                while len(self._events) >= _MOST_EVENTS:
+                    self._taken.clear()
+                    await self._taken.wait()
         except Exception as error:  # noqa: BLE001  `arrived` raises it
             self._failure = self._failure or error
         finally:

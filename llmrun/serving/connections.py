@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from http import HTTPStatus
 
 import h11
 from starlette.types import Receive, Scope, Send
@@ -48,7 +49,9 @@ class Connection(H11Protocol):
         request = self.cycle
         if self._linger_since is not None:
             self._discarded += len(data)
-        if self._refused:
+            if self._discarded > self._limits.body_bytes:
+                self.transport.abort()
+        if self._refused or self.transport.is_closing():
             return
         super().data_received(data)
         if self.cycle is not request:
@@ -65,7 +68,8 @@ class Connection(H11Protocol):
     def check(self) -> None:
         """Close the connection if the client has exceeded a limit."""
         now, limits = self.loop.time(), self._limits
-        if self._takes_nothing(now) or self._lingers(now):
+        lingers = self._linger_since is not None and now - self._linger_since > limits.linger_s
+        if lingers or self._takes_nothing(now):
             self.transport.abort()
         elif self._header_since is not None and now - self._header_since > limits.header_s:
             self._refuse(408, f"no complete request within {limits.header_s:g} s")
@@ -95,11 +99,6 @@ class Connection(H11Protocol):
         self._unread = unread
         return now - self._unread_since > self._limits.unread_s
 
-    def _lingers(self, now: float) -> bool:
-        """Return whether the client has sent too much, or for too long, after its response."""
-        since, limits = self._linger_since, self._limits
-        return since is not None and (now - since > limits.linger_s or self._discarded > limits.body_bytes)
-
     def _refuse(self, status: int, words: str) -> None:
         """Send an error without running the application, and end the connection.
 
@@ -113,8 +112,13 @@ class Connection(H11Protocol):
             ("content-length", str(len(body))),
             ("connection", "close"),
         ]
+        reason = HTTPStatus(status).phrase.encode("ascii")
         try:
-            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            for event in (
+                h11.Response(status_code=status, headers=headers, reason=reason),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:  # a response has begun, so there is no way to say more
             self.transport.abort()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.errors import ModelNotFound, Unavailable
+from llmrun.protocol.facts import ServedFacts
 from llmrun.serving.model import ModelFacts, ServedModel, State
+
+_RETRY_S = 5.0  # when to ask again for a model that is loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +29,25 @@ class Models:
         """
         if name in (None, "", self.name) or not isinstance(name, str):  # parsing the request refuses other types
             return self.only
-        raise ModelNotFound(f"no such model: {name[:100]!r}; this server has {self.name!r}", hint="see GET /v1/models")
-
-
-_STATES = {
-    State.LOADING: ("the model is being loaded", 5.0),
-    State.RESTARTING: ("the model is being restarted", 5.0),
-    State.DRAINING: ("the server is shutting down", 10.0),
-    State.FAILED: ("the model could not be loaded", 60.0),
-}
+        raise ModelNotFound(f"no such model: {name[:100]!r}", hint=f"this server has {self.name!r}")
 
 
 def facts_of(model: ServedModel) -> ModelFacts:
-    """Return the facts about a model. Raises Unavailable if it is not open yet."""
+    """Return the facts about a model. Raises Unavailable if it is not open or the server is shutting down."""
     facts = model.facts
-    if facts is None:
-        raise unavailable(model.state)
+    if facts is None or model.state is State.DRAINING:
+        raise Unavailable(f"the model is not available: {model.state}", state=model.state.value, retry_after=_RETRY_S)
     return facts
 
 
-def unavailable(state: State) -> Unavailable:
-    """Return the error for a request that a model in this state cannot take."""
-    words, retry_after = _STATES.get(state, ("the model is not available", 5.0))
-    return Unavailable(f"{words}; try again later", state=state.value, retry_after=retry_after)
+def served_facts(facts: ModelFacts) -> ServedFacts:
+    """Return the facts that parsing and answering need."""
+    return ServedFacts(
+        name=facts.name,
+        vocabulary_size=facts.info.vocabulary_size,
+        context_size=facts.info.context_size,
+        takes_chats=facts.takes_chats,
+        takes_tools=facts.takes_tools,
+        default_sampling=facts.default_sampling,
+        fingerprint=facts.fingerprint,
+    )

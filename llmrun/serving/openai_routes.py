@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
-from urllib.parse import quote
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmrun.protocol.facts import ServedFacts
+from llmrun.protocol.openai.models import model_body, models_body
 from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.choices import Choices
 from llmrun.serving.disconnects import Presence
 from llmrun.serving.exchanges import exchange_of
-from llmrun.serving.model import ModelFacts
-from llmrun.serving.models import facts_of
-from llmrun.serving.refusals import json_response
+from llmrun.serving.models import facts_of, served_facts
+from llmrun.serving.refusals import ignored_header, json_response
 from llmrun.serving.service import Service
 from llmrun.serving.streams import StreamedAnswer, stream
-
-_LONGEST_HEADER = 1000  # characters of x-llmrun-ignored
 
 
 class Answer(StreamedAnswer, Protocol):
@@ -60,15 +57,14 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, call, exchange = self._service, self._call, exchange_of(scope)
-        service.check_running()  # before the body is read
         body, large = await service.bodies.read_json(scope, receive)
         model = service.models.find(body.get("model"))
         facts = served_facts(facts_of(model))
         parsed = await off_the_loop(large, lambda: call.parse(body, facts))
         requests = [replace(request, tenant=exchange.tenant) for request in parsed.requests]
         answer = call.answer(parsed, facts, f"{call.prefix}-{exchange.id}", int(time.time()))
-        headers = ignored_header(parsed.ignored)
-        async with Presence(receive) as presence, service.asked(model, requests) as choices:
+        headers = ignored_header(parsed.ignored_header)
+        async with Presence(receive) as presence, Choices(model, requests, service.metrics) as choices:
             try:
                 await presence.during(choices.accepted())
                 if parsed.stream:
@@ -87,27 +83,6 @@ async def _collect(choices: Choices, answer: Answer) -> None:
             answer.feed(choice, event)
 
 
-def served_facts(facts: ModelFacts) -> ServedFacts:
-    """Return the facts that parsing and answering need."""
-    return ServedFacts(
-        name=facts.name,
-        vocabulary_size=facts.info.vocabulary_size,
-        context_size=facts.info.context_size,
-        takes_chats=facts.takes_chats,
-        takes_tools=facts.takes_tools,
-        default_sampling=facts.default_sampling,
-        fingerprint=facts.fingerprint,
-    )
-
-
-def ignored_header(names: Iterable[str]) -> Mapping[str, str]:
-    """Return the header that names the fields of a request that the server does not know, so that none vanishes."""
-    text = ", ".join(quote(name.encode("utf-8", "replace"), safe="") for name in names)
-    if len(text) > _LONGEST_HEADER:
-        text = text[:_LONGEST_HEADER].rpartition(", ")[0] + ", ..."
-    return {"x-llmrun-ignored": text} if text else {}
-
-
 class ModelRoutes:
     """The list of models."""
 
@@ -115,19 +90,9 @@ class ModelRoutes:
         self._models = service.models
 
     async def list_models(self, request: HttpRequest) -> Response:
-        return json_response({"object": "list", "data": [self._described()]})
+        facts = served_facts(facts_of(self._models.only))
+        return json_response(models_body(facts, self._models.created))
 
     async def show_model(self, request: HttpRequest) -> Response:
-        self._models.find(request.path_params["id"])
-        return json_response(self._described())
-
-    def _described(self) -> dict[str, Any]:
-        """Describe the model. The context size is null until the model is open. Open WebUI and others read it."""
-        facts = self._models.only.facts
-        return {
-            "id": self._models.name,
-            "object": "model",
-            "created": self._models.created,
-            "owned_by": "llmrun",
-            "max_model_len": facts.info.context_size if facts else None,
-        }
+        facts = served_facts(facts_of(self._models.find(request.path_params["id"])))
+        return json_response(model_body(facts, self._models.created))

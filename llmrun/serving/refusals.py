@@ -52,6 +52,11 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
     )
 
 
+def ignored_header(names: str) -> Mapping[str, str]:
+    """Return the header that names the fields of a request that have no effect, so that none vanishes silently."""
+    return {"x-llmrun-ignored": names} if names else {}
+
+
 def error_response(error: BaseException) -> Response:
     """Return the response for an error."""
     told = as_api_error(error)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from socket import socket
 from types import FrameType
+from typing import Any, Protocol
 
 from llmrun.serving.http_server import HttpServer
-from llmrun.serving.service import Service
+from llmrun.serving.model import ServedModel
 
 _LAST_WORDS_S = 2.0  # time for the clients to receive the last events before their connections are aborted
 
@@ -51,36 +52,59 @@ class StopSignals:
                 signal.signal(number, handler)
 
 
+class OwnedModel(ServedModel, Protocol):
+    """A model that the server opens and closes."""
+
+    async def start(self) -> None:
+        """Open the model. Raises its error if it cannot be opened."""
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+
+    async def close(self) -> None:
+        """End all requests with an error, and free all resources. Idempotent."""
+
+
 async def run_server(
     server: HttpServer,
-    service: Service,
+    model: OwnedModel,
     listening: socket,
     *,
-    open_model: Callable[[], Awaitable[None]],
+    drain_s: float,
     ready: Callable[[], None],
     say: Callable[[str], None],
     signals: StopSignals,
 ) -> None:
     """Serve until a signal. While the model is being opened, requests get errors that say so.
 
-    open_model  opens the model; its error ends the server
-    ready       called when the model is open
-    say         called with a line about shutting down
+    Raises the error of a model that cannot be opened.
+
+    drain_s  how long running requests may continue after the signal, in seconds
+    ready    called when the model is open
+    say      called with a line about shutting down
     """
     await server.start(listening)
     try:
-        if await _before_signal(signals, open_model()):
+        if await _before(signals.first, model.start()):
             ready()
             await signals.first.wait()
-        await _drain(server, service, signals, say)
+            server.stop_listening()
+            if count := model.load.running + model.load.waiting:
+                requests = f"{count} request{'s' if count > 1 else ''}"
+                say(f"stopping: waiting up to {drain_s:g} s for {requests}; press Ctrl-C again to stop at once")
+            await _before(signals.second, model.drain(drain_s))
     finally:
+        await model.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await server.finished()
         await server.close()
 
 
-async def _before_signal(signals: StopSignals, work: Awaitable[None]) -> bool:
-    """Run `work`, but cancel it at the first signal. Returns whether it was completed. Raises its errors."""
-    task = asyncio.ensure_future(work)
-    stopped = asyncio.create_task(signals.first.wait())
+async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, but cancel it when `stop` is set. Returns whether it was completed. Raises its errors."""
+    task = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -91,21 +115,3 @@ async def _before_signal(signals: StopSignals, work: Awaitable[None]) -> bool:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-async def _drain(server: HttpServer, service: Service, signals: StopSignals, say: Callable[[str], None]) -> None:
-    """Let the running requests finish, until the time is up or there is a second signal."""
-    service.drain()
-    server.stop_listening()
-    seconds = service.options.drain_s
-    if service.running:
-        count = f"{service.running} request{'s' if service.running > 1 else ''}"
-        say(f"stopping: waiting up to {seconds:g} s for {count}; press Ctrl-C again to stop at once")
-    finished = asyncio.create_task(server.finished())
-    second = asyncio.create_task(signals.second.wait())
-    await asyncio.wait({finished, second}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    second.cancel()
-    service.end_all()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0 if signals.second.is_set() else _LAST_WORDS_S):
-            await finished

@@ -33,8 +33,6 @@ class StatusRoutes:
 
     def _state(self) -> str:
         model = self._service.models.only
-        if self._service.draining:
-            return State.DRAINING
         if model.state is State.READY and model.load.beat_age_s > self._service.options.limits.stale_s:
             return _STUCK
         return model.state

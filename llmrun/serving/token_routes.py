@@ -1,17 +1,18 @@
-"""The routes that turn text into tokens and back, with the fields of llama-server or vLLM."""
+"""The routes that turn text into tokens and back."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from llmrun.serving.models import facts_of
-from llmrun.serving.openai_routes import ignored_header
-from llmrun.serving.refusals import Refused, json_response
+from llmrun.protocol.errors import InvalidField
+from llmrun.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from llmrun.serving.bodies import off_the_loop
+from llmrun.serving.models import facts_of, served_facts
+from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
+
+_MOST_PIECES = 10_000  # each takes a message to the engine's process and back
 
 
 class TokenRoutes:
@@ -21,40 +22,18 @@ class TokenRoutes:
         self._service = service
 
     async def tokenize(self, request: HttpRequest) -> Response:
-        """Return the tokens of `content` (vLLM: `prompt`)."""
-        self._service.check_running()
         body, _ = await self._service.bodies.read_json(request.scope, request.receive)
         model = self._service.models.find(body.get("model"))
-        text = _field(body, ("content", "prompt"), str, None)
-        add_special = _field(body, ("add_special", "add_special_tokens"), bool, False)
-        parse_special = _field(body, ("parse_special",), bool, True)
-        facts = facts_of(model)
-        tokens = await model.tokenize(text, add_special=add_special, parse_special=parse_special)
-        told = {"tokens": tokens, "count": len(tokens), "max_model_len": facts.info.context_size}
-        known = {"model", "content", "prompt", "add_special", "add_special_tokens", "parse_special"}
-        return json_response(told, headers=ignored_header(sorted(body.keys() - known)))
+        call, facts = parse_tokenize(body), served_facts(facts_of(model))
+        tokens = await model.tokenize(call.text, add_special=call.add_special, parse_special=call.parse_special)
+        if call.with_pieces and len(tokens) > _MOST_PIECES:
+            raise InvalidField("with_pieces", f"the text has {len(tokens):,} tokens, the limit is {_MOST_PIECES:,}")
+        pieces = [await model.detokenize([token]) for token in tokens] if call.with_pieces else None
+        return json_response(tokenize_body(tokens, facts, pieces))
 
     async def detokenize(self, request: HttpRequest) -> Response:
-        """Return the text of `tokens`. Bytes that are not UTF-8 become replacement characters."""
-        self._service.check_running()
-        body, _ = await self._service.bodies.read_json(request.scope, request.receive)
+        body, large = await self._service.bodies.read_json(request.scope, request.receive)
         model = self._service.models.find(body.get("model"))
-        tokens = _field(body, ("tokens",), list, None)
-        if not all(type(token) is int for token in tokens):
-            raise Refused(400, "tokens: must be a list of integers", param="tokens")
-        text = (await model.detokenize(tokens)).decode("utf-8", "replace")
-        known = {"model", "tokens"}
-        return json_response({"content": text, "prompt": text}, headers=ignored_header(sorted(body.keys() - known)))
-
-
-def _field(body: Mapping[str, Any], names: tuple[str, ...], kind: type, default: Any) -> Any:
-    """Return the value of the first of these fields that is present. Without a default, one is required."""
-    name = next((name for name in names if body.get(name) is not None), None)
-    if name is None and default is not None:
-        return default
-    if name is None:
-        raise Refused(400, f"{names[0]}: is required", code="missing_required_parameter", param=names[0])
-    if type(body[name]) is not kind:
-        words = {str: "a string", bool: "true or false", list: "a list"}[kind]
-        raise Refused(400, f"{name}: must be {words}", code="invalid_type", param=name)
-    return body[name]
+        facts = served_facts(facts_of(model))
+        tokens = await off_the_loop(large, lambda: parse_detokenize(body, facts))
+        return json_response(detokenize_body(await model.detokenize(tokens)))

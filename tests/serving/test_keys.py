@@ -43,7 +43,7 @@ def test_bad_key_files_are_refused_without_showing_keys(tmp_path: Path, content:
 
 
 def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--api-key-file: .*nothing: No such file"):
+    with pytest.raises(UsageError, match=r"--api-key-file: .*nothing: No such file"):
         read_keys(tmp_path / "nothing")
 
 

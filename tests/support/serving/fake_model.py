@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError, Unavailable, UsageError
 from llmrun.sampling_params import SamplingParams
 from llmrun.serving.model import Accepted, Load, ModelFacts, State
 from llmrun.types import FinishReason, ModelInfo, Timings
 
-TIMEOUT_S = 60.0  # for a stuck test; a normal one waits for milliseconds
+TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
 
 Script = Sequence[Event | LlmrunError | str]
@@ -69,7 +70,9 @@ class FakeAsked:
     def __init__(self, model: FakeModel, request: Request, script: Script) -> None:
         self.request = request
         self._model, self._script = model, script
-        self._cancelled = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._error: LlmrunError | None = None
+        self.begun = self.over = False
 
     async def accepted(self) -> Accepted:
         if isinstance(refusal := self._model.refusal, LlmrunError):
@@ -78,20 +81,30 @@ class FakeAsked:
         return Accepted(prompt_tokens=3, wait_s=0.25)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        try:
+            async for event in self._events():
+                self.begun = True
+                yield event
+            if self._error is not None:
+                raise self._error
+        finally:
+            self.over = True
+
+    async def _events(self) -> AsyncIterator[Event]:
         for item in self._script:
             if isinstance(item, LlmrunError):
                 raise item
             if isinstance(item, str):
                 self._model.count("held")
-                await self._released_or_cancelled()
-            elif not self._cancelled.is_set():
+                await self._released_or_ended()
+            else:
                 yield item
-            if self._cancelled.is_set():
+            if self._ended.is_set():
                 return
             await asyncio.sleep(0)
 
-    async def _released_or_cancelled(self) -> None:
-        waits = [asyncio.create_task(self._model.released.wait()), asyncio.create_task(self._cancelled.wait())]
+    async def _released_or_ended(self) -> None:
+        waits = [asyncio.create_task(self._model.released.wait()), asyncio.create_task(self._ended.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -99,15 +112,22 @@ class FakeAsked:
                 wait.cancel()
 
     def cancel(self) -> None:
-        if not self._cancelled.is_set():
-            self._cancelled.set()
+        if not self.over and not self._ended.is_set():
+            self._ended.set()
             self._model.count("cancelled")
+
+    def fail(self, error: LlmrunError) -> None:
+        if not self.over:
+            self._error = error
+            self._ended.set()
 
 
 class FakeModel:
     """A ServedModel. `script` is called for each request, with its number.
 
-    refusal  the error with which the engine refuses requests, if any
+    refusal   the error with which the engine refuses requests, if any
+    openable  set when opening the model may end
+    broken    the error with which it then ends, if any
     """
 
     def __init__(self, script: Callable[[int], Script] = lambda number: text("Hello", " there")) -> None:
@@ -115,13 +135,43 @@ class FakeModel:
         self.state = State.READY
         self.load = LOAD
         self.refusal: LlmrunError | None = None
+        self.broken: LlmrunError | None = None
+        self.openable = asyncio.Event()
+        self.openable.set()
         self.asked: list[FakeAsked] = []
         self.released = asyncio.Event()
         self._script = script
         self._counts: dict[str, int] = {}
         self._changed = threading.Condition()
 
+    async def start(self) -> None:
+        self.count("started")
+        await self.openable.wait()
+        if self.broken is not None:
+            raise self.broken
+
+    async def drain(self, seconds: float) -> None:
+        """Like ModelProcess: end what has not begun, wait for the rest, and then end that too."""
+        self.state = State.DRAINING
+        self.count("draining")
+        self._end([asked for asked in self.asked if not asked.begun])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not all(asked.over for asked in self.asked):
+                    await asyncio.sleep(0.01)
+        self._end(self.asked)
+
+    async def close(self) -> None:
+        self.count("closed")
+        self._end(self.asked)
+
+    def _end(self, asked: Sequence[FakeAsked]) -> None:
+        for one in asked:
+            one.fail(Unavailable("the server is shutting down", state="draining"))
+
     def ask(self, request: Request) -> FakeAsked:
+        if self.state is not State.READY:
+            raise Unavailable("not ready", state=self.state.value)
         self.asked.append(FakeAsked(self, request, self._script(len(self.asked))))
         return self.asked[-1]
 

@@ -6,13 +6,16 @@ import asyncio
 import http.client
 import json
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmrun.serving.app import make_app
+from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, bound_socket
 from llmrun.serving.models import Models
 from llmrun.serving.options import ServingOptions
@@ -52,13 +55,15 @@ class RunningServer:
     port: int
     signals: StopSignals
     loop: asyncio.AbstractEventLoop
+    ready: threading.Event = field(default_factory=threading.Event)
     log: list[str] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
 
     def call(self, action: Callable[[], object]) -> None:
         """Run an action in the server's thread, and wait until it is done."""
         done = threading.Event()
-        self.loop.call_soon_threadsafe(lambda: (action(), done.set()))
+        self.loop.call_soon_threadsafe(action)
+        self.loop.call_soon_threadsafe(done.set)
         assert done.wait(TIMEOUT_S)
 
     def stop(self) -> None:
@@ -101,6 +106,14 @@ def post(path: str, body: Any, **headers: str) -> bytes:
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def read_all(line: socket.socket) -> bytes:
     """Read until the server closes the connection."""
     parts = []
@@ -124,35 +137,29 @@ def read_until(line: socket.socket, mark: bytes) -> bytes:
 
 @contextmanager
 def serving(
-    model: FakeModel | None = None, options: ServingOptions | None = None, *, opening: Callable[[], Any] | None = None
+    model: FakeModel | None = None,
+    options: ServingOptions | None = None,
+    *,
+    drain_s: float = 30.0,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[RunningServer]:
-    """Run a server while the block runs.
-
-    opening  called when the model is opened; may return something to await
-    """
+    """Run a server while the block runs, and then stop it at once."""
     options, listening = options or ServingOptions(), bound_socket("127.0.0.1", 0)
     made: list[RunningServer] = []
-    begun = threading.Event()
+    shown = model or FakeModel()
     failures: list[BaseException] = []
 
     async def run() -> None:
-        shown = model or FakeModel()
-        service = Service(Models("fake", shown, 1234), options)
+        service = Service(Models("fake", shown, 1234), options, Bodies(options.limits))
         running = RunningServer(service, shown, listening.getsockname()[1], StopSignals(), asyncio.get_running_loop())
-        server = HttpServer(make_app(service, log=running.log.append, trace=running.traces.append), options.limits)
+        app = make_app(service, log=running.log.append, trace=running.traces.append)
         made.append(running)
-
-        async def open_model() -> None:
-            begun.set()
-            if opening is not None and (wait := opening()) is not None:
-                await wait
-
         await run_server(
-            server,
-            service,
+            HttpServer(app, options.limits, tls),
+            shown,
             listening,
-            open_model=open_model,
-            ready=lambda: None,
+            drain_s=drain_s,
+            ready=running.ready.set,
             say=running.log.append,
             signals=running.signals,
         )
@@ -163,12 +170,10 @@ def serving(
         except BaseException as error:
             failures.append(error)
             raise
-        finally:
-            begun.set()
 
     thread = threading.Thread(target=in_thread, daemon=True)
     thread.start()
-    assert begun.wait(TIMEOUT_S)
+    shown.wait_for("started")
     try:
         yield made[0]
     finally:
