@@ -1,0 +1,116 @@
+"""Tests of the division of steps among answers and prompts.
+
+The scripted backend records every batch. Its steps take no time, so the predictor is told what they would take.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.engine.drafting.costs import StepSize
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Request, TextDelta
+from llmrun.engine.scheduling.predicting import StepPredictor
+from tests.support.engine.scripted_models import endless, random_prompt
+
+BASE, ROW, ATTENDED = 0.01, 0.001, 1e-7  # seconds of a step, of each row, and of each row for each token before it
+
+
+def seconds_of(size: StepSize) -> float:
+    return BASE + ROW * size.rows + ATTENDED * size.attended
+
+
+class Told(StepPredictor):
+    """A predictor that knows what steps take, and records the sizes of those that were run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[StepSize, int]] = []
+        for rows, depth in [(1, 0), (256, 0), (256, 30_000), (64, 10_000), (8, 30_000), (128, 2_000)] * 30:
+            size = StepSize(1, rows, depth, rows * depth)
+            super().observe(size, rows, seconds_of(size))
+        for answers in [1, 4, 8] * 10:
+            size = StepSize(answers, answers, 100 * answers, 100 * answers)
+            super().observe(size, 0, seconds_of(size))
+
+    def observe(self, size: StepSize, prompt_rows: int, seconds: float) -> None:
+        self.steps.append((size, prompt_rows))
+
+
+def told_engine(max_sequences: int) -> tuple[Engine, Told]:
+    engine = Engine(ScriptedBackend(None, max_sequences=max_sequences, context_size=40_000))
+    engine._scheduler.predictor = told = Told()
+    return engine, told
+
+
+def steps_to_first_token(engine: Engine, request_id: int) -> int:
+    for step in range(1, 100):
+        if any(isinstance(event, TextDelta) and event.request_id == request_id for event in engine.step()):
+            return step
+    pytest.fail("no token")
+
+
+@pytest.mark.parametrize("answers", [0, 3])
+def test_a_short_prompt_overtakes_one_of_32k(answers: int) -> None:
+    engine, _ = told_engine(max_sequences=8)
+    for seed in range(answers):
+        engine.submit(endless(Request(random_prompt(10, seed), 1000)))
+    engine.step()
+    engine.submit(endless(Request(random_prompt(32_000, 50), 10)))
+    for _ in range(20):
+        engine.step()
+    assert steps_to_first_token(engine, engine.submit(endless(Request(random_prompt(24, 60), 10)))) <= 3
+
+
+def test_prompts_take_the_time_that_answers_can_wait() -> None:
+    engine, told = told_engine(max_sequences=4)
+    for seed in range(3):
+        engine.submit(endless(Request(random_prompt(10, seed), 1000)))
+    engine.step()
+    told.steps.clear()
+    engine.submit(endless(Request(random_prompt(20_000, 9), 10)))
+    while engine.status().running and any(answer.in_prefill for answer in engine._requests.running) or not told.steps:
+        engine.step()
+    taken = [seconds_of(size) for size, prompt_rows in told.steps if prompt_rows]
+    assert 0.08 < sum(taken) / len(taken) < 0.11
+    assert max(taken) < 0.13
+    assert all(size.answers >= 3 for size, _ in told.steps)  # no answer ever skips a step
+
+
+def test_a_deep_prompt_leaves_gaps_for_short_ones() -> None:
+    """Without answers that wait, a step takes at most a second."""
+    engine = Engine(ScriptedBackend(None, max_sequences=2, context_size=400_000))
+    engine._scheduler.predictor = told = Told()
+    engine.submit(endless(Request(random_prompt(300_000), 2)))
+    while not engine.idle:
+        engine.step()
+    assert max(seconds_of(size) for size, _ in told.steps) < 1.3
+    assert [size.rows for size, _ in told.steps[:5]] == [256] * 5
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
+    engine, told = told_engine(max_sequences=4)
+    long = engine.submit(endless(Request(random_prompt(2_000, 99), 5)))
+    started = False
+    for seed in range(400):
+        if engine.status().running < 4:
+            engine.submit(endless(Request(random_prompt(200, seed), 2)))
+        started = started or any(event.request_id == long for event in engine.step() if isinstance(event, TextDelta))
+    assert started
+
+
+def test_results_that_depend_on_the_batch_are_not_scheduled_by_time() -> None:
+    class Dependent(ScriptedBackend):
+        def __init__(self) -> None:
+            super().__init__(None, max_sequences=2, context_size=4096)
+            object.__setattr__(self.info, "batch_invariant", False)
+
+    backend = Dependent()
+    engine = Engine(backend)
+    engine._scheduler.predictor = Told()
+    engine.submit(endless(Request(random_prompt(10), 1000)))
+    engine.step()
+    engine.submit(endless(Request(random_prompt(1000, 1), 1)))
+    engine.step()
+    assert len(backend.batches[-1].tokens) == 256
