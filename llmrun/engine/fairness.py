@@ -1,0 +1,150 @@
+"""Decides who is next: which waiting request is admitted, and which prompt gets the rows of a step.
+
+These orders affect only the times of answers, never their text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from heapq import heapify, heappop, heapreplace
+from typing import Final, Protocol, TypeVar
+
+# Every TURNS-th step, the prompt that has waited longest goes first. In all other steps, the shortest one does.
+TURNS: Final = 4
+LONGEST_HEAD_START: Final = 10.0  # seconds by which a short prompt may be later than a long one and still overtake it
+
+
+class Queued(Protocol):
+    """A request that has not been admitted.
+
+    tenant     who pays for its tokens
+    missing    tokens of its prompt that are not in the cache
+    queued_at  when it arrived, in seconds of the clock that `FairShares.order` gets
+    """
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def missing(self) -> int: ...
+
+    @property
+    def queued_at(self) -> float: ...
+
+
+class Prompt(Protocol):
+    """A running request whose prompt is not complete.
+
+    missing    tokens of its prompt that are not in the cache
+    last_step  the number of the last step in which it had rows; at first, of the step in which it was admitted
+    """
+
+    @property
+    def missing(self) -> int: ...
+
+    @property
+    def last_step(self) -> int: ...
+
+
+Q = TypeVar("Q", bound=Queued)
+P = TypeVar("P", bound=Prompt)
+
+
+class FairShares:
+    """Shares the machine between tenants: the tenant that has used the fewest tokens is next.
+
+    These are the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). While
+    two tenants have waiting requests, the numbers of tokens that they get differ by at most one largest request for
+    each slot, however many requests each of them sends.
+
+    Tokens that nobody uses cannot be saved. A tenant that had no waiting requests is therefore lifted to the virtual
+    time when it returns, as in start-time fair queueing. The virtual time is the largest counter with which a request
+    has been admitted, or which any tenant has reached while no request was waiting.
+    """
+
+    def __init__(self) -> None:
+        self._used: dict[str, int] = {}  # a tenant that is not listed has used `_virtual_time`
+        self._virtual_time = 0
+        self._n_waiting = 0  # requests of the last order that have not been admitted
+        self._ordered_at = -math.inf  # when the last order was made
+
+    def used(self, tenant: str) -> int:
+        """Return a tenant's counter. Only the differences between counters mean anything."""
+        return self._used.get(tenant, self._virtual_time)
+
+    def admit(self, tenant: str, missing: int) -> None:
+        """Charge a tenant for the prompt of a request that is admitted now."""
+        self._virtual_time = max(self._virtual_time, self.used(tenant))
+        self._n_waiting -= 1
+        self.charge(tenant, missing)
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Charge a tenant for generated tokens. A negative number gives back tokens of a cancelled prompt."""
+        self._used[tenant] = self.used(tenant) + tokens
+        if self._n_waiting <= 0:
+            self._virtual_time = max(self._virtual_time, self._used[tenant])
+
+    def order(self, waiting: Iterable[Q], now: float, row_seconds: float) -> list[Q]:
+        """Return all waiting requests in the order of admission.
+
+        now          the time on the clock of `queued_at`
+        row_seconds  the seconds that a prompt token takes (`StepPredictor.row_seconds`)
+
+        The requests of a tenant are in the order in which their prompts would be complete if each had run alone since
+        it arrived. A short prompt can therefore overtake a long one, but only if it arrived at most LONGEST_HEAD_START
+        later.
+        """
+
+        def rank(request: Q) -> float:
+            return request.queued_at + min(request.missing * row_seconds, LONGEST_HEAD_START)
+
+        queues: dict[str, list[Q]] = {}
+        for request in waiting:
+            queues.setdefault(request.tenant, []).append(request)
+        self._lift(queues)
+        self._ordered_at = now
+        self._n_waiting = sum(map(len, queues.values()))
+        heads: list[tuple[int, float, int, list[Q]]] = []  # a heap of tenants by counter, with their reversed queues
+        for index, (tenant, queue) in enumerate(queues.items()):
+            queue.sort(key=rank)
+            queue.reverse()
+            heads.append((self.used(tenant), rank(queue[-1]), index, queue))
+        heapify(heads)
+        order: list[Q] = []
+        while heads:
+            used, _, index, queue = heads[0]
+            order.append(queue.pop())
+            if queue:
+                heapreplace(heads, (used + max(order[-1].missing, 1), rank(queue[-1]), index, queue))
+            else:
+                heappop(heads)
+        return order
+
+    def _lift(self, queues: dict[str, list[Q]]) -> None:
+        """Lift the counters of tenants of whom no request waited when the last order was made.
+
+        Forget idle tenants that would be lifted when they return.
+        """
+        for tenant, queue in queues.items():
+            used = self.used(tenant)
+            returned = min(request.queued_at for request in queue) > self._ordered_at
+            self._used[tenant] = max(used, self._virtual_time) if returned else used
+        self._used = {
+            tenant: used for tenant, used in self._used.items() if tenant in queues or used > self._virtual_time
+        }
+
+
+def prompt_order(prompts: Iterable[P], step: int) -> list[P]:
+    """Return the running prompts in the order in which they get the rows of a step.
+
+    step  the number of the step; consecutive steps have consecutive numbers
+
+    The shortest prompt goes first. Every TURNS-th step, the one whose last rows are longest ago goes first, so that k
+    prompts all run at least once in k * TURNS steps.
+    """
+    order = sorted(prompts, key=lambda prompt: prompt.missing)
+    if order and step % TURNS == 0:
+        index = min(range(len(order)), key=lambda i: order[i].last_step)
+        order.insert(0, order.pop(index))
+    return order
