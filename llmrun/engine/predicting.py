@@ -26,6 +26,7 @@ _ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
 _KEPT: Final = 0.98  # weight of older steps after each step: half of the weight is on the last 34
 _DRIFT: Final = 0.1  # share of a step's deviation by which all older times are scaled
 _LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
+_SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0
 _POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`
 # The costs of a step in units of a row of a prompt, until they have been measured: reading the weights, a row, reading
 # 1024 cached tokens, and attending to 1024 tokens. They differ between models and machines by factors of 3 to 10.
@@ -65,6 +66,7 @@ class _Costs:
 
     def observe(self, size: StepSize, seconds: float) -> None:
         """Record the duration of a step."""
+        seconds = max(seconds, _SHORTEST)
         if self.known:
             expected = self.of_step(size)
             seconds = min(max(seconds, expected / _LARGEST_DEVIATION), _LARGEST_DEVIATION * expected)
@@ -104,6 +106,8 @@ class StepPredictor:
 
     The two kinds differ: additional rows are nearly free in small steps, where reading the weights takes most of the
     time, and proportional to the rows in large ones. Each kind is close to a line in the range of sizes that it has.
+
+    Other threads may ask for predictions while one thread calls `observe`, which takes 25 us.
     """
 
     def __init__(self) -> None:

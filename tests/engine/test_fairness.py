@@ -140,7 +140,7 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 30_000), st.integers(0, 60)), max_size=30))
 def test_overtaking_is_bounded(requests: list[tuple[int, int]]) -> None:
-    """A request of the same tenant goes first only if it is older, or shorter and at most LONGEST_HEAD_START younger."""
+    """Only older requests, and shorter ones that are at most LONGEST_HEAD_START younger, go first."""
     waiting = [Request("only", missing, queued_at) for missing, queued_at in requests]
     order = FairShares().order(waiting, 60.0, ROW_SECONDS)
     assert sorted(map(id, order)) == sorted(map(id, waiting))

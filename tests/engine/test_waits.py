@@ -44,6 +44,8 @@ def wait(
     free_slots: int = 0,
     free_blocks: int = 0,
     lengths: AnswerLengths | None = None,
+    predictor: StepPredictor | None = None,
+    budget: float = 0.2,
 ) -> float:
     return predicted_wait(
         new,
@@ -51,9 +53,9 @@ def wait(
         running,
         free_slots=free_slots,
         free_blocks=free_blocks,
-        predictor=known_predictor(),
+        predictor=predictor or known_predictor(),
         lengths=lengths or known_lengths(*[50] * 20),
-        budget=0.2,
+        budget=budget,
     )
 
 
@@ -127,16 +129,29 @@ def test_a_long_prompt_in_progress_delays_a_short_one_by_nothing() -> None:
     assert wait(NEW, [], [long], free_slots=1, free_blocks=10) == 0
 
 
+def test_prompts_share_the_rows_of_each_step() -> None:
+    """However they share them, they take as long as one prompt of their length and average depth."""
+    new = Load(missing=50, depth=0, generated=0, limit=1, blocks=50)
+    shared = wait(new, [], [Load(2000, 20_000, 0, 1, 10)] * 5, budget=math.inf)
+    alone = wait(new, [], [Load(10_000, 16_000, 0, 1, 50)], budget=math.inf)
+    assert shared == pytest.approx(alone, rel=0.03)
+
+
+def test_deep_prompts_take_longer() -> None:
+    seconds, predictor = MACHINES["135M, one thread"], StepPredictor()
+    for depth in [*range(0, 20_000, 200)] * 2:
+        size = StepSize(1, 100, depth, 100 * depth)
+        predictor.observe(size, 100, seconds(size))
+    running = [Load(missing=1000, depth=0, generated=0, limit=1, blocks=10), Load(1000, 19_000, 0, 1, 20)]
+    first, both = (
+        wait(Load(50, 0, 0, 1, blocks=blocks), [], running, predictor=predictor, budget=math.inf) for blocks in (10, 30)
+    )
+    assert first < 0.45 * both
+
+
 def test_a_prediction_needs_no_observation() -> None:
     loads = [Load(1000, 0, 0, 4096, 40)] * 5
-    found = predicted_wait(
-        *(NEW, loads, [BUSY] * 4),
-        free_slots=0,
-        free_blocks=1000,
-        predictor=StepPredictor(),
-        lengths=AnswerLengths(),
-        budget=math.inf,
-    )
+    found = wait(NEW, loads, [BUSY] * 4, free_blocks=1000, predictor=StepPredictor(), lengths=AnswerLengths())
     assert 0 < found < math.inf
 
 
