@@ -17,7 +17,7 @@ from llmrun.engine.prompts import PromptReader
 from llmrun.engine.requests import Event, Failed, Request, ban_tokens, check_request
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.scheduling.admission import Admission
-from llmrun.engine.scheduling.predicting import StepPredictor
+from llmrun.engine.scheduling.predicting import MOST_ROWS, StepPredictor
 from llmrun.engine.scheduling.scheduler import Scheduler, begun_by
 from llmrun.engine.slots import SequenceSlots
 from llmrun.engine.speculation import Speculation
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
-# The maximum number of prompt tokens in one step. It is large enough to keep the kernels busy, and small enough that
-# other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
-ROWS_PER_STEP = 256
-
 
 class Engine:
     """One open model that runs up to `info.max_sequences` requests at a time.
@@ -58,7 +54,7 @@ class Engine:
         thinking_tags: Sequence[str] | None = None,
         templates: TemplateProcess | None = None,
         load_s: float = 0.0,
-        rows_per_step: int = ROWS_PER_STEP,
+        rows_per_step: int = MOST_ROWS,
         drafts: Sequence[DraftSource] = (),
         constraints: ConstraintCompiler | None = None,
         max_running: int | None = None,

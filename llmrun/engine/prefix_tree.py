@@ -70,7 +70,7 @@ class PrefixTree(Generic[Owner]):
         self._place(tenant, root, tokens, owner, self._insertions)
 
     def extend(self, owner: Owner, tokens: list[int]) -> None:
-        """Append tokens to the sequence of an owner. It does not become newer. Raises KeyError for unknown owners."""
+        """Append tokens to the sequence of an owner, which keeps its age. Raises KeyError for unknown owners."""
         tenant, node = self._places[owner]
         if node.parent is not None and not node.children and len(node.owners) == 1:
             node.tokens += tokens

@@ -32,6 +32,8 @@ class ModelFacts:
     kv_tokens        the number of tokens that the KV cache holds for all requests together
     takes_chats      whether the model has a chat template
     takes_tools      whether the model can call tools
+    thinks           whether the model's thinking can be switched on
+    end_tokens       the tokens that end an answer
     default_sampling the model's recommended sampling, with seed 0
     fingerprint      identifies everything that decides about the bytes of an answer: the file, llmrun's version and,
                      if results depend on them, the backend and the machine
@@ -42,6 +44,8 @@ class ModelFacts:
     kv_tokens: int
     takes_chats: bool
     takes_tools: bool
+    thinks: bool
+    end_tokens: tuple[int, ...]
     default_sampling: SamplingParams
     fingerprint: str
 

@@ -48,6 +48,8 @@ def served_facts(facts: ModelFacts) -> ServedFacts:
         context_size=facts.info.context_size,
         takes_chats=facts.takes_chats,
         takes_tools=facts.takes_tools,
+        thinks=facts.thinks,
+        end_tokens=facts.end_tokens,
         default_sampling=facts.default_sampling,
         fingerprint=facts.fingerprint,
     )

@@ -48,6 +48,11 @@ class Model(RuleBasedStateMachine):
             tenant, before = self.model[owner]
             self.model[owner] = tenant, before + tokens
 
+    @rule(source=OWNERS, owner=OWNERS)
+    def copy(self, source: int, owner: int) -> None:
+        if source in self.model and source != owner:
+            self.insert(*self.model[source], owner)
+
     @rule(owner=OWNERS)
     def remove(self, owner: int) -> None:
         self.tree.remove(owner)
@@ -116,6 +121,16 @@ def test_among_equal_prefixes_the_newest_owner_is_returned() -> None:
     assert tree.longest("red", [1, 2, 5]) == Match(2, "second")
     tree.insert("red", [1, 2, 3], "first")
     assert tree.longest("red", [1, 2, 5]) == Match(2, "first")
+
+
+def test_equal_sequences_that_grow_equally_share_all_tokens() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    for owner in ("one", "other"):
+        tree.insert("red", [1, 2], owner)
+    for owner in ("one", "other"):
+        tree.extend(owner, [3, 4])
+    (node,) = tree._roots["red"].children.values()
+    assert (node.tokens, set(node.owners)) == ([1, 2, 3, 4], {"one", "other"})
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.data())

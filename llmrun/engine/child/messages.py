@@ -120,6 +120,8 @@ class Opened:
     kv_tokens: int
     takes_chats: bool
     takes_tools: bool
+    thinks: bool
+    end_tokens: tuple[int, ...]
     default_sampling: SamplingParams
     fingerprint: str
 

@@ -50,6 +50,8 @@ def describe(engine: Engine, asked: Open) -> Opened:
         kv_tokens=engine.cache_tokens,
         takes_chats=engine.takes_chats,
         takes_tools=engine.tools.abilities.takes_tools,
+        thinks=engine.thinking.can_think,
+        end_tokens=tuple(sorted(engine.tokenizer.end_of_generation)),
         default_sampling=replace(sampling, **asked.sampling),
         fingerprint=fingerprint(engine.info, asked.digest, answering=[asked.chat_template, asked.thinking_tags]),
     )

@@ -58,13 +58,15 @@ class FairShares:
     two tenants have waiting requests, the numbers of tokens that they get differ by at most one largest request for
     each slot, however many requests each of them sends.
 
-    A tenant without waiting requests must not save up tokens. When it returns, its counter is lifted to the virtual
-    time, as in start-time fair queueing: the largest counter with which a request has been admitted.
+    Tokens that nobody uses cannot be saved. A tenant that had no waiting requests is therefore lifted to the virtual
+    time when it returns, as in start-time fair queueing. The virtual time is the largest counter with which a request
+    has been admitted, or which any tenant has reached while no request was waiting.
     """
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}  # a tenant that is not listed has used `_virtual_time`
         self._virtual_time = 0
+        self._n_waiting = 0  # requests of the last order that have not been admitted
         self._ordered_at = -math.inf  # when the last order was made
 
     def used(self, tenant: str) -> int:
@@ -74,16 +76,20 @@ class FairShares:
     def admit(self, tenant: str, missing: int) -> None:
         """Charge a tenant for the prompt of a request that is admitted now."""
         self._virtual_time = max(self._virtual_time, self.used(tenant))
+        self._n_waiting -= 1
         self.charge(tenant, missing)
 
     def charge(self, tenant: str, tokens: int) -> None:
         """Charge a tenant for generated tokens. A negative number gives back tokens of a cancelled prompt."""
         self._used[tenant] = self.used(tenant) + tokens
+        if self._n_waiting <= 0:
+            self._virtual_time = max(self._virtual_time, self._used[tenant])
 
     def order(self, waiting: Iterable[Q], now: float, row_seconds: float) -> list[Q]:
         """Return all waiting requests in the order of admission.
 
-        row_seconds  seconds that a prompt token takes (`StepPredictor.row_seconds`)
+        now          the time on the clock of `queued_at`
+        row_seconds  the seconds that a prompt token takes (`StepPredictor.row_seconds`)
 
         The requests of a tenant are in the order in which their prompts would be complete if each had run alone since
         it arrived. A short prompt can therefore overtake a long one, but only if it arrived at most LONGEST_HEAD_START
@@ -96,7 +102,9 @@ class FairShares:
         queues: dict[str, list[Q]] = {}
         for request in waiting:
             queues.setdefault(request.tenant, []).append(request)
-        self._lift(queues, now)
+        self._lift(queues)
+        self._ordered_at = now
+        self._n_waiting = sum(map(len, queues.values()))
         heads: list[tuple[int, float, int, list[Q]]] = []  # a heap of tenants by counter, with their reversed queues
         for index, (tenant, queue) in enumerate(queues.items()):
             queue.sort(key=rank)
@@ -113,8 +121,11 @@ class FairShares:
                 heappop(heads)
         return order
 
-    def _lift(self, queues: dict[str, list[Q]], now: float) -> None:
-        """Lift the counters of tenants of whom no request waited when the last order was made."""
+    def _lift(self, queues: dict[str, list[Q]]) -> None:
+        """Lift the counters of tenants of whom no request waited when the last order was made.
+
+        Forget idle tenants that would be lifted when they return.
+        """
         for tenant, queue in queues.items():
             used = self.used(tenant)
             returned = min(request.queued_at for request in queue) > self._ordered_at
@@ -122,7 +133,6 @@ class FairShares:
         self._used = {
             tenant: used for tenant, used in self._used.items() if tenant in queues or used > self._virtual_time
         }
-        self._ordered_at = now
 
 
 def prompt_order(prompts: Iterable[P], step: int) -> list[P]:

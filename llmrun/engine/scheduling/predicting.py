@@ -15,17 +15,22 @@ from llmrun.engine.drafting.costs import StepSize
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_ROWS: Final = 256  # prompt rows in a step beside which no answer waits
+# Prompt rows in a step beside which no answer waits. They are enough to keep the kernels busy, and few enough that
+# other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
+MOST_ROWS: Final = 256
 LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
 # The first prompt rows beside running answers, and the first product of rows and depth. Later, the limits are twice the
 # largest values so far, because the time of larger steps is unknown.
 _FIRST_ROWS: Final = 32
 _FIRST_ATTENDED: Final = 32 * 1024
+_SAMPLED: Final = 8  # one in so many steps without prompts is recorded, which saves 1 % of the time of a small model
+_FIRST_SAMPLES: Final = 8
 _ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
 
 _KEPT: Final = 0.98  # weight of older steps after each step: half of the weight is on the last 34
 _DRIFT: Final = 0.1  # share of a step's deviation by which all older times are scaled
 _LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
+_SHORTEST: Final = 1e-6  # seconds; a coarse clock can measure 0
 _POSITIONS: Final = 1024.0  # tokens; the unit of the features `cached` and `attended`
 # The costs of a step in units of a row of a prompt, until they have been measured: reading the weights, a row, reading
 # 1024 cached tokens, and attending to 1024 tokens. They differ between models and machines by factors of 3 to 10.
@@ -65,6 +70,7 @@ class _Costs:
 
     def observe(self, size: StepSize, seconds: float) -> None:
         """Record the duration of a step."""
+        seconds = max(seconds, _SHORTEST)
         if self.known:
             expected = self.of_step(size)
             seconds = min(max(seconds, expected / _LARGEST_DEVIATION), _LARGEST_DEVIATION * expected)
@@ -104,10 +110,13 @@ class StepPredictor:
 
     The two kinds differ: additional rows are nearly free in small steps, where reading the weights takes most of the
     time, and proportional to the rows in large ones. Each kind is close to a line in the range of sizes that it has.
+
+    Other threads may ask for predictions while one thread calls `observe`, which takes 25 us.
     """
 
     def __init__(self) -> None:
         self._answers, self._prompts = _Costs(), _Costs()
+        self._n_answer_steps = 0
         self._most_rows, self._most_attended = _FIRST_ROWS, _FIRST_ATTENDED
 
     def observe(self, size: StepSize, prompt_rows: int, seconds: float) -> None:
@@ -116,8 +125,11 @@ class StepPredictor:
             self._prompts.observe(size, seconds)
             self._most_rows = max(self._most_rows, 2 * prompt_rows)
             self._most_attended = max(self._most_attended, 2 * size.attended)
-        else:
+            return
+        # Consecutive steps without prompts have nearly the same size, so a sample of them teaches as much.
+        if self._n_answer_steps % _SAMPLED == 0 or self._n_answer_steps < _FIRST_SAMPLES:
             self._answers.observe(size, seconds)
+        self._n_answer_steps += 1
 
     def of_step(self, size: StepSize, prompt_rows: int) -> float:
         """Return the expected seconds of a step, of whose rows `prompt_rows` belong to prompts."""

@@ -81,13 +81,15 @@ class ModelProcess:
         if opened is None:
             return None
         return ModelFacts(
-            self._name,
-            opened.info,
-            opened.kv_tokens,
-            opened.takes_chats,
-            opened.takes_tools,
-            opened.default_sampling,
-            opened.fingerprint,
+            name=self._name,
+            info=opened.info,
+            kv_tokens=opened.kv_tokens,
+            takes_chats=opened.takes_chats,
+            takes_tools=opened.takes_tools,
+            thinks=opened.thinks,
+            end_tokens=opened.end_tokens,
+            default_sampling=opened.default_sampling,
+            fingerprint=opened.fingerprint,
         )
 
     @property

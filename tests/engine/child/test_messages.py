@@ -50,7 +50,16 @@ def test_events_survive_the_journey(events: Any, beat: Beat | None) -> None:
 
 @given(PARAMS, st.binary())
 def test_facts_and_bytes_survive_the_journey(params: SamplingParams, data: bytes) -> None:
-    facts = Opened(INFO, 100, takes_chats=True, takes_tools=False, default_sampling=params, fingerprint="fp_1")
+    facts = Opened(
+        INFO,
+        100,
+        takes_chats=True,
+        takes_tools=False,
+        thinks=True,
+        end_tokens=(1, 2),
+        default_sampling=params,
+        fingerprint="fp_1",
+    )
     assert decode_from_child(encode_from_child(facts)) == facts
     assert decode_from_child(encode_from_child(Detokenized(1, data))) == Detokenized(1, data)
 

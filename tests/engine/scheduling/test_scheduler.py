@@ -70,7 +70,7 @@ def test_prompts_take_the_time_that_answers_can_wait() -> None:
     engine.step()
     told.steps.clear()
     engine.submit(endless(Request(random_prompt(20_000, 9), 10)))
-    while engine.status().running and any(answer.in_prefill for answer in engine._requests.running) or not told.steps:
+    while (engine.status().running and any(answer.in_prefill for answer in engine._requests.running)) or not told.steps:
         engine.step()
     taken = [seconds_of(size) for size, prompt_rows in told.steps if prompt_rows]
     assert 0.08 < sum(taken) / len(taken) < 0.11

@@ -39,6 +39,8 @@ FACTS = ModelFacts(
     kv_tokens=16384,
     takes_chats=True,
     takes_tools=False,
+    thinks=False,
+    end_tokens=(),
     default_sampling=SamplingParams(),
     fingerprint="fp-fake",
 )

@@ -1,0 +1,203 @@
+"""Tests of the predicted waits, against a server that is simulated step by step."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.engine.drafting.costs import StepSize
+from llmrun.engine.scheduling.predicting import StepPredictor
+from llmrun.engine.scheduling.waits import AnswerLengths, Load, predicted_wait
+from tests.support.engine.simulated_server import MACHINES, SimulatedServer, random_job
+
+BUSY = Load(missing=0, depth=100, generated=10, limit=200, blocks=10)
+NEW = Load(missing=50, depth=0, generated=0, limit=200, blocks=10)
+
+
+def known_lengths(*lengths: int, limit: int = 200) -> AnswerLengths:
+    known = AnswerLengths()
+    for length in lengths:
+        known.observe(limit, length)
+    return known
+
+
+def known_predictor() -> StepPredictor:
+    """Return a predictor for which every step takes 0.1 s."""
+    predictor = StepPredictor()
+    for n in range(1, 30):
+        predictor.observe(StepSize(n, n, 100 * n, 100 * n), 0, 0.1)
+        predictor.observe(StepSize(n, n + 30, 100 * n, 130 * n), 30, 0.1)
+    return predictor
+
+
+def wait(
+    new: Load,
+    waiting: list[Load],
+    running: list[Load],
+    *,
+    free_slots: int = 0,
+    free_blocks: int = 0,
+    lengths: AnswerLengths | None = None,
+    predictor: StepPredictor | None = None,
+    budget: float = 0.2,
+) -> float:
+    return predicted_wait(
+        new,
+        waiting,
+        running,
+        free_slots=free_slots,
+        free_blocks=free_blocks,
+        predictor=predictor or known_predictor(),
+        lengths=lengths or known_lengths(*[50] * 20),
+        budget=budget,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "blocks", "longest_prompt"),
+    [
+        ("135M, one thread", 4, 10**6, 200),
+        ("135M, one thread", 16, 10**6, 1000),
+        ("8B, 8 threads", 16, 10**6, 200),
+        ("8B, 8 threads", 8, 10**6, 4000),
+        ("compute-bound", 4, 10**6, 1000),
+        ("compute-bound", 32, 800, 1000),  # the KV cache is what requests wait for
+    ],
+)
+def test_predicted_waits_agree_with_a_simulated_server(name: str, slots: int, blocks: int, longest_prompt: int) -> None:
+    seconds, chance = MACHINES[name], random.Random(slots)
+    server = SimulatedServer(
+        seconds, slots=slots, blocks=blocks, budget=4 * seconds(StepSize(8, 8, 8000, 8000)), seed=1
+    )
+    queue = 0  # the length that the queue is kept at
+    asked: list[tuple[float, float]] = []  # predicted and true seconds
+    for _ in range(10):
+        for _ in range(50):  # steps during which the predictor learns, and the queue changes
+            queue = chance.randint(5, 40) if chance.random() < 0.1 or not queue else queue
+            while len(server.waiting) < queue:
+                server.waiting.append(random_job(chance, longest_prompt=longest_prompt))
+            server.step()
+        job = random_job(chance, longest_prompt=longest_prompt)
+        predicted, asked_at = server.predicted_wait(job), server.now
+        server.waiting.append(job)
+        while job.began is None:
+            server.step()
+        asked.append((predicted, job.began - asked_at))
+    assert statistics.median(abs(predicted - true) / true for predicted, true in asked[2:]) < 0.25
+
+
+def test_a_request_that_fits_starts_at_once() -> None:
+    assert wait(NEW, [], [], free_slots=1, free_blocks=10) == 0
+    assert wait(NEW, [], [BUSY] * 3, free_slots=1, free_blocks=10) == 0
+
+
+def test_a_request_waits_for_a_slot() -> None:
+    assert wait(NEW, [], [BUSY], free_blocks=100) == pytest.approx(40 * 0.1, rel=0.2)
+
+
+def test_a_request_waits_for_blocks() -> None:
+    large = Load(missing=50, depth=0, generated=0, limit=200, blocks=25)
+    assert wait(large, [], [BUSY, BUSY], free_slots=5, free_blocks=5) == pytest.approx(40 * 0.1, rel=0.2)
+
+
+def test_a_request_that_can_never_run_waits_forever() -> None:
+    assert wait(Load(50, 0, 0, 200, blocks=31), [], [BUSY, BUSY], free_blocks=10) == math.inf
+    assert wait(NEW, [Load(50, 0, 0, 200, blocks=31)], [BUSY, BUSY], free_blocks=10) == math.inf
+
+
+def test_each_waiting_request_makes_the_wait_longer() -> None:
+    waits = [wait(NEW, [NEW] * n, [BUSY] * 2, free_blocks=100) for n in range(0, 20, 4)]
+    assert waits == sorted(waits)
+    assert waits[-1] > 5 * waits[0]
+
+
+def test_the_first_of_many_answers_ends_early() -> None:
+    """With lengths from 1 to 100, the first of 32 answers ends after a few tokens, not after 50."""
+    lengths = known_lengths(*range(1, 101))
+    just_begun = Load(missing=0, depth=100, generated=0, limit=200, blocks=10)
+    assert wait(NEW, [], [just_begun] * 32, free_blocks=100, lengths=lengths) < 10 * 0.1
+
+
+def test_a_long_prompt_in_progress_delays_a_short_one_by_nothing() -> None:
+    long = Load(missing=30_000, depth=0, generated=0, limit=200, blocks=10)
+    assert wait(NEW, [], [long], free_slots=1, free_blocks=10) == 0
+
+
+def test_prompts_share_the_rows_of_each_step() -> None:
+    """However they share them, they take as long as one prompt of their length and average depth."""
+    new = Load(missing=50, depth=0, generated=0, limit=1, blocks=50)
+    shared = wait(new, [], [Load(2000, 20_000, 0, 1, 10)] * 5, budget=math.inf)
+    alone = wait(new, [], [Load(10_000, 16_000, 0, 1, 50)], budget=math.inf)
+    assert shared == pytest.approx(alone, rel=0.03)
+
+
+def test_deep_prompts_take_longer() -> None:
+    seconds, predictor = MACHINES["135M, one thread"], StepPredictor()
+    for depth in [*range(0, 20_000, 200)] * 2:
+        size = StepSize(1, 100, depth, 100 * depth)
+        predictor.observe(size, 100, seconds(size))
+    running = [Load(missing=1000, depth=0, generated=0, limit=1, blocks=10), Load(1000, 19_000, 0, 1, 20)]
+    first, both = (
+        wait(Load(50, 0, 0, 1, blocks=blocks), [], running, predictor=predictor, budget=math.inf) for blocks in (10, 30)
+    )
+    assert first < 0.45 * both
+
+
+def test_a_prediction_needs_no_observation() -> None:
+    loads = [Load(1000, 0, 0, 4096, 40)] * 5
+    found = wait(NEW, loads, [BUSY] * 4, free_blocks=1000, predictor=StepPredictor(), lengths=AnswerLengths())
+    assert 0 < found < math.inf
+
+
+def test_a_prediction_takes_milliseconds() -> None:
+    """It takes 1 ms on a machine where other programs run."""
+    chance = random.Random(1)
+    running = [Load(0, chance.randint(10, 2000), chance.randint(1, 50), 512, 80) for _ in range(32)]
+    waiting = [Load(chance.randint(10, 2000), 0, 0, 512, 80) for _ in range(256)]
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        assert wait(NEW, waiting, running, free_blocks=10_000) > 0
+        taken.append(time.perf_counter() - started)
+    assert min(taken) < 0.1
+
+
+def test_lengths_are_learnt_for_each_order_of_magnitude() -> None:
+    lengths = known_lengths(*[5] * 10, limit=10)
+    for _ in range(10):
+        lengths.observe(1000, 300)
+    assert lengths.remaining(12, 0, 0.5) == 5
+    assert lengths.remaining(1000, 0, 0.5) == 300
+    assert lengths.remaining(200, 0, 0.9) == 200  # of an unknown class, so that all lengths count, up to the limit
+
+
+def test_old_lengths_are_forgotten() -> None:
+    lengths = known_lengths(*[10] * 500)
+    for _ in range(150):
+        lengths.observe(200, 90)
+    assert {lengths.remaining(200, 0, quantile) for quantile in (0.0, 0.5, 0.99)} == {90}
+
+
+def test_an_answer_that_is_longer_than_all_known_ones_goes_on() -> None:
+    assert known_lengths(*[10] * 10).remaining(200, 60, 0.5) == 60
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 4096)), max_size=30),
+    st.integers(1, 4096),
+    st.integers(0, 4096),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_remaining_tokens_stay_within_the_limit(
+    known: list[tuple[int, int]], limit: int, generated: int, quantile: float
+) -> None:
+    lengths = AnswerLengths()
+    for its_limit, length in known:
+        lengths.observe(its_limit, min(length, its_limit))
+    assert 1 <= lengths.remaining(limit, generated, quantile) <= max(limit - generated, 1)
