@@ -101,13 +101,17 @@ class HttpServer:
             await asyncio.wait(tasks)
 
     async def _check(self) -> None:
-        limits = self._limits
+        limits, loop = self._limits, asyncio.get_running_loop()
         shortest = min(limits.header_s, limits.unread_s, limits.linger_s)
         while True:
             await asyncio.sleep(min(_CHECK_S, shortest / _MOST_CHECKS))
             self._set_date()
             for connection in self._connections():
-                connection.check()
+                try:
+                    connection.check()
+                except Exception as error:  # noqa: BLE001  a bug with one connection must not end the limits of all
+                    connection.transport.abort()
+                    loop.call_exception_handler({"message": "cannot check a connection", "exception": error})
 
     def _set_date(self) -> None:
         self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode("ascii"))]
