@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmrun.errors import LlmrunError
+from llmrun.gguf.problems import shown
 from llmrun.serving.disconnects import ClientGone
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.refusals import error_response
@@ -18,7 +19,6 @@ from llmrun.serving.refusals import error_response
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the response
 _POLLED = ("/health", "/metrics")  # monitoring asks for these every few seconds
-_LONGEST_PATH = 80  # characters of a path in the log
 
 
 @dataclass(slots=True)
@@ -98,8 +98,8 @@ class Exchanges:
 
 def _line(scope: Scope, exchange: Exchange, status: int) -> str:
     """Return the line of an exchange for the log: never a body, a query or a header, which may contain secrets."""
-    path = scope["path"] if len(scope["path"]) <= _LONGEST_PATH else scope["path"][:_LONGEST_PATH] + "..."
+    path = shown(scope["path"])
     client = scope["client"][0] if scope.get("client") else "-"
     seconds = f"{time.perf_counter() - exchange.began:.2f} s"
-    words = [time.strftime("%H:%M:%S"), client, scope["method"], path, str(status), exchange.tokens, seconds]
+    words = [time.strftime("%H:%M:%S"), client, shown(scope["method"]), path, str(status), exchange.tokens, seconds]
     return "  ".join(word for word in (*words, exchange.outcome) if word)
