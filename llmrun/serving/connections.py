@@ -120,13 +120,12 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # a response has begun, so there is no way to say more
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            else:  # TLS
+                self.transport.close()
+        except (h11.LocalProtocolError, OSError):  # a response has begun, or the client has left
             self.transport.abort()
-            return
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:  # TLS
-            self.transport.close()
 
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmrun.errors import LlmrunError
+from llmrun.gguf.problems import shown
 from llmrun.serving.disconnects import ClientGone
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.refusals import error_response
@@ -18,7 +19,6 @@ from llmrun.serving.refusals import error_response
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the response
 _POLLED = ("/health", "/metrics")  # monitoring asks for these every few seconds
-_LONGEST_PATH = 80  # characters of a path in the log
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class Exchange:
     tenant   whose request it is; see Request.tenant
     tokens   counts for the log, such as "12+345 tokens"; "" for requests without an answer
     status   the response's status; 0 until it has begun
+    outcome  a word for the log if the exchange did not end well, such as "failed"
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -36,6 +37,7 @@ class Exchange:
     tenant: str = ""
     tokens: str = ""
     status: int = 0
+    outcome: str = ""
     began: float = field(default_factory=time.perf_counter)
 
 
@@ -60,18 +62,17 @@ class Exchanges:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = scope[_KEY] = Exchange()
         self._metrics.open_requests += 1
-        outcome = ""
         try:
-            outcome = await self._answer(exchange, scope, receive, send)
+            await self._answer(exchange, scope, receive, send)
         finally:
             self._metrics.open_requests -= 1
             status = exchange.status or _CLIENT_GONE
             self._metrics.count_request(exchange.route, status)
             if scope["path"] not in _POLLED or status not in (200, _CLIENT_GONE):
-                self._log(_line(scope, exchange, status, outcome))
+                self._log(_line(scope, exchange, status))
 
-    async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> str:
-        """Run the application. Returns a word for the log if the exchange did not end well."""
+    async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, and answer its errors."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -86,20 +87,19 @@ class Exchanges:
         try:
             await self._app(scope, receive, sending)
         except ClientGone:
-            return "client left"
+            exchange.outcome = "client left"
         except Exception as error:  # noqa: BLE001  a bug must not take the server down
             if not isinstance(error, LlmrunError):
                 self._trace(traceback.format_exc())
             if not exchange.status:
                 await error_response(error)(scope, receive, sending)
-            return "failed"
-        return ""
+            exchange.outcome = "failed"
 
 
-def _line(scope: Scope, exchange: Exchange, status: int, outcome: str) -> str:
+def _line(scope: Scope, exchange: Exchange, status: int) -> str:
     """Return the line of an exchange for the log: never a body, a query or a header, which may contain secrets."""
-    path = scope["path"] if len(scope["path"]) <= _LONGEST_PATH else scope["path"][:_LONGEST_PATH] + "..."
+    path = shown(scope["path"])
     client = scope["client"][0] if scope.get("client") else "-"
     seconds = f"{time.perf_counter() - exchange.began:.2f} s"
-    words = [time.strftime("%H:%M:%S"), client, scope["method"], path, str(status), exchange.tokens, seconds, outcome]
-    return "  ".join(word for word in words if word)
+    words = [time.strftime("%H:%M:%S"), client, shown(scope["method"]), path, str(status), exchange.tokens, seconds]
+    return "  ".join(word for word in (*words, exchange.outcome) if word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -22,6 +23,7 @@ from llmrun.serving.options import Limits
 _BACKLOG = 512
 _CHECK_S = 1.0
 _POLL_S = 0.02
+_OTHER_FILES = 256  # files besides connections
 _MOST_CHECKS = 10  # times per shortest limit, so that tests can use short limits
 
 
@@ -101,13 +103,17 @@ class HttpServer:
             await asyncio.wait(tasks)
 
     async def _check(self) -> None:
-        limits = self._limits
+        limits, loop = self._limits, asyncio.get_running_loop()
         shortest = min(limits.header_s, limits.unread_s, limits.linger_s)
         while True:
             await asyncio.sleep(min(_CHECK_S, shortest / _MOST_CHECKS))
             self._set_date()
             for connection in self._connections():
-                connection.check()
+                try:
+                    connection.check()
+                except Exception as error:  # noqa: BLE001  a bug with one connection must not end the limits of all
+                    connection.transport.abort()
+                    loop.call_exception_handler({"message": "cannot check a connection", "exception": error})
 
     def _set_date(self) -> None:
         self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode("ascii"))]
@@ -134,6 +140,18 @@ def bound_socket(host: str, port: int) -> socket:
         made.close()
         raise _not_bound(host, port, error) from None
     return made
+
+
+def allow_open_files(connections: int) -> None:
+    """Let this process open enough files for so many connections, if the system permits it."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = connections + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _not_bound(host: str, port: int, error: OSError) -> UsageError:

@@ -69,7 +69,8 @@ class Completions:
                 await presence.during(choices.accepted())
                 if parsed.stream:
                     ping_s = service.options.limits.ping_s
-                    await presence.during(stream(send, choices, answer, headers, ping_s))
+                    if not await presence.during(stream(send, choices, answer, headers, ping_s)):
+                        exchange.outcome = "failed"
                     return
                 await presence.during(_collect(choices, answer))
             finally:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from starlette.types import Send
 
 from llmrun.engine.requests import Event
+from llmrun.errors import LlmrunError
 from llmrun.protocol.errors import openai_body
 from llmrun.serving.choices import Choices
 from llmrun.serving.refusals import as_api_error, json_bytes
@@ -37,10 +38,10 @@ class StreamedAnswer(Protocol):
 
 async def stream(
     send: Send, choices: Choices, answer: StreamedAnswer, headers: Mapping[str, str], ping_s: float
-) -> None:
-    """Send an answer whose requests have been accepted, and raise the error if it fails.
+) -> bool:
+    """Send an answer whose requests have been accepted. Returns False if it failed.
 
-    The error is then also the last event of the stream.
+    The error is then the last event of the stream. Bugs are raised as well.
 
     ping_s  the longest silence in seconds
     """
@@ -52,8 +53,11 @@ async def stream(
     except Exception as error:
         # Clients recognize a failed stream by this event and by the missing [DONE].
         await _end(send, _lines([openai_body(as_api_error(error))]))
-        raise
+        if not isinstance(error, LlmrunError):
+            raise
+        return False
     await _end(send, last)
+    return True
 
 
 async def _end(send: Send, last: bytes) -> None:

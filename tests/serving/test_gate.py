@@ -36,10 +36,10 @@ def chat(server: RunningServer, **headers: str) -> Reply:
 
 @pytest.mark.parametrize(
     "host",
-    (
+    [
         *("localhost", "LOCALHOST:8080", "app.localhost", "localhost.", "models.example", "models.example:443"),
         *("127.0.0.1:1", "[::1]:8080", "[::1]", "10.0.0.7"),
-    ),
+    ],
 )
 def test_own_names_and_addresses_are_allowed(server: RunningServer, host: str) -> None:
     assert chat(server, Host=host).status == 200

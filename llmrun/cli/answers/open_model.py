@@ -88,16 +88,11 @@ def open_model(
             templates.start()
         from llmrun.engine.defaults import default_sampling
         from llmrun.engine.engine import Engine
-        from llmrun.hub.local.open_models import in_use
 
-        drafter = settings.draft_model
-        draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
-        found = _found(settings.model, settings)
-        _tell_of_too_many_threads(settings)
-        held.enter_context(in_use(found.path))
-        if draft is not None:
-            held.enter_context(in_use(draft))
-        with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
+        files = held.enter_context(model_files(settings))
+        found, draft = files.found, files.draft
+        tell_of_too_many_threads(settings)
+        with kernel_warnings_told(out.note), smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
                 _options(settings, max_sequences),
@@ -118,7 +113,7 @@ def open_model(
             out.note(words)
         if settings.speculate is not None and engine.speculates and not engine.info.batch_invariant:
             out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
-        _describe(engine, drafter)
+        _describe(engine, settings.draft_model)
         recommended = found.entry.sampling if found.entry else None
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
         if engine.draft_error:
@@ -132,6 +127,31 @@ def fetch_model(settings: Settings) -> None:
     """
     if not is_endpoint(settings.model):
         _found(settings.model, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The file of a model, and that of its draft model, if it has one."""
+
+    found: ResolvedModel
+    draft: Path | None
+
+
+@contextmanager
+def model_files(settings: Settings) -> Iterator[ModelFiles]:
+    """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` until the end.
+
+    May raise any LlmrunError from the hub.
+    """
+    from llmrun.hub.local.open_models import in_use
+
+    drafter = settings.draft_model
+    draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
+    found = _found(settings.model, settings)
+    with ExitStack() as held:
+        for path in (found.path, *([] if draft is None else [draft])):
+            held.enter_context(in_use(path))
+        yield ModelFiles(found, draft)
 
 
 def _options(settings: Settings, max_sequences: int) -> OpenOptions:
@@ -148,7 +168,7 @@ def _options(settings: Settings, max_sequences: int) -> OpenOptions:
     )
 
 
-def _tell_of_too_many_threads(settings: Settings) -> None:
+def tell_of_too_many_threads(settings: Settings) -> None:
     """Print a note if --threads exceeds the number of threads that this machine can run at the same time."""
     from llmrun.machine.cpu_count import most_threads
 
@@ -160,7 +180,7 @@ def _tell_of_too_many_threads(settings: Settings) -> None:
 
 
 @contextmanager
-def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
+def smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
     """If a model from the catalogue does not fit, add a hint that names the largest quantization that fits."""
     try:
         yield

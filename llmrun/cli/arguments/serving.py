@@ -1,0 +1,147 @@
+"""The flags of `llmrun serve`, and the checks that need no model."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
+from llmrun.errors import UsageError
+from llmrun.settings import RULES, Settings, load_settings
+
+if TYPE_CHECKING:
+    from llmrun.serving.options import ServingOptions
+
+_SECURITY = "see docs/serving.md"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFlags:
+    """The values of the flags, in the order of --help. None or False means that the flag was not given."""
+
+    model: options.Model = None
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8080
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", metavar="FILE", help="Accept only these API keys, one per line.")
+    ] = None
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other machines without API keys.")] = False
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="Accept this name in Host headers. Repeatable."),
+    ] = None
+    cors: Annotated[
+        list[str] | None,
+        typer.Option("--cors", metavar="ORIGIN", help="Let web pages of this origin use the server. Repeatable."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain for HTTPS, in PEM.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of the certificate, in PEM.")
+    ] = None
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=1, max=256, help="Answers to generate at a time.")
+    ] = 16
+    ctx_size: options.ContextSize = None
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-tokens", metavar="N", min=1, help="KV cache for all requests, in tokens.  [default: what fits]"
+        ),
+    ] = None
+    kv_type: options.KVType = None
+    overcommit: Annotated[
+        bool, typer.Option("--overcommit", help="Admit more requests than surely fit, and pause some if needed.")
+    ] = False
+    max_wait: Annotated[
+        float, typer.Option("--max-wait", metavar="S", min=0, help="Refuse requests that would wait longer.")
+    ] = 60.0
+    max_queue: Annotated[
+        int, typer.Option("--max-queue", metavar="N", min=1, help="Most requests that wait at a time.")
+    ] = 256
+    drain: Annotated[
+        float, typer.Option("--drain", metavar="S", min=0, help="Time for running requests when the server stops.")
+    ] = 30.0
+    share_prefixes: Annotated[
+        bool, typer.Option("--share-prefixes", help="Share cached prefixes between API keys.")
+    ] = False
+    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False
+    threads: options.Threads = None
+    chat_template: options.ChatTemplate = None
+    backend: options.Backend = None
+    gpu_layers: options.GpuLayers = None
+    speculate: options.Speculate = None
+    offline: options.Offline = False
+    quiet: options.Quiet = False
+    verbose: options.Verbose = False
+    debug: options.Debug = False
+
+    def settings(self, name: str | None) -> Settings:
+        """Load the settings for this run and configure `out` with them. Raises UsageError.
+
+        name  the model, if it was given as an argument
+        """
+        if name is not None and self.model is not None:
+            raise UsageError("model: given twice: as an argument and as --model")
+        known = [flag for flag in fields(self) if flag.name in RULES]
+        given = {flag.name: getattr(self, flag.name) for flag in known}
+        given = {flag: value for flag, value in given.items() if value not in (None, False)}
+        settings = load_settings({**given, **({} if name is None else {"model": name})})
+        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        return settings
+
+    def serving_options(self) -> ServingOptions:
+        """Check who may use the server, read the keys and print notes about risks. Raises UsageError."""
+        from llmrun.serving.keys import others_can_read, read_keys
+        from llmrun.serving.options import ServingOptions
+
+        if self.no_auth and self.api_key_file is not None:
+            raise UsageError("--no-auth: contradicts --api-key-file", hint="use only one")
+        is_local = _is_loopback(self.host)
+        if not is_local and self.api_key_file is None and not self.no_auth:
+            raise UsageError(
+                f"--host: {self.host} is reachable from other machines, so clients need API keys",
+                hint="add --api-key-file FILE, or --no-auth to serve everyone",
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("--tls-cert: needs --tls-key, and the other way round", hint="give both or neither")
+        origins = frozenset(_checked_origin(origin) for origin in self.cors or ())
+        keys = () if self.api_key_file is None else read_keys(self.api_key_file)
+        if self.api_key_file is not None and others_can_read(self.api_key_file):
+            out.note(f"--api-key-file: other users of this machine can read {self.api_key_file}: chmod 600 it")
+        if not is_local and self.tls_cert is None:
+            out.note(f"without --tls-cert, prompts and API keys travel unencrypted; {_SECURITY}")
+        if "*" in origins and not keys:
+            out.note("--cors '*': every web page that a browser on this machine opens can use the server")
+        return ServingOptions(
+            keys=keys,
+            allowed_hosts=frozenset(self.allowed_host or ()),
+            origins=origins,
+            open_metrics=self.open_metrics,
+            share_prefixes=self.share_prefixes,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _checked_origin(origin: str) -> str:
+    """Return an origin as browsers write it. Raises UsageError."""
+    scheme, _, rest = origin.removesuffix("/").lower().partition("://")
+    if origin != "*" and (not scheme or not rest or "/" in rest):
+        raise UsageError(f"--cors: {origin!r} is not an origin", hint="example: --cors https://app.example:8443")
+    return origin.removesuffix("/").lower()
