@@ -90,7 +90,7 @@ def test_a_deep_prompt_leaves_gaps_for_short_ones() -> None:
 
 
 def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
-    engine, told = told_engine(max_sequences=4)
+    engine, _ = told_engine(max_sequences=4)
     long = engine.submit(endless(Request(random_prompt(2_000, 99), 5)))
     started = False
     for seed in range(400):
