@@ -42,6 +42,11 @@ def test_fields_without_effect_are_named_in_a_header(server: RunningServer) -> N
     assert "x-llmrun-ignored" not in server.chat().headers
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_accepted_requests_are_told_their_predicted_wait(server: RunningServer, stream: bool) -> None:
+    assert server.chat(stream=stream).headers["x-llmrun-wait"] == "0.250"
+
+
 def test_other_models_are_not_found(server: RunningServer) -> None:
     reply = server.chat(model="gpt-5")
     assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
