@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmrun.errors import LlmrunError
@@ -34,9 +34,10 @@ def make_app(
     log         called with a line for each request
     trace       called with the traceback of a bug
     """
-    handlers = {HTTPException: _http_error, LlmrunError: _error, Exception: _error}
-    inner = Starlette(routes=_routes(service), exception_handlers=handlers)
-    inner.router.redirect_slashes = False
+    router = Router(_routes(service), redirect_slashes=False)
+    # Not Starlette's own application class, whose outermost layer would answer every other exception, even that a
+    # client has left, before `Exchanges` sees it.
+    inner = ExceptionMiddleware(router, handlers={HTTPException: _http_error, LlmrunError: _error})
     return Exchanges(Gate(inner, service.options, host_names), service.metrics, log, trace)
 
 

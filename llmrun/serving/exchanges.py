@@ -61,6 +61,7 @@ class Exchanges:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = scope[_KEY] = Exchange()
+        scope["app"] = self  # otherwise, Starlette's router answers unknown paths itself, in plain text
         self._metrics.open_requests += 1
         try:
             await self._answer(exchange, scope, receive, send)

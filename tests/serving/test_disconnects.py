@@ -8,7 +8,7 @@ import pytest
 
 from llmrun.engine.requests import PrefillProgress
 from tests.support.serving.fake_model import HOLD, FakeModel, Script, text
-from tests.support.serving.servers import read_until, serving
+from tests.support.serving.servers import eventually, read_until, serving
 
 PROGRESS, *ANSWER = text("one", "two", "three")
 PHASES: dict[str, Sequence[Script]] = {
@@ -43,7 +43,9 @@ def test_one_client_that_leaves_disturbs_no_other(stream: bool) -> None:
         server.release()
         assert b"three" in read_until(staying, b"three")
         staying.close()
-        assert [word for word in server.log if "client left" in word]
+        eventually(lambda: any(line.endswith("client left") for line in server.log))
+        status = "200" if stream else "499"
+        assert [line for line in server.log if f"  {status}  " in line and line.endswith("client left")]
 
 
 def test_requests_that_are_finished_are_not_cancelled_early() -> None:
