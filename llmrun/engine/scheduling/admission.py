@@ -108,7 +108,7 @@ class Admission:
         return EngineStatus(
             running=len(self.running),
             waiting=len(self.waiting),
-            free_tokens=self._free_blocks * self._kv.block_size,
+            free_tokens=max(0, self._free_blocks) * self._kv.block_size,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens
