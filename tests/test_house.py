@@ -35,7 +35,7 @@ ONLY_ROOM_FOR = {
     "huggingface_hub": {"hub"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},
-    "h11": {"bench"},
+    "h11": {"bench", "serving"},
     "click": set(),  # Typer has its own copy, and another Click would raise other exceptions
 }
 HEAVY = (  # modules that --help, --version and usage errors must not import

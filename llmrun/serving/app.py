@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llmrun.errors import LlmrunError
 from llmrun.serving.exchanges import Exchanges, exchange_of
 from llmrun.serving.gate import Gate
-from llmrun.serving.openai_routes import CHAT, COMPLETION, Completions, ModelRoutes
 from llmrun.serving.refusals import Refused, error_response
+from llmrun.serving.routes.openai import CHAT, COMPLETION, Completions, ModelRoutes
+from llmrun.serving.routes.status import StatusRoutes
+from llmrun.serving.routes.tokens import TokenRoutes
 from llmrun.serving.service import Service
-from llmrun.serving.status_routes import StatusRoutes
-from llmrun.serving.token_routes import TokenRoutes
 
 
 def make_app(
@@ -34,7 +34,8 @@ def make_app(
     log         called with a line for each request
     trace       called with the traceback of a bug
     """
-    inner = Starlette(routes=_routes(service), exception_handlers={HTTPException: _http_error, LlmrunError: _error})
+    handlers = {HTTPException: _http_error, LlmrunError: _error, Exception: _error}
+    inner = Starlette(routes=_routes(service), exception_handlers=handlers)
     inner.router.redirect_slashes = False
     return Exchanges(Gate(inner, service.options, host_names), service.metrics, log, trace)
 

@@ -21,6 +21,7 @@ class Choices:
 
     If one of them fails, or when the `async with` block ends, all are cancelled.
 
+    wait_s            the predicted seconds until the last choice begins, once all were accepted
     prompt_tokens     tokens of the prompt, once it was accepted
     generated_tokens  tokens of all finished choices together
     """
@@ -35,6 +36,7 @@ class Choices:
         self._failure: BaseException | None = None
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
+        self.wait_s = 0.0
         self.prompt_tokens = 0
         self.generated_tokens = 0
 
@@ -46,6 +48,7 @@ class Choices:
         self._begin([await asked.accepted() for asked in self._asked])
 
     def _begin(self, accepted: Sequence[Accepted]) -> None:
+        self.wait_s = max(answer.wait_s for answer in accepted)
         self.prompt_tokens = accepted[0].prompt_tokens
         self._unfinished = len(self._asked)
         for choice, (asked, answer) in enumerate(zip(self._asked, accepted, strict=True)):

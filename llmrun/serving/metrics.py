@@ -84,8 +84,8 @@ class Metrics:
         for (route, status), count in sorted(self._requests.items()):
             yield f"llmrun_requests_total{_labels({'route': route, 'status': str(status)})} {count}"
         yield from _one("llmrun_open_requests", "gauge", "HTTP requests in progress.", self.open_requests)
-        yield from _one("llmrun_running_sequences", "gauge", "Sequences that the engine is running.", load.running)
-        yield from _one("llmrun_queued_sequences", "gauge", "Sequences that wait for room.", load.waiting)
+        yield from _one("llmrun_requests_running", "gauge", "Requests that the engine is running.", load.running)
+        yield from _one("llmrun_requests_waiting", "gauge", "Requests that wait for a place or for room.", load.waiting)
         yield from _one("llmrun_kv_tokens", "gauge", "Tokens that the KV cache can hold.", kv_tokens)
         yield from _one(
             "llmrun_kv_free_tokens", "gauge", "Tokens that fit without dropping cached prefixes.", load.free_tokens

@@ -66,8 +66,7 @@ def cache_size(
         else:
             # One sequence's share of the layers without a window is a token's size in the shared cache.
             cache = KVBytes(needs(1).footprint.cache.token, many.footprint.cache.windows)
-            check_cache_fits(
-                int(asked), replace(many, footprint=replace(many.footprint, cache=cache)), options.kv_type, path
-            )
+            shared = replace(many, footprint=replace(many.footprint, cache=cache))
+            check_cache_fits(int(asked), shared, options.kv_type, path, flag="--kv-tokens")
             full[0] = blocks_in(int(asked))
     return context_size, list(full.values())

@@ -91,14 +91,14 @@ def context_for(
         context = min(train_context, largest_default)
         if needs.free is not None and needs.comfortable < context:
             context = min(context, max(needs.comfortable, _LEAST_DEFAULT))
-    check_cache_fits(context, needs, kv_type, path)
+    check_cache_fits(context, needs, kv_type, path, flag="--ctx-size")
     return context
 
 
-def check_cache_fits(tokens: int, needs: MemoryNeeds, kv_type: str, path: str) -> None:
-    """Raise DoesNotFit if a cache of this many tokens does not fit in the free memory."""
+def check_cache_fits(tokens: int, needs: MemoryNeeds, kv_type: str, path: str, *, flag: str) -> None:
+    """Raise DoesNotFit if a cache of this many tokens does not fit in the free memory. `flag` sets its size."""
     if not needs.fits(tokens):
-        raise _does_not_fit(tokens, needs, kv_type, path)
+        raise _does_not_fit(tokens, needs, kv_type, path, flag)
 
 
 def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeeds) -> int:
@@ -112,7 +112,7 @@ def shared_cache_tokens(context_size: int, max_sequences: int, needs: MemoryNeed
     return max(context_size, max_sequences * each)
 
 
-def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> DoesNotFit:
+def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str, flag: str) -> DoesNotFit:
     assert needs.free is not None
     needed = needs.footprint
     cache = needed.cache.of(context)
@@ -129,7 +129,7 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> 
     if needs.most == 0:
         return DoesNotFit(sentence, hint=_quantization_hint(needs), most_weights=needs.most_weights)
     smaller = "" if kv_type == "q8_0" else ", or --kv-type q8_0, which halves the KV cache"
-    return DoesNotFit(sentence, hint=f"try --ctx-size {needs.most}, the largest that fits{smaller}")
+    return DoesNotFit(sentence, hint=f"try {flag} {needs.most}, the largest that fits{smaller}")
 
 
 def _quantization_hint(needs: MemoryNeeds) -> str:

@@ -63,10 +63,11 @@ class Completions:
         parsed = await off_the_loop(large, lambda: call.parse(body, facts))
         requests = [replace(request, tenant=exchange.tenant) for request in parsed.requests]
         answer = call.answer(parsed, facts, f"{call.prefix}-{exchange.id}", int(time.time()))
-        headers = ignored_header(parsed.ignored_header)
+        headers = dict(ignored_header(parsed.ignored_header))
         async with Presence(receive) as presence, Choices(model, requests, service.metrics) as choices:
             try:
                 await presence.during(choices.accepted())
+                headers["x-llmrun-wait"] = f"{choices.wait_s:.3f}"
                 if parsed.stream:
                     ping_s = service.options.limits.ping_s
                     if not await presence.during(stream(send, choices, answer, headers, ping_s)):
