@@ -79,7 +79,7 @@ class KVCache(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """The number of blocks that no sequence holds."""
+        """A lower bound of the number of blocks that no sequence holds. It can be negative."""
 
     def needed(self, seq: int, n: int) -> int:
         """Return an upper bound of the number of free blocks that a sequence takes to grow to n tokens."""

@@ -264,7 +264,7 @@ class Engine:
         events = self._end_cancelled()
         requests = self._requests
         requests.admit()
-        work = self._scheduler.pick(requests.running, requests.waiting, requests.room())
+        work = self._scheduler.pick(requests.running, list(requests.waiting), requests.room())
         if not work:
             return events + (requests.make_room() if requests.running else [])
         if begun := begun_by(work):

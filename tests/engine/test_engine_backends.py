@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.sampling_params import SamplingParams
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.backends.windowed_plans import windows_in_plans
 from tests.support.engine.answers import answer_all
@@ -112,6 +115,24 @@ def open_llama(path: Path, *, capacity: int | None = None, context_size: int, ma
                 context_size=context_size, max_sequences=max_sequences, kv_tokens=capacity, threads=1, gpu_layers=0
             ),
         )
+
+
+def test_nobody_starts_again_where_sequences_share_cells(tmp_path: Path) -> None:
+    """Copies of a prefix share its cells, so the lengths of all sequences exceed the size of the cache."""
+    backend = open_llama(tiny_model(tmp_path, "F32"), capacity=256, context_size=256, max_sequences=8)
+    engine, stem = Engine(backend), plain_tokens(backend, 60, seed=0)
+    never = SamplingParams(temperature=0, logit_bias=dict.fromkeys(backend.tokenizer.end_of_generation, -math.inf))
+
+    def request(prompt: list[int], max_tokens: int) -> Request:
+        return Request(TokenPrompt(tuple(prompt)), max_tokens, sampling=never)
+
+    try:
+        answer_all(engine, [request([*stem, *plain_tokens(backend, 2, seed=seed)], 1) for seed in range(8)])
+        assert sum(backend.kv.lengths) > backend.kv.capacity
+        answer_all(engine, [request(plain_tokens(backend, 8, seed=seed), 165) for seed in (8, 9)])
+        assert engine.status().preemptions == 0
+    finally:
+        engine.close()
 
 
 class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):
@@ -221,12 +242,21 @@ def test_anything_in_any_order_on_the_scripted_backend(
 
 
 @DRAFTED
-def test_anything_in_any_order_on_the_cpu(tmp_path: Path, propose: Propose | None) -> None:
+@pytest.mark.parametrize("overcommit", [False, True])
+def test_anything_in_any_order_beside_cached_prefixes(overcommit: bool, propose: Propose | None) -> None:
+    backend = ScriptedBackend(None, context_size=100, max_sequences=6, capacity=160)
+    alone = ScriptedBackend(None, context_size=100)
+    run_engine_machine(backend, alone=alone, examples=20, propose=propose, max_running=3, overcommit=overcommit)
+
+
+@DRAFTED
+@pytest.mark.parametrize("overcommit", [False, True])
+def test_anything_in_any_order_on_the_cpu(tmp_path: Path, overcommit: bool, propose: Propose | None) -> None:
     path = tiny_model(tmp_path, "Q4_0 small heads")
-    backend = open_crowded_cpu(path, capacity=128, context_size=96, max_sequences=3)
+    backend = open_crowded_cpu(path, capacity=128, context_size=96, max_sequences=5)
     alone = open_cpu(path, context_size=96, max_sequences=1)
     try:
-        run_engine_machine(backend, alone=alone, examples=20, propose=propose)
+        run_engine_machine(backend, alone=alone, examples=20, propose=propose, max_running=3, overcommit=overcommit)
     finally:
         backend.close()
         alone.close()

@@ -78,8 +78,12 @@ class LlamaCache:
 
     @property
     def free_blocks(self) -> int:
-        """The number of free cells for one token each. Cells that sequences share count more than once."""
-        return max(0, self.capacity - sum(self.lengths))
+        """The number of free cells for one token each. Cells that sequences share count more than once.
+
+        The result can therefore be negative. Together with `held`, which counts them in the same way, it is a lower
+        bound.
+        """
+        return self.capacity - sum(self.lengths)
 
     def needed(self, seq: int, n: int) -> int:
         return max(0, n - self.lengths[seq])

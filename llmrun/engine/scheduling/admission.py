@@ -87,7 +87,7 @@ class Admission:
                 return
             self.waiting.remove(answer)
             with self._ordering:
-                self._shares.admit(answer.tenant, answer.prompt_tokens - len(slot.tokens))
+                self._shares.admit(answer.tenant, len(answer.tokens) - len(slot.tokens))
             if answer.cached_tokens is None:
                 answer.cached_tokens = len(slot.tokens)
                 self._prompt_tokens += answer.prompt_tokens
@@ -108,10 +108,11 @@ class Admission:
         return EngineStatus(
             running=len(self.running),
             waiting=len(self.waiting),
-            free_tokens=self._free_blocks * self._kv.block_size,
+            free_tokens=max(0, self._free_blocks) * self._kv.block_size,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
-            generated_tokens=self._generated_tokens + sum(answer.generated_tokens for answer in self.running),
+            generated_tokens=self._generated_tokens
+            + sum(answer.generated_tokens for answer in [*self.waiting, *self.running]),  # preempted ones wait
             preemptions=self.preemptions,
         )
 
@@ -169,7 +170,8 @@ class Admission:
             self._outlook.observe(answer)
             self._slots.release(self.running.pop(answer))
             self._is_paused = False
-        for answer in [answer for answer in self.waiting if answer.over]:
+        for answer in [answer for answer in list(self.waiting) if answer.over]:  # a copy: other threads append to it
+            self._generated_tokens += answer.generated_tokens
             self.waiting.remove(answer)
             self._is_paused = False
 

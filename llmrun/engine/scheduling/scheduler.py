@@ -64,10 +64,14 @@ class Scheduler:
         Steps with prompts have no drafts, because additional rows are not cheap in large steps. A request pauses if its
         tokens would take the room that others need to finish.
         """
-        alone = next((answer for answer in running if answer.runs_alone), None)
-        if alone is not None:
-            running = {alone: running[alone]}
         self._step += 1
+        for answer, slot in running.items():
+            if answer.runs_alone and (work := self._divided({answer: slot}, waiting, room)):
+                return work
+        return self._divided({answer: slot for answer, slot in running.items() if not answer.runs_alone}, waiting, room)
+
+    def _divided(self, running: Mapping[Answer, Slot], waiting: Sequence[Answer], room: Room) -> list[Work]:
+        """Divide a step among these requests."""
         most = max(self._rows_per_step // max(len(running), 1), 1)
         prompts = [_Prompt(answer, slot) for answer, slot in running.items()]
         prompts = [prompt for prompt in prompts if prompt.missing > 1]
@@ -84,7 +88,9 @@ class Scheduler:
         return work
 
     def observe(self, work: Sequence[Work], seconds: float) -> None:
-        """Record the duration of a step."""
+        """Record the duration of a step that has been run."""
+        for part in work:
+            part.answer.runs_alone = False
         n_prompt_rows = sum(part.rows for part in work if not part.decodes)
         if not n_prompt_rows:
             self._speculation.observe_step(work, seconds)
@@ -135,9 +141,11 @@ class Scheduler:
 
 
 def begun_by(work: Sequence[Work]) -> list[int]:
-    """Note the start of requests that run for the first time in this step, and return their ids."""
-    new = [part.answer for part in work if part.answer.prefill_started is None]
+    """Note the start of requests that run for the first time in this step, and return their ids.
+
+    A request that has to run alone begins again if its first step was cancelled or found the cache full.
+    """
+    new = [part.answer for part in work if part.answer.prefill_started is None or part.answer.runs_alone]
     for answer in new:
-        answer.prefill_started = time.perf_counter()
-        answer.runs_alone = False
+        answer.prefill_started = answer.prefill_started or time.perf_counter()
     return [answer.request_id for answer in new]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, Request, TextDelta, TokenPrompt
+from llmrun.engine.scheduling.predicting import StepPredictor
 from llmrun.errors import Cancelled
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason
@@ -24,6 +25,7 @@ from tests.support.engine.drafts import Adversary, Propose, drafting_engine
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.engine.drafting.costs import StepSize
 
 
 @dataclass
@@ -32,16 +34,30 @@ class Expected:
 
     request: Request
     tokens: list[int] = field(default_factory=list)
+    is_alone: bool = False
     is_cancelled: bool = False
     last: Event | None = None
 
 
+class Timeless(StepPredictor):
+    """A predictor for which all steps take equally long, so that examples can be repeated."""
+
+    row_seconds = 0.0
+
+    def of_step(self, size: StepSize, prompt_rows: int) -> float:
+        return 0.01
+
+
 class Machine(RuleBasedStateMachine):
     """The state machine. `backend` is under test and has a small cache; `solitary` returns the answer of a request run
-    alone, and `propose` its drafts."""
+    alone, and `propose` its drafts. `options` are those of Engine."""
 
     def __init__(
-        self, backend: Backend, solitary: Callable[[Request], list[int]] | None, propose: Propose | None
+        self,
+        backend: Backend,
+        solitary: Callable[[Request], list[int]] | None,
+        propose: Propose | None,
+        options: Mapping[str, Any],
     ) -> None:
         super().__init__()
         with contextlib.suppress(Cancelled):  # consumes a cancellation left over from the previous machine
@@ -50,10 +66,13 @@ class Machine(RuleBasedStateMachine):
         forget_all(backend)
         self.backend = backend
         self.solitary = solitary
-        self.engine = Engine(backend, rows_per_step=24)
+        self.options = {"rows_per_step": 24, "on_begin": self.begin, **options}
+        self.engine = Engine(backend, **self.options)
         if propose is not None:
-            self.engine = drafting_engine(backend, Adversary(backend, propose, self.sequence), rows_per_step=24)
+            self.engine = drafting_engine(backend, Adversary(backend, propose, self.sequence), **self.options)
+        self.engine._scheduler.predictor = Timeless()
         self.requests: dict[int, Expected] = {}
+        self.generated_tokens = 0  # as of the last step
 
     def request(self, prompt: list[int], max_tokens: int, seed: int) -> Request:
         never = dict.fromkeys(self.backend.tokenizer.end_of_generation, -math.inf)
@@ -64,16 +83,28 @@ class Machine(RuleBasedStateMachine):
         """Return the tokens of a prompt and its answer, which is unknown if there is no `solitary`."""
         return [*_prompt(request), *(self.solitary(request) if self.solitary else [])]
 
-    def submitted(self, request: Request) -> None:
-        self.requests[self.engine.submit(request)] = Expected(request)
+    def submitted(self, request: Request, *, alone: bool = False) -> None:
+        answer = self.engine.prepare(request)
+        assert self.engine.predicted_wait(answer) >= 0
+        self.requests[self.engine.enqueue(answer, alone=alone)] = Expected(request, is_alone=alone)
+
+    def begin(self, ids: Sequence[int]) -> None:
+        assert len(ids) == 1 or not any(expected.is_alone for key, expected in self.requests.items() if key in ids)
 
     def unfinished(self) -> list[int]:
         return [request_id for request_id, expected in self.requests.items() if expected.last is None]
 
-    @rule(stem=st.integers(0, 2), length=st.integers(1, 40), max_tokens=st.integers(1, 12), seed=st.integers(0, 3))
-    def submit(self, stem: int, length: int, max_tokens: int, seed: int) -> None:
+    @rule(
+        stem=st.integers(0, 2),
+        length=st.integers(1, 40),
+        max_tokens=st.integers(1, 12),
+        seed=st.integers(0, 3),
+        tenant=st.sampled_from(["", "other"]),
+        alone=st.booleans(),
+    )
+    def submit(self, stem: int, length: int, max_tokens: int, seed: int, tenant: str, alone: bool) -> None:
         prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
-        self.submitted(self.request(prompt, max_tokens, seed))
+        self.submitted(replace(self.request(prompt, max_tokens, seed), tenant=tenant), alone=alone)
 
     @rule(stem=st.integers(0, 2), seed=st.integers(0, 3))
     def submit_a_long_one(self, stem: int, seed: int) -> None:
@@ -152,6 +183,10 @@ class Machine(RuleBasedStateMachine):
     def the_books_agree(self) -> None:
         assert_books_agree(self.engine)
         assert self.engine.idle == (not self.unfinished())
+        status = self.engine.status()
+        assert status.preemptions == 0 or self.options.get("overcommit")
+        assert status.generated_tokens >= self.generated_tokens
+        self.generated_tokens = status.generated_tokens
 
     def teardown(self) -> None:
         for _ in range(2000):
@@ -168,12 +203,18 @@ def _prompt(request: Request) -> list[int]:
 
 
 def run_engine_machine(
-    backend: Backend, *, alone: Backend | None, examples: int, propose: Propose | None, steps: int = 30
+    backend: Backend,
+    *,
+    alone: Backend | None,
+    examples: int,
+    propose: Propose | None,
+    steps: int = 30,
+    **options: Any,
 ) -> None:
     """Run many random operations on the engine over `backend`.
 
     `alone` is the same model with room for one sequence, or None if answers may depend on other requests.
-    `propose` makes drafts; None runs without drafts.
+    `propose` makes drafts; None runs without drafts. `options` are those of Engine.
     """
     known: dict[tuple[Any, ...], list[int]] = {}
 
@@ -186,7 +227,7 @@ def run_engine_machine(
         return known[key]
 
     run_state_machine_as_test(
-        lambda: Machine(backend, None if alone is None else solitary, propose),  # type: ignore[arg-type]
+        lambda: Machine(backend, None if alone is None else solitary, propose, options),  # type: ignore[arg-type]
         settings=hypothesis.settings(
             max_examples=examples,
             stateful_step_count=steps,
