@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.soak.serving.requests import CHAT
 from tests.support.serving.logged_child import LOG_VARIABLE
-from tests.support.serving.logged_serve import COMMAND
+from tests.support.serving.logged_serve import CLOSED_LOG_VARIABLE, COMMAND
 from tests.support.serving.served import Served, serve
 
 PHASES: Final = ("queue", "prefix", "prompt", "answer")
@@ -31,11 +31,15 @@ _MOST_LATE_STEPS = 1
 class Left:
     """What happened after clients had left.
 
-    late  phase -> how many of them had rows in how many steps that began after they had closed their connections
-    gone  how many steps began until the server no longer counted them, which it tells a moment later
+    late         phase -> how many clients had rows in how many steps that began after the server had noticed that they
+                 had left
+    since_close  the same for all phases, after they had closed their connections. On a busy machine, the server notices
+                 it some milliseconds later
+    gone         how many steps began until the server no longer counted them, which it tells a moment later
     """
 
     late: dict[str, Counter[int]] = field(default_factory=dict)
+    since_close: Counter[int] = field(default_factory=Counter)
     gone: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -49,7 +53,8 @@ class Left:
 
     @property
     def described(self) -> str:
-        lines = [f"{phase}: steps after they left: {dict(sorted(n.items()))}" for phase, n in self.late.items()]
+        lines = [f"{phase}: steps after the server noticed: {dict(sorted(n.items()))}" for phase, n in self.late.items()]
+        lines.append(f"steps after they had closed their connections: {dict(sorted(self.since_close.items()))}")
         lines.append(f"steps until the server had forgotten them: {dict(sorted(self.gone.items()))}")
         return "\n".join([*lines, f"{self.clients} clients, {self.too_late} cancelled too late"])
 
@@ -91,10 +96,10 @@ class LeavingSoak:
 
     def run(self, per_kind: int, say: Callable[[str], None] = lambda line: None) -> Left:
         """Let `per_kind` clients leave in each phase with a stream, and as many while they wait for a whole answer."""
-        path = self._folder / "steps.jsonl"
+        path, self._closed_path = self._folder / "steps.jsonl", self._folder / "closed.jsonl"
         path.touch()
         arguments = [*self._model, "--parallel", str(PARALLEL), "--ctx-size", "8192", "--max-wait", "600"]
-        variables = {LOG_VARIABLE: str(path)}
+        variables = {LOG_VARIABLE: str(path), CLOSED_LOG_VARIABLE: str(self._closed_path)}
         left = Left()
         with serve(
             *arguments, log=self._folder / "leaving.log", command=COMMAND, environment=variables
@@ -102,20 +107,19 @@ class LeavingSoak:
             self._server, self._log = server, StepLog(path)
             for phase in PHASES:
                 for stream in (True, False):
-                    counts = left.late[f"{phase}, {'stream' if stream else 'whole'}"] = Counter()
-                    asyncio.run(self._leave_often(phase, stream, per_kind, counts, left.gone))
+                    asyncio.run(self._leave_often(phase, stream, per_kind, left))
                 say(f"{phase}: {per_kind} streams and {per_kind} whole answers")
         return left
 
-    async def _leave_often(
-        self, phase: str, stream: bool, count: int, late: Counter[int], gone: Counter[int]
-    ) -> None:
+    async def _leave_often(self, phase: str, stream: bool, count: int, left: Left) -> None:
+        kind = f"{phase}, {'stream' if stream else 'whole'}"
+        left.late[kind] = Counter()
         # In the queue, all places must be taken, but otherwise one must be free.
         async with self._company(PARALLEL if phase == "queue" else PARALLEL - 1):
-            while late.total() < count:
-                await self._leave(phase, stream, late, gone)
+            while left.late[kind].total() < count:
+                await self._leave(phase, kind, left, stream=stream)
 
-    async def _leave(self, phase: str, stream: bool, late: Counter[int], gone: Counter[int]) -> None:
+    async def _leave(self, phase: str, kind: str, left: Left, *, stream: bool) -> None:
         """Let one client leave, and count the steps if it was in the right phase."""
         before = await self._known()
         round_number = self._new_number()
@@ -128,17 +132,20 @@ class LeavingSoak:
             if phase in ("prompt", "answer"):
                 await _until(lambda: self._log.phase(number) in (phase, "answer"))
             await asyncio.sleep(self._chance.uniform(0.0, 0.06))
+            port = line.getsockname()[1]
             _close(line, reset=self._chance.random() < 0.5)
             closed = time.monotonic()
             await self._until_known(others)
             forgotten = time.monotonic()
             await asyncio.sleep(0.05)
+        noticed = self._noticed(port)
         was = self._log.phase(number, closed)
         if was != ("queue" if phase == "prefix" else phase):
             return  # it had gone on before it left
-        steps = [(began, parts) for began, parts in self._log.steps() if began > closed]
-        late[sum(str(number) in parts for _, parts in steps)] += 1
-        gone[sum(began < forgotten for began, _ in steps)] += 1
+        steps = self._log.steps()
+        left.late[kind][sum(str(number) in parts for began, parts in steps if began > noticed)] += 1
+        left.since_close[sum(str(number) in parts for began, parts in steps if began > closed)] += 1
+        left.gone[sum(closed < began < forgotten for began, _ in steps)] += 1
 
     @asynccontextmanager
     async def _company(self, count: int, text: str = "hello") -> AsyncIterator[None]:
@@ -157,6 +164,11 @@ class LeavingSoak:
             for line in lines:
                 _close(line, reset=True)
             await self._until_known(known)
+
+    def _noticed(self, port: int) -> float:
+        """Return when the server noticed that the last connection from this port was closed."""
+        found = [time for time, client in map(json.loads, self._closed_path.read_text().splitlines()) if client == port]
+        return float(found[-1])
 
     def _new_number(self) -> int:
         self._number += 1

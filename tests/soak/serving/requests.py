@@ -97,7 +97,7 @@ def _random_request(chance: random.Random, with_tools: bool) -> Asked:
     if is_chat:
         body["messages"] = _messages(chance)
     else:
-        body["prompt"] = _text(chance, 120)
+        body["prompt"] = random_words(chance, 2, 120)
     features = ["chat" if is_chat else "completion"]
     for name, (share, change) in _FEATURES.items():
         if chance.random() < share and change(body, chance):
@@ -108,15 +108,16 @@ def _random_request(chance: random.Random, with_tools: bool) -> Asked:
     return Asked(CHAT if is_chat else COMPLETION, body, tuple(features))
 
 
-def _text(chance: random.Random, most: int) -> str:
-    return " ".join(chance.choices(_WORDS, k=chance.randint(2, most)))
+def random_words(chance: random.Random, least: int, most: int) -> str:
+    """Return a text of so many words, which are about as many tokens."""
+    return " ".join(chance.choices(_WORDS, k=chance.randint(least, most)))
 
 
 def _messages(chance: random.Random) -> list[dict[str, str]]:
-    messages = [{"role": "user", "content": _text(chance, 60)}]
+    messages = [{"role": "user", "content": random_words(chance, 2, 60)}]
     if chance.random() < 0.3:
-        answer = {"role": "assistant", "content": _text(chance, 20)}
-        messages += [answer, {"role": "user", "content": _text(chance, 20)}]
+        answer = {"role": "assistant", "content": random_words(chance, 2, 20)}
+        messages += [answer, {"role": "user", "content": random_words(chance, 2, 20)}]
     if chance.random() < 0.5:
         messages.insert(0, {"role": "system", "content": chance.choice(_SYSTEMS)})
     return messages
