@@ -96,6 +96,9 @@ class Metrics:
             "llmrun_cached_tokens_total", "counter", "Prompt tokens reused from the KV cache.", load.cached_tokens
         )
         yield from _one("llmrun_generated_tokens_total", "counter", "Generated tokens.", load.generated_tokens)
+        yield from _one(
+            "llmrun_preemptions_total", "counter", "Returns of running sequences to the queue.", load.preemptions
+        )
         yield from _one("llmrun_engine_restarts_total", "counter", "Restarts of the engine.", load.restarts)
         yield from _one("llmrun_heartbeat_age_seconds", "gauge", "Age of the last heartbeat.", load.beat_age_s)
         yield from _one("llmrun_current_wait_seconds", "gauge", "Predicted wait of a new request.", load.wait_s)

@@ -69,6 +69,7 @@ class Load:
     steps          forward passes since the process started
     free_tokens    tokens that fit in the KV cache without dropping cached prefixes
     cached_tokens  prompt tokens that were not computed, because a prefix was cached, since the server started
+    preemptions    how often a running request had to return to the queue, since the server started
     wait_s         the predicted wait of a new request in seconds
     restarts       how often the process was restarted
     """
@@ -81,6 +82,7 @@ class Load:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    preemptions: int
     wait_s: float
     restarts: int
 

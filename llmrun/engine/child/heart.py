@@ -41,7 +41,13 @@ class Heart:
         self._step_seconds.append(now - (began or now))
         self._last = Beat(
             *(busy, max(self._step_seconds), wait_s, self._last.steps + 1),
-            *(status.free_tokens, status.prompt_tokens, status.cached_tokens, status.generated_tokens),
+            *(
+                status.free_tokens,
+                status.prompt_tokens,
+                status.cached_tokens,
+                status.generated_tokens,
+                status.preemptions,
+            ),
         )
         if now - self._sent < _STEP_BEAT_S:
             return None

@@ -178,6 +178,7 @@ class Beat:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

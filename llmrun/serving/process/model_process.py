@@ -116,6 +116,7 @@ class ModelProcess:
             prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
             cached_tokens=past.cached_tokens + beat.cached_tokens,
             generated_tokens=past.generated_tokens + beat.generated_tokens,
+            preemptions=past.preemptions + beat.preemptions,
             wait_s=supervisor.expected_s if supervisor.state is State.RESTARTING else beat.wait_s,
             restarts=supervisor.restarts,
         )
@@ -203,6 +204,7 @@ class ModelProcess:
             prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
             cached_tokens=past.cached_tokens + beat.cached_tokens,
             generated_tokens=past.generated_tokens + beat.generated_tokens,
+            preemptions=past.preemptions + beat.preemptions,
         )
         self._beat = Beat(busy=False)
         facts = self._supervisor.opened

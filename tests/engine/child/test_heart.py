@@ -12,7 +12,7 @@ PATIENCE_S = 30.0
 
 
 STATUS = EngineStatus(
-    running=1, waiting=2, free_tokens=3, prompt_tokens=4, cached_tokens=5, generated_tokens=6, preemptions=0
+    running=1, waiting=2, free_tokens=3, prompt_tokens=4, cached_tokens=5, generated_tokens=6, preemptions=7
 )
 
 
@@ -30,7 +30,7 @@ def test_a_hung_step_beats_without_progress() -> None:
     heart.step_begins()
     for _ in range(2):
         beat = beats.get(timeout=PATIENCE_S)
-        assert (beat.steps, beat.busy, beat.wait_s, beat.generated_tokens) == (1, True, 1.5, 6)
+        assert (beat.steps, beat.busy, beat.wait_s, beat.generated_tokens, beat.preemptions) == (1, True, 1.5, 6, 7)
 
 
 def test_not_every_step_has_a_beat() -> None:

@@ -53,6 +53,7 @@ LOAD = Load(
     prompt_tokens=50,
     cached_tokens=10,
     generated_tokens=40,
+    preemptions=3,
     wait_s=0.5,
     restarts=0,
 )

@@ -1,0 +1,192 @@
+"""Random requests of all kinds, whose answers depend on nothing but the request."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+# ChatML with the tools of Qwen and Hermes, for models whose own template has none.
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+You may call one or more functions. Their signatures are:
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+For each call, return a JSON object within these tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+_WORDS = (
+    "the sea ferry rope rain needle weather mountain stairs ocean green coat coin child duck boat list of numbers sum "
+    "sort python function red blue seven twelve letter book pencil hour name why how what explain tell short long"
+).split()
+_SYSTEMS = (
+    "You are a helpful assistant who answers in one sentence. " * 4,
+    "Translate what the user says into simple words, and give an example for each of them. " * 6,
+)
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Return the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and the names of the features that it uses."""
+
+    path: str
+    body: dict[str, Any]
+    features: tuple[str, ...]
+
+    @property
+    def described(self) -> str:
+        """The request in one line."""
+        return f"{self.path} {json.dumps(self.body)}"
+
+
+def random_requests(seed: int, count: int, *, with_tools: bool) -> list[Asked]:
+    """Return requests of about 10 to 400 tokens, with answers of at most 80."""
+    return [_random_request(random.Random(f"{seed}.{number}"), with_tools) for number in range(count)]
+
+
+def _random_request(chance: random.Random, with_tools: bool) -> Asked:
+    is_chat = chance.random() < 0.6
+    body: dict[str, Any] = {"seed": chance.randrange(1 << 31), "max_tokens": chance.randint(1, 80)}
+    if is_chat:
+        body["messages"] = _messages(chance)
+    else:
+        body["prompt"] = random_words(chance, 2, 120)
+    features = ["chat" if is_chat else "completion"]
+    for name, (share, change) in _FEATURES.items():
+        if chance.random() < share and change(body, chance):
+            features.append(name)
+    if with_tools and is_chat and "format" not in features and chance.random() < 0.3:
+        body["tools"], body["tool_choice"] = [_TOOL], chance.choice(("auto", "required"))
+        features.append("tools")
+    return Asked(CHAT if is_chat else COMPLETION, body, tuple(features))
+
+
+def random_words(chance: random.Random, least: int, most: int) -> str:
+    """Return a text of so many words, which are about as many tokens."""
+    return " ".join(chance.choices(_WORDS, k=chance.randint(least, most)))
+
+
+def _messages(chance: random.Random) -> list[dict[str, str]]:
+    messages = [{"role": "user", "content": random_words(chance, 2, 60)}]
+    if chance.random() < 0.3:
+        answer = {"role": "assistant", "content": random_words(chance, 2, 20)}
+        messages += [answer, {"role": "user", "content": random_words(chance, 2, 20)}]
+    if chance.random() < 0.5:
+        messages.insert(0, {"role": "system", "content": chance.choice(_SYSTEMS)})
+    return messages
+
+
+def _sample(body: dict[str, Any], chance: random.Random) -> bool:
+    body["temperature"] = round(chance.uniform(0.2, 2.0), 2)
+    for name, values in (
+        ("top_p", (0.5, 0.9, 1.0)),
+        ("top_k", (0, 5, 40)),
+        ("min_p", (0.0, 0.05)),
+        ("repeat_penalty", (1.0, 1.1)),
+        ("frequency_penalty", (0.0, 0.5)),
+    ):
+        if chance.random() < 0.5:
+            body[name] = chance.choice(values)
+    return True
+
+
+def _be_greedy(body: dict[str, Any], chance: random.Random) -> bool:
+    if "temperature" in body:
+        return False
+    body["temperature"] = 0
+    return True
+
+
+def _want_logprobs(body: dict[str, Any], chance: random.Random) -> bool:
+    if "messages" in body:
+        body["logprobs"], body["top_logprobs"] = True, chance.randint(0, 5)
+    else:
+        body["logprobs"] = chance.randint(0, 5)
+    return True
+
+
+def _want_stops(body: dict[str, Any], chance: random.Random) -> bool:
+    body["stop"] = chance.sample([".", ",", "\n", " the", "and", "a"], chance.randint(1, 3))
+    return True
+
+
+def _want_format(body: dict[str, Any], chance: random.Random) -> bool:
+    kind = chance.choice(("json_schema", "json_object", "regex"))
+    if kind == "regex":
+        body["guided_regex"] = r"[a-z]{3,12}( [a-z]{3,12}){2,5}\."
+    elif kind == "json_object":
+        body["response_format"] = {"type": "json_object"}
+    else:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": _SCHEMA}}
+    return True
+
+
+def _want_choices(body: dict[str, Any], chance: random.Random) -> bool:
+    body["n"] = chance.randint(2, 3)
+    return True
+
+
+def _want_stream(body: dict[str, Any], chance: random.Random) -> bool:
+    body["stream"] = True
+    if chance.random() < 0.5:
+        body["stream_options"] = {"include_usage": True}
+    return True
+
+
+# name -> how many of the requests have it, and the function that adds it and returns whether it did
+_FEATURES: dict[str, tuple[float, Callable[[dict[str, Any], random.Random], bool]]] = {
+    "sampled": (0.6, _sample),
+    "greedy": (1.0, _be_greedy),
+    "logprobs": (0.2, _want_logprobs),
+    "stop": (0.2, _want_stops),
+    "format": (0.15, _want_format),
+    "choices": (0.15, _want_choices),
+    "stream": (0.4, _want_stream),
+}
