@@ -65,7 +65,7 @@ async def _serve(
     opening: Open,
 ) -> None:
     limits = ServingLimits(max_queue=flags.max_queue)
-    model = ModelProcess(name, opening, limits, loading=show_loading, note=out.note)
+    model = ModelProcess(name, opening, limits, loading=show_loading, note=out.note, detail=out.detail)
     service = Service(Models(name, model, int(time.time())), options, Bodies(options.limits))
     app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)
     url = _url(flags.host, listening.getsockname()[1], tls is not None)

@@ -107,9 +107,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A message for the user."""
+    """A message for the user. Details are shown only if the user asks for them."""
 
     text: str
+    is_detail: bool = False
 
 
 @dataclass(frozen=True, slots=True)

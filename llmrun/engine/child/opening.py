@@ -28,7 +28,7 @@ def open_engine(
     options = OpenOptions(
         **asked.options,
         progress=lambda work, fraction: tell(Loading(work, float(fraction))),
-        explain=lambda words: tell(Note(words)),
+        explain=lambda words: tell(Note(words, is_detail=True)),
     )
     return Engine.open(
         Path(asked.path),

@@ -54,6 +54,7 @@ class ModelProcess:
         command: Sequence[str] | None = None,
         loading: Callable[[str, float], None] = _ignore,
         note: Callable[[str], None] = _ignore,
+        detail: Callable[[str], None] = _ignore,
     ) -> None:
         """Create a model that is not open yet.
 
@@ -61,10 +62,13 @@ class ModelProcess:
         command  the command that starts the process, for tests
         loading  called with the progress of opening the model, as `OpenOptions.progress`
         note     called with messages for the log, such as the reason of a restart
+        detail   called with messages for users who want to know more, such as why a backend was chosen
         """
         self._name = name
         self._limits = limits or ServingLimits()
-        self._supervisor = Supervisor(model, self._limits, self, command=command, loading=loading, note=note)
+        self._supervisor = Supervisor(
+            model, self._limits, self, command=command, loading=loading, note=note, detail=detail
+        )
         self._ids = itertools.count(1)
         self._requests: dict[int, ServedRequest] = {}  # all that are not over, or that the process still runs
         self._calls: dict[int, asyncio.Future[Any]] = {}

@@ -66,6 +66,7 @@ class Supervisor:
         command: Sequence[str] | None,
         loading: Callable[[str, float], None],
         note: Callable[[str], None],
+        detail: Callable[[str], None],
     ) -> None:
         self._model = model
         self._limits = limits
@@ -73,6 +74,7 @@ class Supervisor:
         self._command = command
         self._loading = loading
         self._note = note
+        self._detail = detail
         self._child: ChildProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._pauses = RestartPauses(limits)
@@ -159,8 +161,8 @@ class Supervisor:
                     raise refused
                 case Loading(work=work, fraction=fraction):
                     self._loading(work, fraction)
-                case Note(text=text):
-                    self._note(text)
+                case Note():
+                    self._tell(message)
                 case None:
                     raise LlmrunError(f"the engine's process ended while it opened the model: {await child.end(1.0)}")
 
@@ -210,7 +212,7 @@ class Supervisor:
                     reason = str(message.error)
                     break
                 if isinstance(message, Note):
-                    self._note(message.text)
+                    self._tell(message)
                 self._handlers.take(message)
         except (BadMessage, ValueError) as error:
             reason = f"it sent an invalid message: {error}"
@@ -218,6 +220,9 @@ class Supervisor:
             watch.cancel()
         ending = await child.end(0.0 if reason else 1.0)
         return reason or ("it was stuck" if self._stuck else ending)
+
+    def _tell(self, note: Note) -> None:
+        (self._detail if note.is_detail else self._note)(note.text)
 
     def _note_progress(self, message: FromChild) -> None:
         now = time.monotonic()
