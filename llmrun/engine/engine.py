@@ -43,7 +43,7 @@ class Engine:
     """One open model that runs up to `info.max_sequences` requests at a time.
 
     Either pass requests to `submit` and call `step` until `idle`, or use `generate` for a single request.
-    Only `cancel` and `cancel_current` are thread-safe.
+    Only `prepare`, `enqueue`, `predicted_wait`, `cancel` and `cancel_current` are thread-safe.
     """
 
     def __init__(
@@ -257,9 +257,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward pass for all running requests and return the resulting events.
 
-        Every answer in progress gets its next token, or several if its draft is right. The remaining rows are
-        used for prompts in order of admission. If the backend raises an error other than KVFull or Cancelled, the
-        requests in that pass are dropped.
+        Every answer in progress gets its next token, or several if its draft is right, unless it has to pause until
+        there is room (scheduling/room.py). The remaining rows are used for prompts. If the backend raises an error
+        other than KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
         requests = self._requests

@@ -116,7 +116,9 @@ def _unavailable(error: Unavailable) -> ApiError:
 def _own_problem(error: BaseException) -> ApiError:
     for kind, code, words in _OWN_PROBLEMS:
         if isinstance(error, kind):
-            return ApiError(500, words, _SERVER, code)
+            # OpenAI's clients retry a 500 twice, and each crash also costs the other requests one of their replays.
+            headers = {"x-should-retry": "false"} if kind is BackendCrashed else {}
+            return ApiError(500, words, _SERVER, code, None, headers)
     known = isinstance(error, LlmrunError)
     return ApiError(500, "the server could not process this request" if known else "internal error", _SERVER)
 

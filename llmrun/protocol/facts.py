@@ -1,4 +1,4 @@
-"""What the wire formats need to know about the served model."""
+"""The facts about the served model that the wire formats need."""
 
 from __future__ import annotations
 

@@ -101,6 +101,10 @@ def _check_declared(headers: Headers, most: int) -> None:
         raise Refused(415, "the body must be JSON: send the header Content-Type: application/json")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Refused(415, "compressed bodies are not supported: send the body without Content-Encoding")
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # A proxy that believes the length would see other requests than this server does (RFC 9112, 6.1).
+        words = "the headers Content-Length and Transfer-Encoding contradict each other"
+        raise Refused(400, words, headers={"connection": "close"})
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise _too_large(most)

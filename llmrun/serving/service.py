@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""The state that all routes share."""
 
 from __future__ import annotations
 

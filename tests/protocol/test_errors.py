@@ -53,6 +53,10 @@ def test_every_error_has_its_status(error: BaseException, status: int, code: str
     assert (found.status, found.code, found.param) == (status, code, param)
 
 
+def test_clients_do_not_retry_what_crashes_the_engine() -> None:
+    assert api_error(BackendCrashed("x")).headers == {"x-should-retry": "false"}
+
+
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_no_error_of_ours_is_internal(kind: type[LlmrunError]) -> None:
     assert api_error(kind("about /home/me/x.gguf")).message != "internal error"

@@ -47,6 +47,15 @@ def test_chunked_bodies_are_counted_while_they_arrive(server: RunningServer) -> 
     assert (status, body["error"]["code"]) == (413, "request_too_large")
 
 
+def test_two_lengths_of_a_body_are_refused(server: RunningServer) -> None:
+    """Behind a proxy that believes the other one, the rest of the body could be another user's request."""
+    with server.connect() as line:
+        line.sendall(HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\n")
+        reply = read_all(line)
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1
+
+
 def test_the_rest_of_a_refused_body_is_not_read_for_ever(server: RunningServer) -> None:
     with server.connect() as line:
         line.sendall(HEAD + b"Content-Length: 100000000\r\n\r\n")

@@ -68,7 +68,7 @@ def codec_of(hint: Any) -> Codec:
 
 
 def error_to_json(error: LlmrunError) -> dict[str, Any]:
-    """Convert an error. Of a class that is not in llmrun.errors, the nearest base class that is there gets sent."""
+    """Convert an error. A class that is not in llmrun.errors is sent as its nearest base class that is."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     details = {name: getattr(error, name) for name in _ERROR_FIELDS if hasattr(error, name)}
     return {"error": known.__name__, "message": str(error), "hint": error.hint, **details}

@@ -1,4 +1,4 @@
-"""What is to come: predicts how long a new request would wait, from the state of the queue and of the cache."""
+"""Predicts how long a new request would wait, from the state of the queue and of the cache."""
 
 from __future__ import annotations
 

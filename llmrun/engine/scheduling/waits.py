@@ -69,7 +69,7 @@ class AnswerLengths:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a running or waiting request still needs.
+    """The remaining work of a running or waiting request.
 
     missing    tokens of its prompt that are not in the cache
     depth      tokens in the cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmrun.engine.requests import TextPrompt, TokenPrompt
+from llmrun.errors import ContextExceeded
 from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import Fields, missing, seen
@@ -13,7 +14,23 @@ _WANTED: Final = "a string, a list of strings, a list of token IDs, or a list of
 
 
 def read_prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField."""
+    """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField and ContextExceeded.
+
+    A list of tokens that cannot fit is refused here, because sending millions of numbers to the engine's process would
+    hold up all other requests.
+    """
+    prompts = _prompts(fields, facts)
+    longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
+    if longest >= facts.context_size:
+        raise ContextExceeded(
+            f"prompt does not fit in the context: {longest:,} tokens plus one for the answer exceed the limit of "
+            f"{facts.context_size:,}",
+            hint="shorten the prompt",
+        )
+    return prompts
+
+
+def _prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
     value = fields.value("prompt")
     if value is None:
         raise missing("prompt")

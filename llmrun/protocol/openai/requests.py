@@ -58,7 +58,9 @@ class Parsed:
 
         The names come from the client, so everything but printable ASCII is escaped.
         """
-        names = [ascii(shown(name, _LONGEST_NAME))[1:-1] for name in islice(self.ignored, _MOST_IGNORED)]
+        names = [
+            ascii(shown(name, _LONGEST_NAME))[1:-1][:_LONGEST_NAME] for name in islice(self.ignored, _MOST_IGNORED)
+        ]
         more = len(self.ignored) - len(names)
         return ", ".join([*names, f"and {more} more"] if more else names)
 
@@ -100,7 +102,7 @@ def parse_chat(body: dict[str, Any], facts: ServedFacts) -> Parsed:
 
 
 def parse_completion(body: dict[str, Any], facts: ServedFacts) -> Parsed:
-    """Convert the body of a completion. Raises InvalidField and ModelNotFound."""
+    """Convert the body of a completion. Raises InvalidField, ContextExceeded and ModelNotFound."""
     fields = Fields(body)
     options = read_options(fields, facts)
     refuse_in_completions(fields)

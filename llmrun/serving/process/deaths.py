@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llmrun.engine.child.messages import cancelled_unbegun
-from llmrun.errors import LlmrunError
+from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.serving.process.request import Phase, ServedRequest
 
 _MOST_DEATHS: Final = 2
@@ -34,7 +34,7 @@ def sort_out(
         elif request is preparing:
             request.unprepared += 1
         if request.deaths >= _MOST_DEATHS or request.unprepared >= _MOST_UNPREPARED:
-            request.fail(LlmrunError(f"the engine ended repeatedly while it ran this request: {reason}"))
+            request.fail(BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}"))
         elif request.phase is Phase.BEGUN and request.deltas.count and not batch_invariant:
             request.fail(LlmrunError(f"the engine ended while it ran this request: {reason}"))
         request.phase = Phase.HELD

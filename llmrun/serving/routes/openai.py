@@ -20,9 +20,11 @@ from llmrun.serving.choices import Choices
 from llmrun.serving.disconnects import Presence
 from llmrun.serving.exchanges import exchange_of
 from llmrun.serving.models import facts_of, served_facts
-from llmrun.serving.refusals import ignored_header, json_response
+from llmrun.serving.refusals import ignored_header, json_bytes_of_choices, json_response
 from llmrun.serving.service import Service
 from llmrun.serving.streams import StreamedAnswer, stream
+
+_MANY_TOKENS = 256  # writing the log-probabilities of so many tokens takes 20 ms
 
 
 class Answer(StreamedAnswer, Protocol):
@@ -76,7 +78,9 @@ class Completions:
                 await presence.during(_collect(choices, answer))
             finally:
                 exchange.tokens = f"{choices.prompt_tokens}+{choices.generated_tokens} tokens"
-        await json_response(answer.whole(), headers=headers)(scope, receive, send)
+        large = choices.generated_tokens > _MANY_TOKENS
+        whole = await off_the_loop(large, lambda: json_bytes_of_choices(answer.whole()))
+        await json_response(whole, headers=headers)(scope, receive, send)
 
 
 async def _collect(choices: Choices, answer: Answer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt, TokenPrompt, check_request
-from llmrun.errors import ModelNotFound
+from llmrun.errors import ContextExceeded, ModelNotFound
 from llmrun.protocol.openai.requests import Parsed
 from llmrun.protocol.openai.sampling import choice_seed
 from tests.support.protocol.answers import FACTS, TOOL, USER, chat, completion
@@ -19,6 +19,13 @@ def prompt_of(parsed: Parsed) -> ChatPrompt:
     prompt = parsed.requests[0].prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
+
+
+@pytest.mark.parametrize("prompt", [[1] * FACTS.context_size, ["a", [1] * FACTS.context_size]])
+def test_tokens_that_cannot_fit_are_refused_early(prompt: Any) -> None:
+    with pytest.raises(ContextExceeded, match="prompt does not fit in the context"):
+        completion(prompt=prompt)
+    completion(prompt=[1] * (FACTS.context_size - 1))
 
 
 def test_the_smallest_chat_uses_the_defaults() -> None:
@@ -176,6 +183,11 @@ def test_unknown_fields_are_named() -> None:
 def test_fields_that_never_matter_are_not_named() -> None:
     quiet = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}
     assert chat(**quiet, safety_identifier="x", stream_options={"include_obfuscation": False}).ignored == ()
+
+
+def test_the_header_of_ignored_names_is_short() -> None:
+    """Proxies and clients have limits of 4 to 8 KB for a header."""
+    assert len(chat(**{"\U0001f600" * 60 + str(number): 1 for number in range(40)}).ignored_header) < 2_500
 
 
 def test_the_header_of_ignored_names_is_safe() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from llmrun.engine.requests import Finished, Request, TextDelta, TextPrompt
-from llmrun.errors import LlmrunError
+from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.serving.process.deaths import replay_order, sort_out
 from llmrun.serving.process.request import Phase, ServedRequest
 from llmrun.types import FinishReason
@@ -40,6 +40,7 @@ def test_requests_that_had_not_begun_survive_any_number_of_deaths() -> None:
 def test_a_begun_request_survives_one_death() -> None:
     request = served(1, Phase.BEGUN, deltas=3)
     assert [end(request), end(request)] == [[], [1]]
+    assert isinstance(request._error, BackendCrashed)  # which clients do not retry
     assert str(request._error) == "the engine ended repeatedly while it ran this request: SIGKILL"
 
 

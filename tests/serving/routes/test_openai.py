@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from llmrun.errors import ContextExceeded, LlmrunError, Unavailable
-from tests.support.serving.fake_model import FakeModel
+from llmrun.protocol.openai.responses import ChatAnswer
+from tests.support.serving.fake_model import FakeModel, text
 from tests.support.serving.servers import CHAT, HELLO, RunningServer, eventually, serving
 
 SECRET = "my most secret prompt"
@@ -45,6 +48,26 @@ def test_fields_without_effect_are_named_in_a_header(server: RunningServer) -> N
 @pytest.mark.parametrize("stream", [False, True])
 def test_accepted_requests_are_told_their_predicted_wait(server: RunningServer, stream: bool) -> None:
     assert server.chat(stream=stream).headers["x-llmrun-wait"] == "0.250"
+
+
+@pytest.mark.parametrize(("n_words", "threads"), [(3, "same"), (1000, "other")])
+def test_long_answers_are_written_off_the_loop(n_words: int, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def whole(self: ChatAnswer) -> dict[str, Any]:
+        written.append(threading.current_thread().name)
+        return known(self)
+
+    known = ChatAnswer.whole
+    monkeypatch.setattr(ChatAnswer, "whole", whole)
+    model = FakeModel(lambda number: text(*["é "] * n_words))
+    with serving(model) as server:
+        started: list[str] = []
+        server.call(lambda: started.append(threading.current_thread().name))
+        reply = server.chat(n=2)
+    assert [choice["message"]["content"] for choice in reply.json["choices"]] == ["é " * n_words] * 2
+    assert reply.json["usage"]["completion_tokens"] == 2 * n_words
+    assert (written == started) == (threads == "same")
 
 
 def test_other_models_are_not_found(server: RunningServer) -> None:
