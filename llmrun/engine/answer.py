@@ -46,6 +46,8 @@ class Answer:
     constraint       the tokens that the request's response format allows, or None
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
+    prefix_scope     requests with the same scope share cached prefixes
+    is_paused        True if the last step had no room in the KV cache for the request
     last_step        the number of the last step in which the request had rows, as counted by its scheduler
     runs_alone       True until the request has been part of a step, if that step must have no other requests
     wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/sharing.py)
@@ -79,6 +81,8 @@ class Answer:
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
+    prefix_scope: str = ""
+    is_paused: bool = False
     last_step: int = 0
     runs_alone: bool = False
     wait: PrefixWait | None = None

@@ -59,6 +59,7 @@ class Engine:
         constraints: ConstraintCompiler | None = None,
         max_running: int | None = None,
         overcommit: bool = False,
+        share_prefixes: bool = False,
         on_begin: Callable[[Sequence[int]], None] = lambda ids: None,
     ) -> None:
         """Create an engine that owns an open backend, `templates` and `drafts`; `close` closes them all.
@@ -74,6 +75,7 @@ class Engine:
         max_running    the maximum number of requests that run at a time; the other sequences of the cache only keep
                        prefixes. None for as many as there are sequences
         overcommit     admit requests even if the cache may become full before they finish (scheduling/admission.py)
+        share_prefixes let tenants share cached prefixes, so that one can find out what another has asked
         on_begin       called before a step with the ids of the requests that run for the first time
         """
         self._backend = backend
@@ -88,6 +90,7 @@ class Engine:
             max_running=max_running or backend.info.max_sequences,
             overcommit=overcommit,
         )
+        self._share_prefixes = share_prefixes
         self._on_begin = on_begin
         self._ids = itertools.count()
         # Other threads and signal handlers may write these at any time, which is why each write is atomic.
@@ -111,6 +114,7 @@ class Engine:
         draft: Path | None = None,
         will_constrain: bool = False,
         overcommit: bool = False,
+        share_prefixes: bool = False,
         on_begin: Callable[[Sequence[int]], None] = lambda ids: None,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
@@ -147,6 +151,7 @@ class Engine:
                 constraints=constraints,
                 max_running=options.max_sequences,
                 overcommit=overcommit,
+                share_prefixes=share_prefixes,
                 on_begin=on_begin,
             )
         except BaseException:
@@ -226,7 +231,7 @@ class Engine:
         limit = self._prompts.token_limit(len(prompt.tokens), request.max_tokens)
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request)
-        return Answer(
+        answer = Answer(
             *(
                 request_id,
                 request,
@@ -240,6 +245,9 @@ class Engine:
             ),
             *(last_cancel, self._sampler, drafters, pace, prompt.constraint),
         )
+        if not self._share_prefixes:
+            answer.prefix_scope = request.tenant
+        return answer
 
     def enqueue(self, answer: Answer, *, alone: bool = False) -> int:
         """Queue a prepared request and return its id. Thread-safe.

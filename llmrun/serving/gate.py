@@ -97,8 +97,7 @@ class Gate:
         if not self._keys.accept(key):
             what = "the API key is not valid" if key else "an API key is required: send Authorization: Bearer KEY"
             raise Refused(401, what, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-        if not self._options.share_prefixes:
-            exchange_of(scope).tenant = self._keys.tenant(key)
+        exchange_of(scope).tenant = self._keys.tenant(key)
 
 
 def _host_name(host: str) -> str:

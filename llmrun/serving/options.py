@@ -46,7 +46,6 @@ class ServingOptions:
     allowed_hosts  more host names that a Host header may contain; "*" allows all
     origins        the origins of web pages that may use the server; "*" allows all
     open_metrics   whether /metrics needs no key
-    share_prefixes  whether requests with different keys share cached prefixes
     drain_s        how long running requests may continue after the first signal, in seconds
     """
 
@@ -54,6 +53,5 @@ class ServingOptions:
     allowed_hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     open_metrics: bool = False
-    share_prefixes: bool = False
     drain_s: float = 30.0
     limits: Limits = Limits()

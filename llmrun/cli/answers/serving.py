@@ -112,6 +112,7 @@ def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template:
         sampling=dict(settings.sampling),
         max_wait_s=flags.max_wait,
         overcommit=flags.overcommit,
+        share_prefixes=flags.share_prefixes,
     )
 
 

@@ -126,7 +126,6 @@ class ServeFlags:
             allowed_hosts=frozenset(self.allowed_host or ()),
             origins=origins,
             open_metrics=self.open_metrics,
-            share_prefixes=self.share_prefixes,
         )
 
 

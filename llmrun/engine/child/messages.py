@@ -32,7 +32,7 @@ class Open:
     sampling       sampling parameters from the user's settings, which take precedence over both
     digest         identifies the contents of the model file; if empty, it is computed from samples of the file
     max_wait_s     the limit on a request's predicted wait in seconds
-    overcommit     see Engine
+    overcommit, share_prefixes  see Engine
     """
 
     path: str
@@ -46,6 +46,7 @@ class Open:
     digest: str = ""
     max_wait_s: float | None = None
     overcommit: bool = False
+    share_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

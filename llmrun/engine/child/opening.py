@@ -38,6 +38,7 @@ def open_engine(
         speculate=asked.speculate,
         draft=None if asked.draft is None else Path(asked.draft),
         overcommit=asked.overcommit,
+        share_prefixes=asked.share_prefixes,
         on_begin=on_begin,
     )
 

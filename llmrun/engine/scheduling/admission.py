@@ -75,11 +75,11 @@ class Admission:
                 return
             if answer.wait is None or answer.wait.is_over(self.running):
                 answer.wait = wait_for_prefix(
-                    answer, self.running, self._slots.cached(answer.tokens, answer.request.tenant)
+                    answer, self.running, self._slots.cached(answer.tokens, answer.prefix_scope)
                 )
             if answer.wait is not None:
                 continue
-            slot = self._slots.acquire(answer.tokens, answer.request.tenant)
+            slot = self._slots.acquire(answer.tokens, answer.prefix_scope)
             self.running[answer] = slot
             if not self._has_room(answer, slot):
                 self._slots.give_back(self.running.pop(answer))
@@ -199,7 +199,10 @@ class Admission:
 
     @property
     def _n_free_slots(self) -> int:
-        return min(self._max_running - len(self.running), self._slots.n_idle)
+        # Requests that pause run no rows, so others run instead of them. Otherwise, a few long answers that wait for
+        # each other's memory would keep out short ones, for which there is room.
+        n_active = sum(not answer.is_paused for answer in self.running)
+        return max(0, min(self._max_running - n_active, self._slots.n_idle))
 
     @property
     def _free_blocks(self) -> int:

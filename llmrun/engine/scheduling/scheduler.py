@@ -77,7 +77,7 @@ class Scheduler:
         prompts = [prompt for prompt in prompts if prompt.missing > 1]
         reading = {prompt.answer for prompt in prompts}
         work = [Work.next_of(answer, slot, most) for answer, slot in running.items() if answer not in reading]
-        work = [part for part in work if room.take(part.answer, part.slot, part.end)]
+        work = [part for part in work if _has_room(part, room)]
         left = max(self._rows_per_step - sum(part.rows for part in work), 1)
         if prompts:
             work += self._chunks(prompts, waiting, room, left, size_of(work))
@@ -118,7 +118,7 @@ class Scheduler:
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)
-            if room.take(answer, slot, part.end):
+            if _has_room(part, room):
                 size = with_chunk(size, part.rows, depth)
                 left -= part.rows
                 least = 0
@@ -138,6 +138,12 @@ class Scheduler:
         if not size.answers and self.predictor.of_step(with_chunk(size, rows, depth), rows) <= seconds:
             return rows
         return self.predictor.rows_within(seconds, size, depth, least)
+
+
+def _has_room(part: Work, room: Room) -> bool:
+    """Take the room for a part of a step. If there is none, its request pauses."""
+    part.answer.is_paused = not room.take(part.answer, part.slot, part.end)
+    return not part.answer.is_paused
 
 
 def begun_by(work: Sequence[Work]) -> list[int]:

@@ -42,7 +42,7 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
     waits = [
         PrefixWait(leader, min(common_prefix(leader.tokens, tokens), len(tokens) - 1))
         for leader, slot in running.items()
-        if leader.request.tenant == answer.request.tenant and len(leader.tokens) - len(slot.tokens) > 1
+        if leader.prefix_scope == answer.prefix_scope and len(leader.tokens) - len(slot.tokens) > 1
     ]
     longest = max(waits, key=lambda wait: wait.n, default=None)
     return longest if longest and longest.n - cached >= LEAST_SHARED else None

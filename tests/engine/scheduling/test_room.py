@@ -133,9 +133,23 @@ def test_overcommitted_requests_start_again_with_the_same_answers() -> None:
         assert alone[0] == tokens[number]
 
 
-def test_tenants_do_not_share_prefixes() -> None:
+def test_paused_answers_do_not_keep_out_short_ones() -> None:
+    """Four answers without a limit wait for each other's memory, but there is room for a short one."""
+    backend = ScriptedBackend(None, max_sequences=8, context_size=256, capacity=256)
+    engine = Engine(backend, max_running=4)
+    for seed in range(4):
+        engine.submit(endless(Request(random_prompt(10, seed))))
+    for _ in range(20):
+        engine.step()
+    short = engine.submit(endless(Request(random_prompt(5, 9), 5)))
+    ended = [event.request_id for _ in range(30) for event in engine.step() if isinstance(event, Finished)]
+    assert ended == [short]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(False, [0, 0, 99]), (True, [0, 99, 99])])
+def test_tenants_share_prefixes_only_if_asked(share: bool, expected: list[int]) -> None:
     backend = ScriptedBackend(None, max_sequences=4)
-    engine = Engine(backend)
+    engine = Engine(backend, share_prefixes=share)
     prompt = random_prompt(100)
     ids = [engine.submit(Request(prompt, 3, tenant=tenant)) for tenant in ("a", "b", "a")]
     cached: dict[int, int] = {}
@@ -143,7 +157,7 @@ def test_tenants_do_not_share_prefixes() -> None:
         for event in engine.step():
             if isinstance(event, Finished):
                 cached[event.request_id] = event.timings.cached_tokens
-    assert [cached[each] for each in ids] == [0, 0, 99]
+    assert [cached[each] for each in ids] == expected
 
 
 def test_a_suspect_runs_its_first_step_alone() -> None:

@@ -39,10 +39,47 @@ For each call, return a JSON object within these tags:
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-_WORDS = (
-    "the sea ferry rope rain needle weather mountain stairs ocean green coat coin child duck boat list of numbers sum "
-    "sort python function red blue seven twelve letter book pencil hour name why how what explain tell short long"
-).split()
+_WORDS = [
+    "the",
+    "sea",
+    "ferry",
+    "rope",
+    "rain",
+    "needle",
+    "weather",
+    "mountain",
+    "stairs",
+    "ocean",
+    "green",
+    "coat",
+    "coin",
+    "child",
+    "duck",
+    "boat",
+    "list",
+    "of",
+    "numbers",
+    "sum",
+    "sort",
+    "python",
+    "function",
+    "red",
+    "blue",
+    "seven",
+    "twelve",
+    "letter",
+    "book",
+    "pencil",
+    "hour",
+    "name",
+    "why",
+    "how",
+    "what",
+    "explain",
+    "tell",
+    "short",
+    "long",
+]
 _SYSTEMS = (
     "You are a helpful assistant who answers in one sentence. " * 4,
     "Translate what the user says into simple words, and give an example for each of them. " * 6,
