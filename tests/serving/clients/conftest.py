@@ -1,17 +1,24 @@
-"""Servers for tests with other programs' clients, which run in .venv-clients; see scripts/test_clients."""
+"""Servers for tests with other programs' clients.
+
+OpenAI's client is also installed in .venv, so its tests run in both environments, with different versions. The other
+tests run only in .venv-clients; see scripts/test_clients.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.models.downloads import smollm2
 from tests.support.serving.served import Served, served
 
-collect_ignore_glob = [] if find_spec("openai") else ["test_*.py"]
+_PACKAGES = {"test_langchain.py": "langchain_openai", "test_litellm.py": "litellm", "test_llm.py": "llm"}
+collect_ignore = [file for file, package in _PACKAGES.items() if find_spec(package) is None]
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +31,6 @@ def real() -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a scripted model that calls tools, with the chat template of Qwen3."""
-    from tests.support.cli.tool_chats import RESULT, call, tool_script_file
-
     script = tool_script_file(
         tmp_path_factory.mktemp("tools"),
         ("Weather?", call("get_weather", city="Paris", days=2)),
@@ -41,8 +46,6 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Served]:
     """A server that answers one request at a time, slowly, and lets one more wait."""
-    import json
-
     script = tmp_path / "slow.json"
     script.write_text(json.dumps({"step_seconds": 0.02}))
     flags = ("--backend", "scripted", "--parallel", "1", "--max-queue", "1", "--drain", "0")

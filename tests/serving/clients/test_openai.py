@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from typing import Any
 
-import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.support.serving.openai_clients import async_client_of, client_of
 from tests.support.serving.served import Served
 
 pytestmark = pytest.mark.clients
@@ -23,16 +24,16 @@ class Animal(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(real: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=real.url, api_key="none", max_retries=0)
+def client(real: Served) -> Any:
+    return client_of(real)
 
 
-def test_models_are_listed(client: openai.OpenAI, real: Served) -> None:
+def test_models_are_listed(client: Any, real: Served) -> None:
     assert [model.id for model in client.models.list()] == [real.model]
     assert client.models.retrieve(real.model).owned_by == "llmrun"
 
 
-def test_a_chat_is_answered(client: openai.OpenAI, real: Served) -> None:
+def test_a_chat_is_answered(client: Any, real: Served) -> None:
     question = [{"role": "user", "content": "Say hello in French."}]
     done = client.chat.completions.create(model=real.model, messages=question, temperature=0, max_tokens=12)
     assert done.choices[0].message.content.startswith("Bonjour")
@@ -41,7 +42,7 @@ def test_a_chat_is_answered(client: openai.OpenAI, real: Served) -> None:
     assert done.system_fingerprint.startswith("fp_")
 
 
-def test_a_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI, real: Served) -> None:
+def test_a_stream_has_the_text_of_the_whole_answer(client: Any, real: Served) -> None:
     fields = {"model": real.model, "messages": STORY, "seed": 5, "max_completion_tokens": 40}
     whole = client.chat.completions.create(**fields)
     chunks = [*client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})]
@@ -54,12 +55,12 @@ def test_a_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI, real: 
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_answers_at_the_same_time_are_those_of_one_at_a_time(client: openai.OpenAI, real: Served) -> None:
-    def fields(seed: int) -> dict[str, object]:
+def test_answers_at_the_same_time_are_those_of_one_at_a_time(client: Any, real: Served) -> None:
+    def fields(seed: int) -> dict[str, Any]:
         return {"model": real.model, "messages": STORY, "seed": seed, "max_tokens": 20, "top_p": 0.9}
 
     async def all_at_once() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=real.url, api_key="none") as many:
+        async with async_client_of(real) as many:
             done = await asyncio.gather(*(many.chat.completions.create(**fields(seed)) for seed in range(8)))
         return [each.choices[0].message.content for each in done]
 
@@ -70,7 +71,7 @@ def test_answers_at_the_same_time_are_those_of_one_at_a_time(client: openai.Open
 
 def test_asynchronous_streams_work(real: Served) -> None:
     async def run() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=real.url, api_key="none") as client:
+        async with async_client_of(real) as client:
             stream = await client.chat.completions.create(model=real.model, messages=STORY, max_tokens=8, stream=True)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             return text, (await client.models.list()).data[0].id
@@ -80,7 +81,7 @@ def test_asynchronous_streams_work(real: Served) -> None:
     assert name == real.model
 
 
-def test_headers_name_the_request_and_ignored_fields(client: openai.OpenAI, real: Served) -> None:
+def test_headers_name_the_request_and_ignored_fields(client: Any, real: Served) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model=real.model, messages=STORY, max_tokens=1, extra_body={"num_ctx": 4096}
     )
@@ -88,7 +89,7 @@ def test_headers_name_the_request_and_ignored_fields(client: openai.OpenAI, real
     assert raw.parse().id == f"chatcmpl-{raw.headers['x-request-id']}"
 
 
-def test_completions_are_answered(client: openai.OpenAI, real: Served) -> None:
+def test_completions_are_answered(client: Any, real: Served) -> None:
     fields = {"model": real.model, "prompt": "Once upon a time", "seed": 3, "max_tokens": 16}
     whole = client.completions.create(**fields)
     chunks = [*client.completions.create(**fields, stream=True)]
@@ -98,7 +99,7 @@ def test_completions_are_answered(client: openai.OpenAI, real: Served) -> None:
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
 
 
-def test_logprobs_of_chats_are_probabilities(client: openai.OpenAI, real: Served) -> None:
+def test_logprobs_of_chats_are_probabilities(client: Any, real: Served) -> None:
     fields = {"model": real.model, "messages": STORY, "temperature": 0, "max_tokens": 6}
     done = client.chat.completions.create(**fields, logprobs=True, top_logprobs=3)
     tokens = done.choices[0].logprobs.content
@@ -111,14 +112,14 @@ def test_logprobs_of_chats_are_probabilities(client: openai.OpenAI, real: Served
     assert b"".join(bytes(token.bytes) for token in tokens).decode() == done.choices[0].message.content
 
 
-def test_logprobs_of_completions_are_lists(client: openai.OpenAI, real: Served) -> None:
+def test_logprobs_of_completions_are_lists(client: Any, real: Served) -> None:
     done = client.completions.create(model=real.model, prompt="One, two,", temperature=0, max_tokens=4, logprobs=2)
     logprobs = done.choices[0].logprobs
     assert "".join(logprobs.tokens) == done.choices[0].text
     assert [len(each) for each in logprobs.top_logprobs] == [2, 2, 2, 2]
 
 
-def test_choices_differ_and_the_first_is_that_of_the_seed(client: openai.OpenAI, real: Served) -> None:
+def test_choices_differ_and_the_first_is_that_of_the_seed(client: Any, real: Served) -> None:
     fields = {"model": real.model, "messages": STORY, "seed": 11, "max_tokens": 16}
     one, three = client.chat.completions.create(**fields), client.chat.completions.create(**fields, n=3)
     texts = [choice.message.content for choice in three.choices]
@@ -127,7 +128,7 @@ def test_choices_differ_and_the_first_is_that_of_the_seed(client: openai.OpenAI,
     assert three.usage.prompt_tokens == one.usage.prompt_tokens
 
 
-def test_stop_strings_end_the_answer(client: openai.OpenAI, real: Served) -> None:
+def test_stop_strings_end_the_answer(client: Any, real: Served) -> None:
     fields = {"model": real.model, "messages": STORY, "temperature": 0, "max_tokens": 60}
     text = client.chat.completions.create(**fields).choices[0].message.content
     stopped = client.chat.completions.create(**fields, stop=[" the", "\n\n"])
@@ -135,14 +136,14 @@ def test_stop_strings_end_the_answer(client: openai.OpenAI, real: Served) -> Non
     assert stopped.choices[0].message.content == min(text.partition(stop)[0] for stop in (" the", "\n\n"))
 
 
-def test_parsed_answers_are_objects(client: openai.OpenAI, real: Served) -> None:
+def test_parsed_answers_are_objects(client: Any, real: Served) -> None:
     done = client.chat.completions.parse(
         model=real.model, messages=STORY, response_format=Animal, seed=1, max_tokens=200
     )
     assert isinstance(done.choices[0].message.parsed, Animal)
 
 
-def test_schemas_hold_in_streams(client: openai.OpenAI, real: Served) -> None:
+def test_schemas_hold_in_streams(client: Any, real: Served) -> None:
     fields = {"model": real.model, "messages": STORY, "response_format": Animal, "seed": 2, "max_tokens": 200}
     with client.chat.completions.stream(**fields) as stream:
         kinds = {event.type for event in stream}
@@ -150,7 +151,7 @@ def test_schemas_hold_in_streams(client: openai.OpenAI, real: Served) -> None:
     assert {"content.delta", "content.done", "chunk"} <= kinds
 
 
-def test_json_mode_gives_json(client: openai.OpenAI, real: Served) -> None:
+def test_json_mode_gives_json(client: Any, real: Served) -> None:
     question = [{"role": "user", "content": "Describe a fox in JSON."}]
     done = client.chat.completions.create(
         model=real.model, messages=question, response_format={"type": "json_object"}, seed=4, max_tokens=400

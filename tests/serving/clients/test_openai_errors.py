@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.serving.openai_clients import client_of
 from tests.support.serving.served import Served, served
 
 pytestmark = pytest.mark.clients
@@ -28,10 +29,6 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     keys.chmod(0o600)
     with served("scripted", "--backend", "scripted", "--api-key-file", str(keys), key=KEY) as running:
         yield running
-
-
-def client_of(server: Served, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url, **{"api_key": "none", "max_retries": 0, **options})
 
 
 def test_a_key_is_needed(locked: Served) -> None:
@@ -51,11 +48,12 @@ def test_invalid_fields_are_bad_requests(tools: Served) -> None:
 
 
 def test_other_models_are_not_found(tools: Served) -> None:
-    for ask in (
+    asks: tuple[Callable[[], object], ...] = (
         lambda: client_of(tools).chat.completions.create(model="gpt-5", messages=HELLO),
         lambda: client_of(tools).models.retrieve("gpt-5"),
         lambda: client_of(tools).embeddings.create(model="script", input="x"),
-    ):
+    )
+    for ask in asks:
         with pytest.raises(openai.NotFoundError):
             ask()
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.support.serving.openai_clients import async_client_of, client_of
 from tests.support.serving.served import Served
 
 pytestmark = pytest.mark.clients
@@ -30,11 +31,11 @@ def asking(question: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def client(tools: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=tools.url, api_key="none", max_retries=0)
+def client(tools: Served) -> Any:
+    return client_of(tools)
 
 
-def test_a_tool_is_called_and_its_result_used(client: openai.OpenAI) -> None:
+def test_a_tool_is_called_and_its_result_used(client: Any) -> None:
     fields = asking("Weather?")
     done = client.chat.completions.create(**fields)
     assert done.choices[0].finish_reason == "tool_calls"
@@ -48,7 +49,7 @@ def test_a_tool_is_called_and_its_result_used(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(**fields).choices[0].message.content == "It is sunny."
 
 
-def test_streamed_calls_are_assembled(client: openai.OpenAI) -> None:
+def test_streamed_calls_are_assembled(client: Any) -> None:
     with client.chat.completions.stream(**asking("Both?")) as stream:
         events = [event.type for event in stream]
         message = stream.get_final_completion().choices[0].message
@@ -60,7 +61,7 @@ def test_streamed_calls_are_assembled(client: openai.OpenAI) -> None:
 
 def test_streamed_calls_are_assembled_asynchronously(tools: Served) -> None:
     async def run() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=tools.url, api_key="none") as client:
+        async with async_client_of(tools) as client:
             stream = await client.chat.completions.create(**asking("Weather?"), stream=True)
             return [call async for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
 
@@ -70,24 +71,24 @@ def test_streamed_calls_are_assembled_asynchronously(tools: Served) -> None:
     assert json.loads("".join(call.function.arguments for call in calls)) == {"city": "Paris", "days": 2}
 
 
-def test_calls_are_parsed(client: openai.OpenAI) -> None:
+def test_calls_are_parsed(client: Any) -> None:
     message = client.chat.completions.parse(**asking("Weather?")).choices[0].message
     assert message.tool_calls[0].function.parsed_arguments == GetWeather(city="Paris", days=2)
 
 
-def test_one_tool_can_be_required(client: openai.OpenAI) -> None:
+def test_one_tool_can_be_required(client: Any) -> None:
     choice = {"type": "function", "function": {"name": NAME}}
     done = client.chat.completions.create(**asking("Weather?"), tool_choice=choice, max_tokens=200)
     assert done.choices[0].message.tool_calls[0].function.name == NAME
 
 
-def test_without_need_no_tool_is_called(client: openai.OpenAI) -> None:
+def test_without_need_no_tool_is_called(client: Any) -> None:
     done = client.chat.completions.create(**asking("Hello?"))
     assert done.choices[0].message.content == "Hello!"
     assert done.choices[0].message.tool_calls is None
 
 
-def test_thinking_is_a_field_of_its_own(client: openai.OpenAI) -> None:
+def test_thinking_is_a_field_of_its_own(client: Any) -> None:
     fields = {**asking("Think?"), "tools": openai.omit}
     message = client.chat.completions.create(**fields).choices[0].message
     assert (message.reasoning_content.strip(), message.content.strip()) == ("It is easy.", "Yes.")
