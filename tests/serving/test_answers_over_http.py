@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
-from tests.support.serving.served import Served, served
+from tests.support.serving.serve_process import Served, served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # Makes the noise of the scripted model as likely as its text, so that the seed decides about the answer.

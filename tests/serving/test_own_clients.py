@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli.commands import TIMEOUT_S, llmrun
-from tests.support.serving.served import Served, served
+from tests.support.serving.serve_process import Served, served
 
 # Makes the noise of the scripted model as likely as its text, so that the sampling decides about the answer.
 NOISE = ("--temp", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0")

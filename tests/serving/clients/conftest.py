@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.models.downloads import smollm2
-from tests.support.serving.served import Served, served
+from tests.support.serving.serve_process import Served, served
 
 _PACKAGES = {"test_langchain.py": "langchain_openai", "test_litellm.py": "litellm", "test_llm.py": "llm"}
 collect_ignore = [file for file, package in _PACKAGES.items() if find_spec(package) is None]

@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
-from tests.support.serving.served import Served
+from tests.support.serving.serve_process import Served
 
 pytestmark = pytest.mark.clients
 

@@ -12,7 +12,7 @@ import pytest
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise, importing it downloads a price list
 import litellm
 
-from tests.support.serving.served import Served
+from tests.support.serving.serve_process import Served
 
 pytestmark = pytest.mark.clients
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving.served import Served
+from tests.support.serving.serve_process import Served
 
 pytestmark = pytest.mark.clients
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.support.serving.openai_clients import client_of
-from tests.support.serving.served import Served, served
+from tests.support.serving.serve_process import Served, served
 
 pytestmark = pytest.mark.clients
 

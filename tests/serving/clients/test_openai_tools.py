@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.support.serving.openai_clients import async_client_of, client_of
-from tests.support.serving.served import Served
+from tests.support.serving.serve_process import Served
 
 pytestmark = pytest.mark.clients
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from tests.support.serving.served import Served
+from tests.support.serving.serve_process import Served
 
 _OPTIONS = {"api_key": "none", "max_retries": 0}
 
