@@ -80,7 +80,7 @@ class Served:
             time.sleep(0.01)
 
     def is_idle(self) -> bool:
-        return self.metric("llmrun_running_sequences") == self.metric("llmrun_queued_sequences") == 0
+        return self.metric("llmrun_requests_running") == self.metric("llmrun_requests_waiting") == 0
 
     def stop(self) -> None:
         """Send the signal that stops a server."""
