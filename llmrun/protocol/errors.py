@@ -23,6 +23,8 @@ from llmrun.errors import (
 
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
+# Many programs, such as LiteLLM, recognize this error by OpenAI's words and not by its code.
+_TOO_LONG: Final = "This model's maximum context length is exceeded"
 _LONGEST_WAIT_S: Final = 120  # OpenAI's clients do not retry at all if the server asks for a longer wait
 # The names that begin the engine's messages about formats and tools.
 _ORIGINS: Final = ("response_format", "json_schema", "grammar", "structured_outputs", "tools")
@@ -84,7 +86,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, UsageError):
         return ApiError(400, _words(error), _INVALID, "invalid_value", _origin(str(error)))
     if isinstance(error, ContextExceeded):
-        return ApiError(400, _words(error), _INVALID, "context_length_exceeded")
+        return ApiError(400, f"{_TOO_LONG}: {_words(error)}", _INVALID, "context_length_exceeded")
     if isinstance(error, TemplateRefused):
         return ApiError(400, _template_words(error), _INVALID, "template_refused")
     if isinstance(error, ModelNotFound):

@@ -58,6 +58,7 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/completions", completion, methods=["POST"]),
         _Route("/completions", completion, methods=["POST"]),
         _Route("/v1/models", models.list_models),
+        _Route("/v1/models/", models.list_models),  # otherwise, the next line would take it for a model without a name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),

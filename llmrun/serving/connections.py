@@ -8,6 +8,7 @@ no timers for healthy connections.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from http import HTTPStatus
 
@@ -22,6 +23,8 @@ from llmrun.serving.options import Limits
 from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response, json_bytes
 
 _SPARE = 64  # connections beyond the limit that still get an answer, which says that there are too many
+_HEADER_END = re.compile(rb"\n\r?\n")
+_HEADER_TOO_LARGE = "the header is too large"
 _PROGRESS = 1024  # bytes that a client must take between two checks, so that one byte at a time does not count
 
 
@@ -53,6 +56,9 @@ class Connection(H11Protocol):
                 self.transport.abort()
         if self._refused or self.transport.is_closing():
             return
+        if self.conn.their_state is h11.IDLE and self._has_huge_header(data):
+            self._refuse(431, _HEADER_TOO_LARGE)
+            return
         super().data_received(data)
         if self.cycle is not request:
             self._header_since = self._linger_since = None
@@ -78,7 +84,7 @@ class Connection(H11Protocol):
         """Answer what is not HTTP. `handle_events` calls this while it handles h11's error."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        words = "the header is too large" if status == 431 else "not a valid HTTP request"
+        words = _HEADER_TOO_LARGE if status == 431 else "not a valid HTTP request"
         self._refuse(status if status in (400, 431, 501) else 400, words)
 
     def close_after_response(self) -> None:
@@ -90,6 +96,11 @@ class Connection(H11Protocol):
     def is_idle(self) -> bool:
         """Whether no response is in progress."""
         return self.cycle is None or self.cycle.response_complete
+
+    def _has_huge_header(self, data: bytes) -> bool:
+        """Return whether a header is too large that arrives in one piece, because h11 does not limit those."""
+        limit = self._limits.header_bytes
+        return len(data) > limit and not _HEADER_END.search(data, 0, limit)
 
     def _takes_nothing(self, now: float) -> bool:
         """Return whether the client has left data unread for too long. This also ends a close that waits for it."""

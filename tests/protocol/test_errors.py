@@ -74,7 +74,13 @@ def test_a_model_without_a_template_is_not_named_by_its_path() -> None:
 
 
 def test_messages_contain_the_hint() -> None:
-    assert api_error(ContextExceeded("too long", hint="shorten the prompt")).message == "too long; shorten the prompt"
+    assert api_error(UsageError("stop: too long", hint="shorten it")).message == "stop: too long; shorten it"
+
+
+def test_long_prompts_have_the_words_that_clients_look_for() -> None:
+    message = api_error(ContextExceeded("5,000 tokens exceed 4,096", hint="shorten the prompt")).message
+    assert message.startswith("This model's maximum context length is ")
+    assert message.endswith(": 5,000 tokens exceed 4,096; shorten the prompt")
 
 
 def test_bodies_have_the_official_form() -> None:

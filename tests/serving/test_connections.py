@@ -51,9 +51,18 @@ def test_the_second_header_of_a_connection_is_limited_too(server: RunningServer)
         assert b"HTTP/1.1 408 " in read_all(line)
 
 
-def test_huge_headers_end_with_431(server: RunningServer) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000,
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 10_000 + b"\r\n\r\n",  # complete, in one piece
+        b"GET /" + b"y" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["unfinished", "header", "path"],
+)
+def test_huge_headers_end_with_431(server: RunningServer, sent: bytes) -> None:
     with server.connect() as line:
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000)
+        line.sendall(sent)
         assert read_all(line).startswith(b"HTTP/1.1 431 ")
 
 

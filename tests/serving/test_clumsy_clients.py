@@ -1,0 +1,95 @@
+"""Tests with correct but unusual HTTP: other methods, slashes, versions, and headers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.serving.servers import CHAT, HELLO, RunningServer, post, read_all, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with serving() as running:
+        yield running
+
+
+def exchange(server: RunningServer, sent: bytes) -> bytes:
+    with server.connect() as line:
+        line.sendall(sent)
+        return read_all(line)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/health", "/v1/models/fake"])
+def test_head_returns_the_headers_of_get(server: RunningServer, path: str) -> None:
+    whole, head = server.send("GET", path), server.send("HEAD", path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.body))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "get"])
+def test_other_methods_are_not_allowed(server: RunningServer, method: str) -> None:
+    reply = server.send(method, CHAT)
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/v1/models", "/v1//models", f"{CHAT}/", "/api/tags", "/v1/\u007f"])
+def test_other_paths_are_not_found(server: RunningServer, path: str) -> None:
+    reply = server.send("POST", path.replace("\x7f", "%7f%00%0d%0a%ff"), HELLO)
+    assert reply.status == 404
+    assert "/openapi.json" in reply.error["message"]
+
+
+def test_a_slash_after_models_lists_them(server: RunningServer) -> None:
+    assert server.send("GET", "/v1/models/").json == server.send("GET", "/v1/models").json
+
+
+def test_queries_do_not_matter(server: RunningServer) -> None:
+    assert server.send("POST", f"{CHAT}?api-version=2024-10-21&x=%00", HELLO).status == 200
+
+
+def test_long_paths_are_not_repeated_in_full(server: RunningServer) -> None:
+    for path in ("/" + "a" * 8000, "/v1/models/" + "a" * 8000):
+        reply = server.send("GET", path)
+        assert reply.status == 404
+        assert len(reply.body) < 1000
+
+
+def test_compressed_bodies_are_refused(server: RunningServer) -> None:
+    body = gzip.compress(json.dumps(HELLO).encode())
+    reply = server.send("POST", CHAT, body, {"content-encoding": "gzip"})
+    assert reply.status == 415
+    assert "Content-Encoding" in reply.error["message"]
+
+
+def test_a_missing_content_type_is_json(server: RunningServer) -> None:
+    body = json.dumps(HELLO).encode()
+    sent = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    )
+    assert exchange(server, sent + body).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_is_served_without_chunks(server: RunningServer, stream: bool) -> None:
+    body = json.dumps({**HELLO, "stream": stream}).encode()
+    received = exchange(server, f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in received.lower()
+    assert received.endswith(b"data: [DONE]\n\n" if stream else b"}")
+
+
+def test_an_offer_of_http_2_is_declined(server: RunningServer) -> None:
+    offer = {"Connection": "close, Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABk"}
+    assert exchange(server, post(CHAT, HELLO, **offer)).startswith(b"HTTP/1.1 200 ")
+
+
+def test_streams_can_be_pipelined(server: RunningServer) -> None:
+    first, last = post(CHAT, {**HELLO, "stream": True}), post(CHAT, HELLO, Connection="close")
+    received = exchange(server, first + first + last)
+    assert received.count(b"HTTP/1.1 200 ") == 3
+    assert received.count(b"data: [DONE]") == 2
+    assert received.rindex(b"data: [DONE]") < received.index(b'"object":"chat.completion"')
