@@ -53,7 +53,9 @@ class Left:
 
     @property
     def described(self) -> str:
-        lines = [f"{phase}: steps after the server noticed: {dict(sorted(n.items()))}" for phase, n in self.late.items()]
+        lines = [
+            f"{phase}: steps after the server noticed: {dict(sorted(n.items()))}" for phase, n in self.late.items()
+        ]
         lines.append(f"steps after they had closed their connections: {dict(sorted(self.since_close.items()))}")
         lines.append(f"steps until the server had forgotten them: {dict(sorted(self.gone.items()))}")
         return "\n".join([*lines, f"{self.clients} clients, {self.too_late} cancelled too late"])
@@ -101,9 +103,7 @@ class LeavingSoak:
         arguments = [*self._model, "--parallel", str(PARALLEL), "--ctx-size", "8192", "--max-wait", "600"]
         variables = {LOG_VARIABLE: str(path), CLOSED_LOG_VARIABLE: str(self._closed_path)}
         left = Left()
-        with serve(
-            *arguments, log=self._folder / "leaving.log", command=COMMAND, environment=variables
-        ) as server:
+        with serve(*arguments, log=self._folder / "leaving.log", command=COMMAND, environment=variables) as server:
             self._server, self._log = server, StepLog(path)
             for phase in PHASES:
                 for stream in (True, False):
@@ -126,7 +126,9 @@ class LeavingSoak:
         text = f"round {round_number} {_LONG}"
         async with self._company(1 if phase == "prefix" else 0, text):
             number = self._new_number()
-            line = await _begin(self._server, f"{text if phase != 'answer' else round_number} <{number}>", stream=stream)
+            line = await _begin(
+                self._server, f"{text if phase != 'answer' else round_number} <{number}>", stream=stream
+            )
             others = before + (phase == "prefix")
             await self._until_known(others + 1)
             if phase in ("prompt", "answer"):
@@ -198,7 +200,9 @@ async def _begin(server: Served, text: str, *, stream: bool) -> socket.socket:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     line = socket.create_connection(("127.0.0.1", server.port))
     line.setblocking(False)
-    await asyncio.get_running_loop().sock_sendall(line, f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    await asyncio.get_running_loop().sock_sendall(
+        line, f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+    )
     return line
 
 

@@ -87,7 +87,9 @@ class _Kills:
         self._is_over = False
 
     async def run(self, kills: int) -> None:
-        self._expected = [comparable(await post_patiently(self._server.port, one.path, one.body)) for one in self._asked]
+        self._expected = [
+            comparable(await post_patiently(self._server.port, one.path, one.body)) for one in self._asked
+        ]
         clients = [asyncio.create_task(self._ask_on(number)) for number in range(CLIENTS)]
         try:
             while len(self._times) < kills:

@@ -23,7 +23,13 @@ MARK = re.compile(r"<(\d+)>")
 def mark_of(work: Work) -> int:
     """Return the number in a request's prompt, or -1."""
     prompt = work.answer.request.prompt
-    text = str(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt.text if isinstance(prompt, TextPrompt) else ""
+    text = (
+        str(prompt.messages)
+        if isinstance(prompt, ChatPrompt)
+        else prompt.text
+        if isinstance(prompt, TextPrompt)
+        else ""
+    )
     found = MARK.search(text)
     return int(found[1]) if found else -1
 
