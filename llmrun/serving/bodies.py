@@ -63,12 +63,16 @@ class Bodies:
 
     @contextmanager
     def _holding(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts bytes as held until the block ends."""
+        """Yield a function that counts bytes as held until the block ends.
+
+        Bodies that are not large are never refused. Otherwise, a few clients that stall in the middle of large bodies
+        could shut out everyone else. The limit of connections bounds their memory.
+        """
         held = 0
 
         def hold(count: int) -> None:
             nonlocal held
-            if self.held + count > self._limits.bodies_bytes:
+            if held + count > _LARGE and self.held + count > self._limits.bodies_bytes:
                 raise Refused(
                     503,
                     "the server is receiving too many large requests; try again in a moment",

@@ -78,6 +78,15 @@ def test_all_bodies_together_are_limited(server: RunningServer) -> None:
     assert (status, body["error"]["code"]) == (503, "server_overloaded")
 
 
+def test_stalled_large_bodies_do_not_shut_out_small_ones(server: RunningServer) -> None:
+    with server.connect() as first, server.connect() as second:
+        for line, count in ((first, 180_000), (second, 115_000)):
+            line.sendall(HEAD + b"Content-Length: 190000\r\n\r\n" + b" " * count)
+        eventually(lambda: server.service.bodies.held == 295_000)
+        assert server.chat(user="x" * 20_000).status == 200
+        assert server.chat(user="x" * 100_000).status == 503
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

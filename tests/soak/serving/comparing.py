@@ -22,9 +22,14 @@ def comparable(exchange: Exchange) -> str:
     """
     if exchange.problem or exchange.status != 200:
         raise Incomplete(f"status {exchange.status} {exchange.problem} {exchange.body[:300].decode(errors='replace')}")
-    if exchange.headers.get("content-type", "").startswith("text/event-stream"):
-        return _of_stream(exchange.body.decode())
-    return json.dumps(_without_varying(json.loads(exchange.body)))
+    return comparable_text(exchange.body, exchange.headers.get("content-type", ""))
+
+
+def comparable_text(body: bytes, content_type: str) -> str:
+    """Return the same for the body of a response with status 200. Raises Incomplete."""
+    if content_type.startswith("text/event-stream"):
+        return _of_stream(body.decode())
+    return json.dumps(_without_varying(json.loads(body)))
 
 
 def _of_stream(text: str) -> str:

@@ -66,8 +66,8 @@ class Crowded:
     def described(self) -> str:
         mb = 1e-6
         return (
-            f"{self.answers:,} answers, {self.failed} failed, {self.preemptions} preemptions, {self.restarts} restarts, "
-            f"{self.tokens:,} tokens, {self.cached_tokens:,} of them from the cache\n"
+            f"{self.answers:,} answers, {self.failed} failed, {self.preemptions} preemptions, {self.restarts} "
+            f"restarts, {self.tokens:,} tokens, {self.cached_tokens:,} of them from the cache\n"
             f"the cache had less room than one context in {self.tight:,} of {self.samples:,} samples; at most "
             f"{self.waiting} sequences waited\n"
             f"memory: {self.memory * mb:.1f} MB, with loading {self.peak * mb:.1f} MB, forecast "

@@ -39,47 +39,10 @@ For each call, return a JSON object within these tags:
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-_WORDS = [
-    "the",
-    "sea",
-    "ferry",
-    "rope",
-    "rain",
-    "needle",
-    "weather",
-    "mountain",
-    "stairs",
-    "ocean",
-    "green",
-    "coat",
-    "coin",
-    "child",
-    "duck",
-    "boat",
-    "list",
-    "of",
-    "numbers",
-    "sum",
-    "sort",
-    "python",
-    "function",
-    "red",
-    "blue",
-    "seven",
-    "twelve",
-    "letter",
-    "book",
-    "pencil",
-    "hour",
-    "name",
-    "why",
-    "how",
-    "what",
-    "explain",
-    "tell",
-    "short",
-    "long",
-]
+_WORDS = (
+    "the sea ferry rope rain needle weather mountain stairs ocean green coat coin child duck boat list of numbers sum "
+    "sort python function red blue seven twelve letter book pencil hour name why how what explain tell short long"
+)
 _SYSTEMS = (
     "You are a helpful assistant who answers in one sentence. " * 4,
     "Translate what the user says into simple words, and give an example for each of them. " * 6,
@@ -147,7 +110,7 @@ def _random_request(chance: random.Random, with_tools: bool) -> Asked:
 
 def random_words(chance: random.Random, least: int, most: int) -> str:
     """Return a text of so many words, which are about as many tokens."""
-    return " ".join(chance.choices(_WORDS, k=chance.randint(least, most)))
+    return " ".join(chance.choices(_WORDS.split(), k=chance.randint(least, most)))
 
 
 def _messages(chance: random.Random) -> list[dict[str, str]]:

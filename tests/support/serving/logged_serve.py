@@ -35,10 +35,10 @@ def log_closed(path: str) -> None:
         os.write(file, json.dumps([time.monotonic(), (self.client or ("", 0))[1]]).encode() + b"\n")
         lost(self, exc)
 
-    Connection.connection_lost = logged  # type: ignore[method-assign]
+    Connection.connection_lost = logged  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
     log_closed(os.environ[CLOSED_LOG_VARIABLE])
     child_processes.command = _command
-    sys.exit(main())
+    main()
