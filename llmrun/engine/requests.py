@@ -74,8 +74,8 @@ class Request:
                    with FinishReason.STOP and without a stop string has this format
     sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
                    Local models use all parameters
-    tenant         whose request it is. Tenants get equal shares of the engine's time. By default, they do not share cached
-                   prefixes, because the time to the first token would reveal one tenant's prompts to another
+    tenant         whose request it is. Tenants get equal shares of the engine's time. By default, they do not share
+                   cached prefixes, because the time to the first token would reveal one tenant's prompts to another
     """
 
     prompt: Prompt
