@@ -76,6 +76,7 @@ class Attacks:
     def __init__(self, port: int, key: str, seed: int) -> None:
         self._port, self._key = port, key
         self._chance = random.Random(seed)
+        self._bursting = asyncio.Lock()
         self.found = Attacked()
         self._quick: Kinds = {
             "hostile body": (30, self.hostile_body),
@@ -252,12 +253,16 @@ class Attacks:
 
     async def burst(self) -> None:
         """Open more connections than the server allows."""
+        if self._bursting.locked():  # two bursts would need more files than a process may open
+            return
         lines: list[Line] = []
+        await self._bursting.acquire()
         try:
             while len(lines) < _BURST:
                 lines.append(await self._connect())
             await asyncio.sleep(1.0)
         finally:
+            self._bursting.release()
             for line in lines:
                 line.close(reset=True)
 
