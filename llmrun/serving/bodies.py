@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
+from llmrun.machine.freed_memory import return_freed_memory
 from llmrun.protocol.json_body import parse_json
 from llmrun.serving.disconnects import ClientGone
 from llmrun.serving.options import Limits
@@ -91,7 +92,15 @@ class Bodies:
 
 async def off_the_loop(large: bool, work: Callable[[], Result]) -> Result:
     """Run `work` in a thread if its input is large, so that other requests go on meanwhile."""
-    return await asyncio.to_thread(work) if large else work()
+    return await asyncio.to_thread(_run_large, work) if large else work()
+
+
+def _run_large(work: Callable[[], Result]) -> Result:
+    """Run `work`, and return the memory that earlier requests have left. Otherwise, every thread would keep some."""
+    try:
+        return work()
+    finally:
+        return_freed_memory()
 
 
 def _check_declared(headers: Headers, most: int) -> None:

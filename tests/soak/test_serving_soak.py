@@ -25,7 +25,9 @@ CONTEXT = 2048
 
 def test_answers_are_the_same_under_all_conditions(tmp_path: Path) -> None:
     asked = random_requests(1, 24, with_tools=True)
-    found = SameSoak(scripted_arguments(tmp_path), asked, tmp_path, context=CONTEXT, per_fresh=24).run()
+    found = SameSoak(
+        scripted_arguments(tmp_path, step_seconds=0.001), asked, tmp_path, context=CONTEXT, per_fresh=24
+    ).run()
     assert found.problems == []
     evidence = {one.name: one.evidence for one in found.conditions}
     assert evidence["preempted"]["preemptions"] > 0

@@ -45,13 +45,14 @@ def main() -> None:
 
 def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, heart: Heart) -> int:
     """Open the model, run it until it is closed, and return the exit status."""
-    from llmrun.engine.child.opening import describe, open_engine, return_freed_memory
+    from llmrun.engine.child.opening import describe, open_engine
     from llmrun.engine.child.serving import EngineServing
+    from llmrun.machine.freed_memory import return_freed_memory
 
     try:
         engine = open_engine(asked, connection.send, lambda ids: opened.result().report_begun(ids))
         facts = describe(engine, asked)
-        return_freed_memory()
+        return_freed_memory()  # 16 MB after the header of a model with 49,152 tokens
     except Exception as error:  # noqa: BLE001 - reported to the server
         connection.send(CannotOpen(_as_llmrun_error(error)))
         return 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -58,14 +56,3 @@ def describe(engine: Engine, asked: Open) -> Opened:
         default_sampling=replace(sampling, **asked.sampling),
         fingerprint=fingerprint(engine.info, asked.digest, answering=[asked.chat_template, asked.thinking_tags]),
     )
-
-
-def return_freed_memory() -> None:
-    """Return freed memory to the operating system.
-
-    glibc would keep what was freed after the header was read: 16 MB for a vocabulary of 49,152 tokens.
-    """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has no such function, and needs none
-        if trim is not None:
-            trim(0)

@@ -6,6 +6,7 @@ It prints one line of JSON: how often each attack ran, the statuses of the respo
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 import re
@@ -26,6 +27,7 @@ _SLOW_WORKERS: Final = 20
 _BURST: Final = 1200  # connections, more than the server allows
 _MB: Final = 1 << 20
 _PATIENCE_S: Final = 20.0  # each attack ends after this time
+_PAUSE_S: Final = 0.05  # after an attack that failed
 _OPEN_FILES: Final = 4096
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3})")
 # What a server may answer to a hostile client. Above all, 500 is missing.
@@ -74,6 +76,7 @@ class Attacks:
     def __init__(self, port: int, key: str, seed: int) -> None:
         self._port, self._key = port, key
         self._chance = random.Random(seed)
+        self._bursting = asyncio.Lock()
         self.found = Attacked()
         self._quick: Kinds = {
             "hostile body": (30, self.hostile_body),
@@ -113,8 +116,9 @@ class Attacks:
             try:
                 async with asyncio.timeout(min(_PATIENCE_S, max(1.0, deadline - time.monotonic()))):
                     await kinds[name][1]()
-            except (OSError, TimeoutError, asyncio.IncompleteReadError):
-                self.found.attacks["cut off by the server, or given up"] += 1
+            except OSError as error:  # also TimeoutError
+                self.found.attacks[f"ended by {errno.errorcode.get(error.errno or 0, type(error).__name__)}"] += 1
+                await asyncio.sleep(_PAUSE_S)
 
     async def _hold(self, idle: int) -> None:
         """Keep connections open, and open new ones for those that the server closes."""
@@ -249,12 +253,16 @@ class Attacks:
 
     async def burst(self) -> None:
         """Open more connections than the server allows."""
+        if self._bursting.locked():  # two bursts would need more files than a process may open
+            return
         lines: list[Line] = []
+        await self._bursting.acquire()
         try:
             while len(lines) < _BURST:
                 lines.append(await self._connect())
             await asyncio.sleep(1.0)
         finally:
+            self._bursting.release()
             for line in lines:
                 line.close(reset=True)
 

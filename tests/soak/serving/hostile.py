@@ -22,7 +22,8 @@ IDLE: Final = 960  # connections that send nothing; with the attacks', they stay
 _KEYS: Final = ("key-of-the-good-clients", "key-of-the-hostile-ones")
 _SETTLE_S: Final = 150.0  # the server gives slow clients a minute for a body, and another one to read
 _MOST_FILES: Final = 4  # more than at the beginning
-_MOST_GROWTH: Final = (1.05, 8 << 20)  # of the memory, as a factor and bytes, after the first round
+_MOST_GROWTH: Final = (1.1, 16 << 20)  # of the memory, as a factor and bytes, from the middle of the soak to its end
+_LEAST_ROUNDS: Final = 6  # until growth can be told from memory that the allocators keep for later
 _MOST_WAIT_S: Final = 0.15
 _FEATURES: Final = ("choices", "format")  # which the good clients leave out, because their gaps are irregular
 
@@ -110,11 +111,11 @@ class Siege:
             while time.monotonic() < deadline or len(found.quiet) < 2:
                 self._attack(server, clients, found)
                 found.quiet.append(self._settled(server))
+                found.leaks = leaks(found.quiet)
                 _add(found.alone, clients.run(self._quiet_s))
                 say(f"round {len(found.quiet) - 1}\n{found.described}\n")
             found.crashes = int(settled_metrics(server)["engine_restarts_total"]) + server.has_ended
             found.traces = server.log.read_bytes().count(b"Traceback")
-        found.leaks = leaks(found.quiet)
         return found
 
     def _attack(self, server: Served, clients: GoodClients, found: Besieged) -> None:
@@ -146,8 +147,9 @@ class Siege:
 
 
 def leaks(quiet: Sequence[Resources]) -> list[str]:
-    """Return in words what has grown between the beginning and the end, or for memory, since the first attack."""
-    first, warm, last = quiet[0], quiet[1], quiet[-1]
+    """Return in words what has grown between the beginning and the end, or for memory, since the middle."""
+    first, last = quiet[0], quiet[-1]
+    warm = quiet[len(quiet) // 3 : 2 * len(quiet) // 3] if len(quiet) > _LEAST_ROUNDS else []
     found = [
         f"{name}: {getattr(first, name)} -> {getattr(last, name)}"
         for name in ("files", "front_files", "helpers")
@@ -157,8 +159,8 @@ def leaks(quiet: Sequence[Resources]) -> list[str]:
         found.append(f"{last.connections} connections")
     factor, more = _MOST_GROWTH
     for name in ("memory", "front_memory"):
-        before, after = getattr(warm, name), getattr(last, name)
-        if after > factor * before + more:
+        before, after = max((getattr(one, name) for one in warm), default=0), getattr(last, name)
+        if before and after > factor * before + more:
             found.append(f"{name}: {before:,} -> {after:,} bytes")
     return found
 

@@ -157,8 +157,10 @@ class SameSoak:
         await asyncio.to_thread(server.wait_until_ready)
         tasks = {number: asyncio.create_task(_post(server, self._asked[number])) for number in numbers}
         while not (await asyncio.to_thread(server.metrics))["running_sequences"]:
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(chance.uniform(0.0, 0.5))
+            await asyncio.sleep(0.001)
+        done = chance.randrange(1 + len(tasks) // 2)
+        while sum(task.done() for task in tasks.values()) < done:
+            await asyncio.sleep(0.001)
         condition.evidence["in progress at a kill"] += sum(not task.done() for task in tasks.values())
         condition.evidence["kills"] += server.kill_engine()
         for number, task in tasks.items():
