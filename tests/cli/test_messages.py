@@ -32,6 +32,8 @@ CODES = {
     errors.KVFull: 7,
     errors.ContextExceeded: 8,
     errors.TemplateRefused: 9,
+    errors.Overloaded: 1,
+    errors.Unavailable: 1,
     errors.Cancelled: 130,
 }
 

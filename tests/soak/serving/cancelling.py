@@ -179,7 +179,7 @@ class LeavingSoak:
     async def _known(self) -> int:
         """Return how many sequences the server knows, waiting or running."""
         metrics = await asyncio.to_thread(self._server.metrics)
-        return int(metrics["running_sequences"] + metrics["queued_sequences"])
+        return int(metrics["requests_running"] + metrics["requests_waiting"])
 
     async def _until_known(self, count: int) -> None:
         async with asyncio.timeout(_PATIENCE_S):

@@ -164,7 +164,7 @@ async def _ask_all(
             metrics = await asyncio.to_thread(server.metrics)
             found.samples += 1
             found.tight += metrics["kv_free_tokens"] < context
-            found.waiting = max(found.waiting, int(metrics["queued_sequences"]))
+            found.waiting = max(found.waiting, int(metrics["requests_waiting"]))
             found.memory = max(found.memory, server.engine.memory_info().rss)
             await asyncio.sleep(_WATCH_S)
 

@@ -140,7 +140,7 @@ class Siege:
         deadline = time.monotonic() + _SETTLE_S
         while True:
             resources, metrics = server.resources(), server.metrics()
-            busy = metrics["open_requests"] - 1 + metrics["running_sequences"] + metrics["queued_sequences"]
+            busy = metrics["open_requests"] - 1 + metrics["requests_running"] + metrics["requests_waiting"]
             if (not busy and not resources.connections) or time.monotonic() > deadline:
                 return resources
             time.sleep(0.2)

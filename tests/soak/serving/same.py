@@ -131,7 +131,7 @@ class SameSoak:
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, int((await asyncio.to_thread(server.metrics))["running_sequences"]))
+                most = max(most, int((await asyncio.to_thread(server.metrics))["requests_running"]))
                 await asyncio.sleep(0.05)
 
         watching = asyncio.create_task(watch())
@@ -156,7 +156,7 @@ class SameSoak:
         chance = random.Random(numbers.start)
         await asyncio.to_thread(server.wait_until_ready)
         tasks = {number: asyncio.create_task(_post(server, self._asked[number])) for number in numbers}
-        while not (await asyncio.to_thread(server.metrics))["running_sequences"]:
+        while not (await asyncio.to_thread(server.metrics))["requests_running"]:
             await asyncio.sleep(0.001)
         done = chance.randrange(1 + len(tasks) // 2)
         while sum(task.done() for task in tasks.values()) < done:
