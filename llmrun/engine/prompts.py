@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import NONE, Request, TextPrompt, TokenPrompt
@@ -56,6 +57,7 @@ class PromptReader:
         self._tokenizer = backend.tokenizer
         self._templates = templates
         self._constraints = constraints
+        self._compiling = Lock()
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self.thinking = ModelThinking(self.template, backend.tokenizer, templates, thinking_tags)
 
@@ -114,8 +116,9 @@ class PromptReader:
         """Compile a format, or return it from the cache. Raises UsageError."""
         from llmrun.engine.constraint.matcher import ConstraintCompiler
 
-        self._constraints = self._constraints or ConstraintCompiler()
-        return self._constraints.compile(wanted, self._tokenizer)
+        with self._compiling:
+            self._constraints = self._constraints or ConstraintCompiler()
+            return self._constraints.compile(wanted, self._tokenizer)
 
     def _text_prompt(self, request: Request, tokens: list[int]) -> ReadPrompt:
         """Return a prompt whose answer has neither thinking nor tool calls."""

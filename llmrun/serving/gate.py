@@ -23,6 +23,7 @@ from llmrun.serving.refusals import Refused, error_response
 _PUBLIC = "/health"
 _EXPOSED = b"x-request-id, x-llmrun-ignored, x-llmrun-wait, retry-after"
 _PREFLIGHT_S = b"600"  # how long a browser may remember that it may send requests
+_HOST = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[\w-]+(?: *, *[\w-]+)*", re.ASCII)
 
 
@@ -83,7 +84,7 @@ class Gate:
                 f"pages of {origin[:100]!r} may not use this server; start it with --cors ORIGIN to allow them",
                 code="origin_not_allowed",
             )
-        if headers.get("sec-fetch-site", "none") in ("cross-site", "same-site"):
+        if headers.get("sec-fetch-site", "none").strip().lower() not in ("none", "same-origin"):
             raise Refused(403, "pages of other sites may not use this server", code="origin_not_allowed")
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
@@ -101,10 +102,9 @@ class Gate:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without port, brackets and the root's dot."""
-    name = host.strip().lower()
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.rpartition(":")[0] or name
-    return name.removesuffix(".")
+    """Return the name in a Host header, without port, brackets and the root's dot, or "" if it is not valid."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return (found["address"] or found["name"]).removesuffix(".") if found else ""
 
 
 def _is_address(name: str) -> bool:

@@ -45,7 +45,13 @@ def test_own_names_and_addresses_are_allowed(server: RunningServer, host: str) -
     assert chat(server, Host=host).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a:b:c"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a:b:c"),
+        *("[::1]evil.example", "[::1", "127.0.0.1]", "localhost:80:evil.example", "localhost:evil.example"),
+    ],
+)
 def test_rebound_host_names_are_refused(server: RunningServer, host: str) -> None:
     asked = len(server.model.asked)
     reply = chat(server, Host=host)
@@ -63,6 +69,8 @@ def test_rebound_host_names_are_refused(server: RunningServer, host: str) -> Non
         {"Origin": "https://evil.example", "Content-Type": "text/plain"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "Cross-Site"},
+        {"Sec-Fetch-Site": ""},
         {"Origin": "https://evil.example", "Sec-Fetch-Site": "none"},
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ async def _serve(
     name: str,
     opening: Open,
 ) -> None:
-    limits = ServingLimits(max_queue=flags.max_queue)
+    limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(options.keys)))
     model = ModelProcess(name, opening, limits, loading=show_loading, note=out.note, detail=out.detail)
     service = Service(Models(name, model, int(time.time())), options, Bodies(options.limits))
     app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)
@@ -72,6 +73,7 @@ async def _serve(
 
     def ready() -> None:
         assert model.facts is not None
+        gc.freeze()  # else each full collection goes through all modules, and holds up the answers
         out.clear_progress()
         for line in _banner(model.facts, url, flags.parallel, bool(options.keys)):
             out.fields([line])

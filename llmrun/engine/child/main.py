@@ -6,6 +6,7 @@ because a crash of the engine then ends neither the server nor its connections. 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import traceback
@@ -53,6 +54,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
         engine = open_engine(asked, connection.send, lambda ids: opened.result().report_begun(ids))
         facts = describe(engine, asked)
         return_freed_memory()  # 16 MB after the header of a model with 49,152 tokens
+        gc.freeze()  # else each full collection goes through the vocabulary, in the middle of a step
     except Exception as error:  # noqa: BLE001 - reported to the server
         connection.send(CannotOpen(_as_llmrun_error(error)))
         return 1

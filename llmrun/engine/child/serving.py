@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from llmrun.engine.child.messages import (
     Tokenize,
     Tokenized,
 )
+from llmrun.engine.child.turns import TurnQueue
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished
 from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
@@ -48,7 +48,7 @@ class EngineServing:
         self._send = send
         self._heart = heart
         self._max_wait_s = max_wait_s
-        self._to_prepare: queue.SimpleQueue[_Prepared] = queue.SimpleQueue()
+        self._to_prepare: TurnQueue[_Prepared] = TurnQueue()
         self._wake = threading.Condition()  # guards the fields below; notified when there is something to do
         self._engine_ids: dict[int, int | None] = {}  # the server's id -> the engine's id, or None before it has one
         self._server_ids: dict[int, int] = {}
@@ -61,12 +61,12 @@ class EngineServing:
     def take(self, message: ToChild) -> None:
         """Handle a message from the server without waiting for anything. Called by the reading thread."""
         match message:
-            case Ask(id=request_id):
+            case Ask(id=request_id, request=request):
                 with self._wake:
                     self._engine_ids[request_id] = None
-                self._to_prepare.put(message)
+                self._to_prepare.put(request.tenant, message)
             case Tokenize() | Detokenize():
-                self._to_prepare.put(message)
+                self._to_prepare.put("", message)
             case Cancel(ids=ids):
                 self._cancel(ids)
             case Close():

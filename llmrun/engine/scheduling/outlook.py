@@ -21,6 +21,7 @@ class Outlook:
 
     def __init__(self, kv: KVCache, scheduler: Scheduler, max_running: int) -> None:
         self._kv = kv
+        self._n_blocks = kv.capacity // kv.block_size
         self._scheduler = scheduler
         self._max_running = max_running
         self._lengths = AnswerLengths()
@@ -43,7 +44,7 @@ class Outlook:
             [self._waiting_load(answer) for answer in before],
             loads,
             free_slots=self._max_running - len(running),
-            free_blocks=self._kv.capacity // self._kv.block_size - sum(load.blocks for load in loads),
+            free_blocks=self._n_blocks - sum(load.blocks for load in loads),
             predictor=self._scheduler.predictor,
             lengths=self._lengths,
             budget=self._scheduler.budget(StepSize(len(answers), len(answers), depth, depth)),
@@ -56,6 +57,7 @@ class Outlook:
     def _load(self, answer: Answer, depth: int) -> Load:
         most = answer.limit - answer.prompt_tokens
         length = answer.generated_tokens + self._lengths.remaining(most, answer.generated_tokens, 0.5)
-        blocks = -(-int(answer.prompt_tokens + length) // self._kv.block_size)
+        # Alone, every request that was accepted can finish, so it never needs more than all blocks.
+        blocks = min(-(-int(answer.prompt_tokens + length) // self._kv.block_size), self._n_blocks)
         missing = max(0, answer.prompt_tokens - depth)
         return Load(missing, depth, answer.generated_tokens, most, blocks)

@@ -12,6 +12,7 @@ class ServingLimits:
     """Limits that keep one client from harming the others.
 
     max_queue      the maximum number of requests that wait for their first step
+    tenants        the number of tenants; if there are several, one can have at most half of the queue
     queue_bytes    the maximum size of their messages together; a single request may be larger
     unread_bytes   the maximum size of an answer's events that its client has not read
     stuck_s        the time without a step after which the engine is restarted, if its steps are short
@@ -21,9 +22,14 @@ class ServingLimits:
     """
 
     max_queue: int = 256
+    tenants: int = 1
     queue_bytes: int = 16 * MIB
     unread_bytes: int = MIB
     stuck_s: float = 10.0
     first_pause_s: float = 0.5
     max_pause_s: float = 30.0
     healthy_s: float = 60.0
+
+    @property
+    def max_queue_of_tenant(self) -> int:
+        return self.max_queue if self.tenants == 1 else -(-self.max_queue // 2)

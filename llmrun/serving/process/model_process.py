@@ -137,7 +137,7 @@ class ModelProcess:
             message = encode_to_child(Ask(request_id, request, received))
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
-        self._check_room(len(message))
+        self._check_room(request.tenant, len(message))
         served = ServedRequest(
             *(request_id, request, received, len(message), self._limits.unread_bytes, self._some_over.set)
         )
@@ -246,17 +246,19 @@ class ModelProcess:
             f"the model {words}: {self._name}", state=state.value, retry_after=max(1.0, self._supervisor.expected_s)
         )
 
-    def _check_room(self, n_bytes: int) -> None:
-        waiting = [request.n_bytes for request in self._requests.values() if request.waits]
-        limits, retry_after = self._limits, max(1.0, self.load.wait_s)
+    def _check_room(self, tenant: str, n_bytes: int) -> None:
+        waiting = [served for served in self._requests.values() if served.waits]
+        limits, waiting_bytes = self._limits, sum(served.n_bytes for served in waiting)
+        own = sum(served.request.tenant == tenant for served in waiting)
         if len(waiting) >= limits.max_queue:
-            raise Overloaded(f"the queue is full: {len(waiting)} requests are waiting", retry_after=retry_after)
-        if waiting and sum(waiting) + n_bytes > limits.queue_bytes:
-            raise Overloaded(
-                f"the queue is full: the waiting requests have {sum(waiting):,} bytes, the limit is "
-                f"{limits.queue_bytes:,}",
-                retry_after=retry_after,
-            )
+            reason = f"{len(waiting)} requests are waiting"
+        elif own >= limits.max_queue_of_tenant:
+            reason = f"{own} requests with this API key are waiting, which is its share"
+        elif waiting and waiting_bytes + n_bytes > limits.queue_bytes:
+            reason = f"the waiting requests have {waiting_bytes:,} bytes, the limit is {limits.queue_bytes:,}"
+        else:
+            return
+        raise Overloaded(f"the queue is full: {reason}", retry_after=max(1.0, self.load.wait_s))
 
     def _send(self, request: ServedRequest, message: bytes) -> None:
         request.phase = Phase.SENT

@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -253,6 +254,26 @@ def test_limits_of_the_queue_and_of_slow_clients(tmp_path: Path) -> None:
             for task in others:
                 task.cancel()
             assert heard([event async for event in waiting[2]]).text == "You said: short"
+
+    asyncio.run(ask())
+
+
+def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
+    async def ask() -> None:
+        limits = ServingLimits(max_queue=4, tenants=2)
+        async with running(scripted_model(tmp_path, step_seconds=STEP_S), limits) as model:
+            others = []
+            for _ in range(4):
+                others.append(asyncio.create_task(hear(model, chat("y" * 3000))))
+                await until(lambda: model.load.running == len(others))
+            greedy = [model.ask(replace(chat("short"), tenant="greedy")) for _ in range(2)]
+            with pytest.raises(Overloaded, match="2 requests with this API key are waiting"):
+                model.ask(replace(chat("short"), tenant="greedy"))
+            modest = model.ask(replace(chat("short"), tenant="modest"))
+            for task in others:
+                task.cancel()
+            for asked in (*greedy, modest):
+                assert heard([event async for event in asked]).text == "You said: short"
 
     asyncio.run(ask())
 
