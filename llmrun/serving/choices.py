@@ -1,19 +1,16 @@
-"""The requests of one API call, one for each choice. They run at the same time and end together."""
+"""The choices of one call: their requests to the model, and the events of all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from llmrun.engine.requests import Event, Finished, Request, TextDelta
 from llmrun.serving.metrics import Metrics
-from llmrun.serving.model import Accepted, Asked, ServedModel
-
-_MOST_EVENTS = 64  # further events wait in the model, which limits them
+from llmrun.serving.model import Asked, ServedModel
 
 
 class Choices:
@@ -30,12 +27,10 @@ class Choices:
         self._model, self._requests, self._metrics = model, requests, metrics
         self._asked_at = time.perf_counter()
         self._asked: list[Asked] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._unfinished = 0
-        self._events: deque[tuple[int, Event]] = deque()
-        self._failure: BaseException | None = None
+        self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
+        self._last_tokens = [0.0] * len(requests)  # when they arrived; 0 before the first one
+        self._unfinished = len(requests)
         self._news = asyncio.Event()
-        self._taken = asyncio.Event()
         self.wait_s = 0.0
         self.prompt_tokens = 0
         self.generated_tokens = 0
@@ -44,68 +39,64 @@ class Choices:
         """Send the requests and wait until the engine has accepted all of them. Raises the error of the first that
         it refuses."""
         for request in self._requests:
-            self._asked.append(self._model.ask(request))
-        self._begin([await asked.accepted() for asked in self._asked])
-
-    def _begin(self, accepted: Sequence[Accepted]) -> None:
-        self.wait_s = max(answer.wait_s for answer in accepted)
-        self.prompt_tokens = accepted[0].prompt_tokens
-        self._unfinished = len(self._asked)
-        for choice, (asked, answer) in enumerate(zip(self._asked, accepted, strict=True)):
-            self._pumps.append(asyncio.create_task(self._pump(choice, asked, answer.wait_s)))
+            self._asked.append(self._model.ask(request, self._news))
+        for asked in self._asked:
+            accepted = await asked.accepted()
+            self._waits.append(accepted.wait_s)
+            self.prompt_tokens = accepted.prompt_tokens
+        self.wait_s = max(self._waits)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
         """Wait for events and return those that have arrived, each with the number of its choice.
 
-        Returns None after the last event of the last choice, and an empty list if nothing has arrived until the time
-        `until` of the event loop's clock. Raises the error of a choice that failed.
+        Consecutive deltas of a choice are joined. Returns None after the last event of the last choice, and an empty
+        list if nothing has arrived until the time `until` of the event loop's clock. Raises the error of a choice that
+        failed.
         """
-        try:
-            async with asyncio.timeout_at(until):
-                await self._news.wait()
-        except TimeoutError:
-            return []
-        if self._failure is not None:
-            raise self._failure
-        events = list(self._events)
-        self._events.clear()
-        self._taken.set()
-        if self._unfinished:
-            self._news.clear()
-        return events if events or self._unfinished else None
+        if not self._unfinished:
+            return None
+        self._news.clear()
+        events = self._take()
+        if not events:
+            await self._wait(until)
+            events = self._take()
+        return events
 
-    async def _pump(self, choice: int, asked: Asked, predicted_wait_s: float) -> None:
-        """Move the events of one choice to the queue of all."""
-        last_token = 0.0
+    async def _wait(self, until: float | None) -> None:
+        # asyncio.timeout_at would cancel this task and catch the cancellation, which takes three times as long.
+        timer = None if until is None else asyncio.get_running_loop().call_at(until, self._news.set)
         try:
-            async for event in asked:
-                if isinstance(event, TextDelta) and event.tokens:
-                    last_token = self._observe_token(last_token)
-                elif isinstance(event, Finished):
-                    self._observe_end(event, predicted_wait_s)
-                self._events.append((choice, event))
-                self._news.set()
-                while len(self._events) >= _MOST_EVENTS:
-                    self._taken.clear()
-                    await self._taken.wait()
-        except Exception as error:  # noqa: BLE001  `arrived` raises it
-            self._failure = self._failure or error
+            await self._news.wait()
         finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _take(self) -> list[tuple[int, Event]]:
+        taken: list[tuple[int, Event]] = []
+        for choice, asked in enumerate(self._asked):
+            first = len(taken)
+            for at, event in asked.take():
+                self._observe(choice, at, event)
+                joined = _joined(taken[-1][1], event) if len(taken) > first else None
+                if joined is None:
+                    taken.append((choice, event))
+                else:
+                    taken[-1] = choice, joined
+        return taken
+
+    def _observe(self, choice: int, at: float, event: Event) -> None:
+        if isinstance(event, TextDelta) and event.tokens:
+            if last := self._last_tokens[choice]:
+                self._metrics.between_tokens.observe(at - last)
+            else:
+                self._metrics.first_token.observe(at - self._asked_at)
+            self._last_tokens[choice] = at
+        elif isinstance(event, Finished):
             self._unfinished -= 1
-            self._news.set()
-
-    def _observe_token(self, last: float) -> float:
-        now = time.perf_counter()
-        if last:
-            self._metrics.between_tokens.observe(now - last)
-        else:
-            self._metrics.first_token.observe(now - self._asked_at)
-        return now
-
-    def _observe_end(self, event: Finished, predicted_wait_s: float) -> None:
-        self.generated_tokens += event.timings.generated_tokens
-        if event.timings.ttft_s:
-            self._metrics.count_wait(predicted_wait_s, max(0.0, event.timings.ttft_s - event.timings.prefill_s))
+            self.generated_tokens += event.timings.generated_tokens
+            if event.timings.ttft_s:
+                actual = max(0.0, event.timings.ttft_s - event.timings.prefill_s)
+                self._metrics.count_wait(self._waits[choice], actual)
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,7 +106,25 @@ class Choices:
     ) -> None:
         for asked in self._asked:
             asked.cancel()
-        for pump in self._pumps:
-            pump.cancel()
-        if self._pumps:
-            await asyncio.wait(self._pumps)
+
+
+def _joined(first: Event, second: Event) -> TextDelta | None:
+    """Return one delta for two consecutive ones, or None if they cannot be joined.
+
+    A step can generate several tokens, and a client that falls behind gets those of several steps at once.
+    """
+    if not (isinstance(first, TextDelta) and isinstance(second, TextDelta)):
+        return None
+    out_of_order = bool(first.text and second.reasoning) or bool(first.tool_calls)
+    if out_of_order or second.unopened or first.tentative != second.tentative:
+        return None
+    return TextDelta(
+        first.request_id,
+        first.text + second.text,
+        first.tokens + second.tokens,
+        first.logprobs + second.logprobs,
+        first.reasoning + second.reasoning,
+        first.unopened,
+        first.tentative,
+        second.tool_calls,
+    )

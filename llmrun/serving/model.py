@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Event, Request
@@ -87,11 +88,15 @@ class Load:
     restarts: int
 
 
-class Asked(Protocol):
-    """One request in progress. Iterating yields its events in order; the last one is Finished.
+class Arrival(NamedTuple):
+    """An event, and the time of its arrival in seconds of `time.perf_counter`."""
 
-    Iterating raises the error of a failed request instead of yielding Failed.
-    """
+    at: float
+    event: Event
+
+
+class Asked(Protocol):
+    """One request in progress."""
 
     async def accepted(self) -> Accepted:
         """Wait until the engine has accepted the request.
@@ -99,7 +104,11 @@ class Asked(Protocol):
         Raises its error if it is invalid, and Overloaded or Unavailable if the server cannot take it now.
         """
 
-    def __aiter__(self) -> AsyncIterator[Event]: ...
+    def take(self) -> list[Arrival]:
+        """Return the events that have arrived since the last call, in order. The last event of all is Finished.
+
+        The error of a failed request is raised instead of returning Failed, after the events before it.
+        """
 
     def cancel(self) -> None:
         """Stop the request, at the latest after the step that is running. Idempotent; does nothing after the end."""
@@ -118,8 +127,11 @@ class ServedModel(Protocol):
     @property
     def load(self) -> Load: ...
 
-    def ask(self, request: Request) -> Asked:
-        """Send a request to the engine. Raises Overloaded and Unavailable."""
+    def ask(self, request: Request, news: asyncio.Event) -> Asked:
+        """Send a request to the engine. Raises Overloaded and Unavailable.
+
+        news  set when the request is accepted, when events arrive and when it fails; several requests can share it
+        """
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token IDs of a text. Raises LlmrunError."""

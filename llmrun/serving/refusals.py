@@ -11,6 +11,8 @@ from starlette.responses import Response
 from llmrun.errors import LlmrunError
 from llmrun.protocol.errors import ApiError, api_error, openai_body
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 
@@ -40,7 +42,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def json_bytes(value: Any) -> bytes:
     """Encode JSON for a response. Lone surrogates, which a request can contain, become question marks."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

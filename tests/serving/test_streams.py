@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -108,10 +109,10 @@ def test_a_refused_choice_cancels_the_accepted_ones() -> None:
     with serving(model) as server:
         asked = model.ask
 
-        def refuse_second(request: Any) -> Any:
+        def refuse_second(request: Any, news: asyncio.Event) -> Any:
             if len(model.asked) == 1:
                 raise Overloaded("full")
-            return asked(request)
+            return asked(request, news)
 
         model.ask = refuse_second  # type: ignore[method-assign]
         assert server.chat(n=2).status == 429

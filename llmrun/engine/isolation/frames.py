@@ -8,6 +8,7 @@ from typing import IO, Any
 
 _LENGTH = Struct(">Q")
 HEADER_BYTES = _LENGTH.size
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class FrameTooLong(Exception):
@@ -17,7 +18,7 @@ class FrameTooLong(Exception):
 def encoded(value: object) -> bytes:
     """Encode a value as JSON. Raises TypeError, ValueError or RecursionError if JSON cannot represent it."""
     # The user's text may contain unpaired surrogates.
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
 
 def decoded(data: bytes) -> Any:

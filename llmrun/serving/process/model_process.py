@@ -129,7 +129,7 @@ class ModelProcess:
         """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
         await self._supervisor.start()
 
-    def ask(self, request: Request) -> AskedRequest:
+    def ask(self, request: Request, news: asyncio.Event) -> AskedRequest:
         """See ServedModel. Raises UsageError for a request that JSON cannot represent."""
         self._check_available()
         request_id, received = next(self._ids), time.perf_counter()
@@ -139,7 +139,7 @@ class ModelProcess:
             raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
         self._check_room(request.tenant, len(message))
         served = ServedRequest(
-            *(request_id, request, received, len(message), self._limits.unread_bytes, self._some_over.set)
+            *(request_id, request, received, len(message), self._limits.unread_bytes, news, self._some_over.set)
         )
         self._requests[request_id] = served
         if self._supervisor.state is State.READY:

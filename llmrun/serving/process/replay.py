@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import TextDelta
+
+
+# All fields that make up the answer. The representation of the whole takes five times as long.
+_content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
 
 
 class ReplayDiffers(Exception):
@@ -37,7 +42,7 @@ class DeliveredDeltas:
 
         Raises ReplayDiffers once the repeated deltas are complete but not the same.
         """
-        described = repr(delta).encode("utf-8", "surrogatepass")
+        described = repr(_content(delta)).encode("utf-8", "surrogatepass")
         if not self.behind:
             self.count += 1
             self._digest.update(described)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, TextDelta
 from llmrun.errors import Cancelled, LlmrunError
+from llmrun.serving.model import Arrival
 from llmrun.serving.process.replay import DeliveredDeltas, ReplayDiffers
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ServedRequest:
     received     when the server received it, in seconds of `time.perf_counter`
     n_bytes      the size of its message to the process
     unread_bytes the maximum size of the events that the client has not read
+    news         set when the request is accepted, when events arrive and when it fails
     on_over      called when the request is over
     sent         orders the requests of a process by when they were sent
     has_begun    whether it was in a step of any process
@@ -46,6 +48,7 @@ class ServedRequest:
     received: float
     n_bytes: int
     unread_bytes: int
+    news: asyncio.Event
     on_over: Callable[[], None]
     phase: Phase = Phase.HELD
     sent: int = 0
@@ -56,11 +59,10 @@ class ServedRequest:
     unprepared: int = 0
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
     accepted: Accepted | None = None
-    _events: deque[tuple[Event, int]] = field(default_factory=deque)  # with their sizes in bytes
-    _unread: int = 0
+    _arrived: list[Arrival] = field(default_factory=list)
+    _unread: int = 0  # bytes
     _error: LlmrunError | None = None
     _prefilled: int = -1
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def waits(self) -> bool:
@@ -70,14 +72,15 @@ class ServedRequest:
     def accept(self, accepted: Accepted) -> None:
         """Note that the engine has accepted the request."""
         self.accepted = self.accepted or accepted
-        self._changed.set()
+        self.news.set()
 
     async def acceptance(self) -> Accepted:
         """Wait until the engine has accepted the request. Raises its error, and Cancelled if it was cancelled."""
         while self.accepted is None:
             if self.over:
                 raise self._error or Cancelled("the request was cancelled")
-            await self._change()
+            self.news.clear()
+            await self.news.wait()
         return self.accepted
 
     def take(self, event: Event) -> None:
@@ -105,14 +108,14 @@ class ServedRequest:
                 if self.deltas.behind and not self.cancelled:
                     self._fail_differing()
                     return
-        self._events.append((event, size))
+        self._arrived.append(Arrival(time.perf_counter(), event))
         self._unread += size
         if isinstance(event, Finished):
             self._end()
         elif self._unread > self.unread_bytes:
-            self._events.clear()
+            self._arrived.clear()
             self.fail(LlmrunError(f"the client reads too slowly: {self._unread:,} bytes of its answer are waiting"))
-        self._changed.set()
+        self.news.set()
 
     def fail(self, error: LlmrunError) -> None:
         """End the request with an error, which the client gets after the events before it."""
@@ -120,29 +123,19 @@ class ServedRequest:
             self._error = error
             self._end()
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Yield the events. The last one is Finished. Raises the error of a request that failed."""
-        while True:
-            while self._events:
-                event, size = self._events.popleft()
-                self._unread -= size
-                yield event
-            if self._error is not None:
-                raise self._error
-            if self.over:
-                return
-            await self._change()
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+    def take_arrived(self) -> list[Arrival]:
+        """See `Asked.take`."""
+        arrived, self._arrived, self._unread = self._arrived, [], 0
+        if self._error is not None and not arrived:
+            raise self._error
+        return arrived
 
     def _fail_differing(self) -> None:
         self.fail(LlmrunError("the engine was restarted, and its answer differs from the part that was sent before"))
 
     def _end(self) -> None:
         self.over = True
-        self._changed.set()
+        self.news.set()
         self.on_over()
 
 
@@ -158,13 +151,9 @@ class AskedRequest:
         """See `Asked.accepted`."""
         return await self._served.acceptance()
 
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        """See `Asked`. Closing the iterator cancels the request."""
-        try:
-            async for event in self._served.events():
-                yield event
-        finally:
-            self.cancel()
+    def take(self) -> list[Arrival]:
+        """See `Asked.take`."""
+        return self._served.take_arrived()
 
     def cancel(self) -> None:
         """See `Asked.cancel`."""

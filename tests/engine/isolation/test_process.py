@@ -29,6 +29,7 @@ def test_close_ends_the_process_and_start_begins_another() -> None:
 
 def test_a_process_that_nobody_closed_ends_with_its_object() -> None:
     """Otherwise, its pipes and its memory would be lost."""
+    gc.collect()  # of other tests' files
     me = psutil.Process()
     before, files = me.children(), me.num_fds()
     process = started()

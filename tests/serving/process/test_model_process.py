@@ -23,7 +23,7 @@ from llmrun.serving.model import ServedModel, State
 from llmrun.serving.process.limits import ServingLimits
 from llmrun.serving.process.model_process import ModelProcess
 from llmrun.types import FinishReason
-from tests.support.serving.processes import Heard, chat, hear, heard, noise, running, scripted_model, until
+from tests.support.serving.processes import Heard, Listening, chat, hear, heard, noise, running, scripted_model, until
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
@@ -42,7 +42,7 @@ def model(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> I
     assert made.state is State.LOADING
     assert made.facts is None
     with pytest.raises(Unavailable):
-        made.ask(chat("too early"))
+        Listening(made, chat("too early"))
     runner.run(made.start())
     yield made
     runner.run(made.close())
@@ -77,7 +77,7 @@ def test_many_requests_at_once_have_the_same_answers(runner: asyncio.Runner, mod
 
 def test_acceptance_comes_before_the_events(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def ask() -> list[Any]:
-        asked = model.ask(Request(TextPrompt("hello"), max_tokens=3, logprobs=1))
+        asked = Listening(model, Request(TextPrompt("hello"), max_tokens=3, logprobs=1))
         return [await asked.accepted(), await asked.accepted(), *[event async for event in asked]]
 
     first, again, *events = runner.run(ask())
@@ -95,7 +95,7 @@ def test_acceptance_comes_before_the_events(runner: asyncio.Runner, model: Model
 )
 def test_invalid_requests_fail(runner: asyncio.Runner, model: ModelProcess, request_: Request) -> None:
     async def ask() -> None:
-        asked = model.ask(request_)
+        asked = Listening(model, request_)
         with pytest.raises(UsageError):
             await asked.accepted()
         with pytest.raises(UsageError):
@@ -108,7 +108,7 @@ def test_a_request_that_is_not_json_is_refused(runner: asyncio.Runner, model: Mo
     async def ask() -> None:
         for content in (object(), {1, 2}):
             with pytest.raises(UsageError, match="request cannot be represented in JSON"):
-                model.ask(Request(ChatPrompt([{"role": "user", "content": content}])))
+                Listening(model, Request(ChatPrompt([{"role": "user", "content": content}])))
 
     runner.run(ask())
 
@@ -116,7 +116,7 @@ def test_a_request_that_is_not_json_is_refused(runner: asyncio.Runner, model: Mo
 @pytest.mark.parametrize("n_events", [0, 1, 2, 10])
 def test_a_cancelled_request_ends_with_finished(runner: asyncio.Runner, model: ModelProcess, n_events: int) -> None:
     async def ask() -> Heard:
-        asked = model.ask(chat("x" * 3000))
+        asked = Listening(model, chat("x" * 3000))
         events = []
         if n_events == 0:
             asked.cancel()
@@ -136,9 +136,9 @@ def test_a_cancelled_request_ends_with_finished(runner: asyncio.Runner, model: M
 
 def test_a_request_in_the_queue_can_be_cancelled(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def ask() -> Heard:
-        others = [model.ask(chat("x" * 3000)) for _ in range(4)]
+        others = [Listening(model, chat("x" * 3000)) for _ in range(4)]
         await until(lambda: model.load.running == 4)
-        waiting = model.ask(chat("waiting"))
+        waiting = Listening(model, chat("waiting"))
         await waiting.accepted()
         waiting.cancel()
         found = heard([event async for event in waiting])
@@ -153,12 +153,12 @@ def test_a_request_in_the_queue_can_be_cancelled(runner: asyncio.Runner, model: 
 
 def test_a_client_that_stops_reading_cancels(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def close_the_iterator() -> None:
-        async with aclosing(aiter(model.ask(chat("x" * 3000)))) as events:
+        async with aclosing(aiter(Listening(model, chat("x" * 3000)))) as events:
             await anext(events)
         await until(lambda: model.load.running == 0)
 
     async def drop_the_request() -> None:
-        asked = model.ask(chat("x" * 3000))
+        asked = Listening(model, chat("x" * 3000))
         await asked.accepted()
         await until(lambda: model.load.running == 1)
         del asked
@@ -233,8 +233,8 @@ def test_limits_of_the_queue_and_of_slow_clients(tmp_path: Path) -> None:
     async def ask() -> None:
         limits = ServingLimits(max_queue=3, queue_bytes=20_000, unread_bytes=20_000)
         async with running(scripted_model(tmp_path, step_seconds=STEP_S), limits) as model:
-            slow = model.ask(chat("x" * 2000))
-            await until(lambda: slow._served.over)
+            slow = Listening(model, chat("x" * 2000))
+            await until(lambda: slow.served.over)
             with pytest.raises(LlmrunError, match="the client reads too slowly"):
                 await anext(aiter(slow))
             await until(lambda: model.load.running == 0)
@@ -242,12 +242,12 @@ def test_limits_of_the_queue_and_of_slow_clients(tmp_path: Path) -> None:
             for _ in range(4):
                 others.append(asyncio.create_task(hear(model, chat("y" * 3000))))
                 await until(lambda: model.load.running == len(others))
-            waiting = [model.ask(chat("z" * 9000)) for _ in range(2)]
+            waiting = [Listening(model, chat("z" * 9000)) for _ in range(2)]
             with pytest.raises(Overloaded, match="the waiting requests have"):
-                model.ask(chat("z" * 9000))
-            waiting.append(model.ask(chat("short")))
+                Listening(model, chat("z" * 9000))
+            waiting.append(Listening(model, chat("short")))
             with pytest.raises(Overloaded, match="the queue is full: 3 requests") as caught:
-                model.ask(chat("short"))
+                Listening(model, chat("short"))
             assert caught.value.retry_after >= 1.0
             for asked in waiting[:2]:
                 asked.cancel()
@@ -266,10 +266,10 @@ def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
             for _ in range(4):
                 others.append(asyncio.create_task(hear(model, chat("y" * 3000))))
                 await until(lambda: model.load.running == len(others))
-            greedy = [model.ask(replace(chat("short"), tenant="greedy")) for _ in range(2)]
+            greedy = [Listening(model, replace(chat("short"), tenant="greedy")) for _ in range(2)]
             with pytest.raises(Overloaded, match="2 requests with this API key are waiting"):
-                model.ask(replace(chat("short"), tenant="greedy"))
-            modest = model.ask(replace(chat("short"), tenant="modest"))
+                Listening(model, replace(chat("short"), tenant="greedy"))
+            modest = Listening(model, replace(chat("short"), tenant="modest"))
             for task in others:
                 task.cancel()
             for asked in (*greedy, modest):
@@ -286,7 +286,7 @@ def test_draining_finishes_what_runs(tmp_path: Path) -> None:
             await until(lambda: model.load.running == 2)
             more = [asyncio.create_task(hear(model, noise(2, 100))) for _ in range(2)]
             await until(lambda: model.load.running == 4)
-            waiting = model.ask(chat("waiting"))
+            waiting = Listening(model, chat("waiting"))
             await waiting.accepted()
             draining = asyncio.create_task(model.drain(2.0))
             await asyncio.sleep(0)
@@ -295,7 +295,7 @@ def test_draining_finishes_what_runs(tmp_path: Path) -> None:
                 await anext(aiter(waiting))
             assert caught.value.state == "draining"
             with pytest.raises(Unavailable):
-                model.ask(chat("late"))
+                Listening(model, chat("late"))
             await draining
             assert (await short).text == "You said: short"
             assert len(await asyncio.gather(*more)) == 2

@@ -21,7 +21,17 @@ from llmrun.serving.process.limits import ServingLimits
 from llmrun.serving.process.model_process import ModelProcess
 from tests.support.serving.deadly_backend import FAILS, KILLS, KILLS_LATER
 from tests.support.serving.killing import kill_under_load
-from tests.support.serving.processes import DEADLY, PATIENCE_S, chat, hear, noise, running, scripted_model, until
+from tests.support.serving.processes import (
+    DEADLY,
+    PATIENCE_S,
+    Listening,
+    chat,
+    hear,
+    noise,
+    running,
+    scripted_model,
+    until,
+)
 
 LIMITS = ServingLimits(stuck_s=1.0, first_pause_s=0.05, max_pause_s=0.1)
 STEP_S = 0.002
@@ -119,7 +129,7 @@ def test_a_replay_with_other_text_is_an_error(tmp_path: Path) -> None:
     seen = []
 
     async def hear_and_kill(model: ModelProcess) -> None:
-        async for event in model.ask(chat("x", max_tokens=200)):
+        async for event in Listening(model, chat("x", max_tokens=200)):
             seen.append(event)
             if len(seen) == 10:
                 killed(model)
@@ -137,7 +147,7 @@ def test_a_replay_with_other_text_is_an_error(tmp_path: Path) -> None:
 def test_cancelled_requests_end_when_the_process_dies(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S), LIMITS) as model:
-            asked = model.ask(chat("x" * 3000))
+            asked = Listening(model, chat("x" * 3000))
             await until(lambda: model.load.running)
             os.kill(model.pid or 0, signal.SIGSTOP)
             asked.cancel()
@@ -155,7 +165,7 @@ def test_requests_during_a_restart_wait_in_the_server(tmp_path: Path) -> None:
         async with running(scripted_model(tmp_path), LIMITS) as model:
             killed(model)
             await until(lambda: model.state is State.RESTARTING)
-            held, dropped = model.ask(chat("held")), model.ask(chat("dropped"))
+            held, dropped = Listening(model, chat("held")), Listening(model, chat("dropped"))
             assert model.load.waiting == 2
             dropped.cancel()
             assert [type(event).__name__ async for event in dropped] == ["Finished"]
@@ -197,11 +207,11 @@ def test_a_long_restart_refuses_new_requests(tmp_path: Path) -> None:
         async with running(scripted_model(tmp_path), limits) as model:
             for _ in range(2):
                 await until(lambda: model.state is State.READY)
-                held = model.ask(chat("held"))
+                held = Listening(model, chat("held"))
                 killed(model)
                 await until(lambda: model.state is State.RESTARTING)
             with pytest.raises(Unavailable) as caught:
-                model.ask(chat("refused"))
+                Listening(model, chat("refused"))
             assert caught.value.state == "restarting"
             assert 25 < caught.value.retry_after < 35
             assert 25 < model.load.wait_s < 35
@@ -251,13 +261,13 @@ def test_a_model_that_cannot_be_opened_fails_to_start(tmp_path: Path) -> None:
 FRONT = """
 import asyncio, sys, json
 from pathlib import Path
-from tests.support.serving.processes import chat, hear, scripted_model
+from tests.support.serving.processes import Listening, chat, hear, scripted_model
 from llmrun.serving.process.model_process import ModelProcess
 
 async def main():
     model = ModelProcess("a-model", scripted_model(Path(sys.argv[1]), step_seconds=0.05))
     await model.start()
-    asked = [model.ask(chat("x" * 3000)) for _ in range(4)]
+    asked = [Listening(model, chat("x" * 3000)) for _ in range(4)]
     await asked[0].accepted()
     print(model.pid, flush=True)
     await hear(model, chat("never"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import LlmrunError, Unavailable, UsageError
 from llmrun.sampling_params import SamplingParams
-from llmrun.serving.model import Accepted, Load, ModelFacts, State
+from llmrun.serving.model import Accepted, Arrival, Load, ModelFacts, State
 from llmrun.types import FinishReason, ModelInfo, Timings
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
@@ -70,28 +71,37 @@ def text(*words: str) -> list[Event]:
 class FakeAsked:
     """A request whose events are scripted."""
 
-    def __init__(self, model: FakeModel, request: Request, script: Script) -> None:
+    def __init__(self, model: FakeModel, request: Request, script: Script, news: asyncio.Event) -> None:
         self.request = request
-        self._model, self._script = model, script
+        self._model, self._script, self._news = model, script, news
         self._ended = asyncio.Event()
         self._error: LlmrunError | None = None
+        self._arrived: list[Arrival] = []
         self.begun = self.over = False
 
     async def accepted(self) -> Accepted:
         if isinstance(refusal := self._model.refusal, LlmrunError):
             raise refusal
         self._model.count("accepted")
+        self._running = asyncio.create_task(self._run())
         return Accepted(prompt_tokens=3, wait_s=0.25)
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    def take(self) -> list[Arrival]:
+        arrived, self._arrived = self._arrived, []
+        if self._error is not None and not arrived:
+            raise self._error
+        return arrived
+
+    async def _run(self) -> None:
         try:
             async for event in self._events():
                 self.begun = True
-                yield event
-            if self._error is not None:
-                raise self._error
-        finally:
-            self.over = True
+                self._arrived.append(Arrival(time.perf_counter(), event))
+                self._news.set()
+        except LlmrunError as error:
+            self._error = error
+        self.over = True
+        self._news.set()
 
     async def _events(self) -> AsyncIterator[Event]:
         for item in self._script:
@@ -172,10 +182,10 @@ class FakeModel:
         for one in asked:
             one.fail(Unavailable("the server is shutting down", state="draining"))
 
-    def ask(self, request: Request) -> FakeAsked:
+    def ask(self, request: Request, news: asyncio.Event) -> FakeAsked:
         if self.state is not State.READY:
             raise Unavailable("not ready", state=self.state.value)
-        self.asked.append(FakeAsked(self, request, self._script(len(self.asked))))
+        self.asked.append(FakeAsked(self, request, self._script(len(self.asked)), news))
         return self.asked[-1]
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,10 @@ from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options
 from llmrun.engine.requests import ChatPrompt, Event, Finished, Request, TextDelta
 from llmrun.sampling_params import SamplingParams
+from llmrun.serving.model import Accepted
 from llmrun.serving.process.limits import ServingLimits
 from llmrun.serving.process.model_process import ModelProcess
+from llmrun.serving.process.request import ServedRequest
 
 PATIENCE_S = 30.0
 DEADLY = [sys.executable, "-P", str(Path(__file__).with_name("deadly_child.py"))]
@@ -53,9 +55,40 @@ class Heard:
     finished: Finished
 
 
+class Listening:
+    """A client that takes the events of one request as they arrive. Closing the iterator cancels the request."""
+
+    def __init__(self, model: ModelProcess, request: Request) -> None:
+        self._news = asyncio.Event()
+        self._asked = model.ask(request, self._news)
+
+    @property
+    def served(self) -> ServedRequest:
+        return self._asked._served
+
+    async def accepted(self) -> Accepted:
+        return await self._asked.accepted()
+
+    def cancel(self) -> None:
+        self._asked.cancel()
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        try:
+            while True:
+                self._news.clear()
+                for _, event in (arrived := self._asked.take()):
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                if not arrived:
+                    await self._news.wait()
+        finally:
+            self.cancel()
+
+
 async def hear(model: ModelProcess, request: Request) -> Heard:
     """Ask a model and return the whole answer."""
-    return heard([event async for event in model.ask(request)])
+    return heard([event async for event in Listening(model, request)])
 
 
 def heard(events: Sequence[Event]) -> Heard:
