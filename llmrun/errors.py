@@ -26,6 +26,8 @@ Messages have the form ``what happened: file or key: actual value, limit``. The 
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class LlmrunError(Exception):
     """The base class of llmrun's errors. `hint` tells the user what to do next; it may be empty."""
@@ -93,6 +95,15 @@ class KVFull(DoesNotFit):
 
 class ContextExceeded(LlmrunError):
     exit_code = 8
+
+    @classmethod
+    def by_prompt(cls, tokens: int, limit: int, *, hint: str) -> Self:
+        """Return the error for a prompt that leaves no room for an answer. `limit` is the context size in tokens."""
+        return cls(
+            f"prompt does not fit in the context: {tokens:,} tokens plus one for the answer exceed the limit of "
+            f"{limit:,}",
+            hint=hint,
+        )
 
 
 class TemplateRefused(LlmrunError):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 KV_TYPES: Final = ("f16", "q8_0")
 
+# The most rows of an answer in a step: its last token and a draft. Each can need logits.
+ROWS_PER_ANSWER: Final = 16
+
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
 
 

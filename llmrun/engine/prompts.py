@@ -150,13 +150,11 @@ class PromptReader:
             raise UsageError("empty prompt: at least one token is needed")
         if prompt_tokens >= context:
             trained = self._backend.info.train_context
-            raise ContextExceeded(
-                f"prompt does not fit in the context: {prompt_tokens:,} tokens plus one for the "
-                f"answer exceed the limit of {context:,}",
-                hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
-                if context < trained
-                else "shorten the prompt: the model was not trained for a longer context",
-            )
+            if context < trained:
+                hint = f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
+            else:
+                hint = "shorten the prompt: the model was not trained for a longer context"
+            raise ContextExceeded.by_prompt(prompt_tokens, context, hint=hint)
         return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
 
     def closing_tokens(self) -> list[int]:

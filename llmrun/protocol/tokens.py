@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.protocol.errors import InvalidField
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import Fields, agreed, missing
 from llmrun.protocol.openai.prompts import read_tokens
 
@@ -48,7 +48,7 @@ def parse_tokenize(body: dict[str, Any]) -> TokenizeCall:
     )
 
 
-def tokenize_body(tokens: Sequence[int], facts: ServedFacts, pieces: Sequence[bytes] | None = None) -> dict[str, Any]:
+def tokenize_body(tokens: Sequence[int], facts: ModelFacts, pieces: Sequence[bytes] | None = None) -> dict[str, Any]:
     """Return the answer of /tokenize. `pieces` are the bytes of each token, if they are wanted.
 
     A piece is a string or, if it is not UTF-8 text, a list of bytes, as in llama-server. `count` and `max_model_len`
@@ -57,10 +57,10 @@ def tokenize_body(tokens: Sequence[int], facts: ServedFacts, pieces: Sequence[by
     listed: list[Any] = [*tokens]
     if pieces is not None:
         listed = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
-    return {"tokens": listed, "count": len(listed), "max_model_len": facts.context_size}
+    return {"tokens": listed, "count": len(listed), "max_model_len": facts.info.context_size}
 
 
-def parse_detokenize(body: dict[str, Any], facts: ServedFacts) -> tuple[int, ...]:
+def parse_detokenize(body: dict[str, Any], facts: ModelFacts) -> tuple[int, ...]:
     """Read `tokens`. Raises InvalidField."""
     return read_tokens(Fields(body), "tokens", facts)
 

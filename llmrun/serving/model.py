@@ -9,9 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from llmrun.engine.facts import ModelFacts
     from llmrun.engine.requests import Event, Request
-    from llmrun.sampling_params import SamplingParams
-    from llmrun.types import ModelInfo
 
 
 class State(StrEnum):
@@ -22,33 +21,6 @@ class State(StrEnum):
     RESTARTING = "restarting"  # its process ended or was stuck
     DRAINING = "draining"  # running requests finish, new ones are refused
     FAILED = "failed"  # it could not be opened
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Facts about an open model, which its process sends once.
-
-    name             the name that clients use
-    info             `info.metadata` is empty, because it can be megabytes
-    kv_tokens        the number of tokens that the KV cache holds for all requests together
-    takes_chats      whether the model has a chat template
-    takes_tools      whether the model can call tools
-    thinks           whether the model's thinking can be switched on
-    end_tokens       the tokens that end an answer
-    default_sampling the model's recommended sampling, with seed 0
-    fingerprint      identifies everything that decides about the bytes of an answer: the file, llmrun's version and,
-                     if results depend on them, the backend and the machine
-    """
-
-    name: str
-    info: ModelInfo
-    kv_tokens: int
-    takes_chats: bool
-    takes_tools: bool
-    thinks: bool
-    end_tokens: tuple[int, ...]
-    default_sampling: SamplingParams
-    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.errors import ModelNotFound, Unavailable
-from llmrun.protocol.facts import ServedFacts
-from llmrun.serving.model import ModelFacts, ServedModel, State
+from llmrun.serving.model import ServedModel, State
 
 _RETRY_S = 5.0  # when to ask again for a model that is loading
 
@@ -38,18 +38,3 @@ def facts_of(model: ServedModel) -> ModelFacts:
     if facts is None or model.state is State.DRAINING:
         raise Unavailable(f"the model is not available: {model.state}", state=model.state.value, retry_after=_RETRY_S)
     return facts
-
-
-def served_facts(facts: ModelFacts) -> ServedFacts:
-    """Return the facts that parsing and answering need."""
-    return ServedFacts(
-        name=facts.name,
-        vocabulary_size=facts.info.vocabulary_size,
-        context_size=facts.info.context_size,
-        takes_chats=facts.takes_chats,
-        takes_tools=facts.takes_tools,
-        thinks=facts.thinks,
-        end_tokens=facts.end_tokens,
-        default_sampling=facts.default_sampling,
-        fingerprint=facts.fingerprint,
-    )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from llmrun.backends.base import ROWS_PER_ANSWER
 from llmrun.backends.cpu.kv_pool import blocks_of_window
 from llmrun.backends.cpu.lowering.lower import scratch_needed
 from llmrun.backends.cpu.lowering.needs import kv_position_bytes
@@ -26,10 +29,12 @@ def footprint_on_cpu(
         for group in plan.groups
         for window, position_bytes in [(group.shape.window, kv_position_bytes(group.shape, kv_type))]
     ]
+    width = 0 if plan.logits is None else plan.logits.width
+    logits = width * np.dtype(np.float32).itemsize * min(max_rows, max_sequences * ROWS_PER_ANSWER)
     return Footprint(
         weights=packed_bytes(plan.matrices),
         cache=KVBytes.of_layers(layers),
-        scratch=scratch_needed(plan, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads),
+        scratch=scratch_needed(plan, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads) + logits,
         vocabulary=vocabulary_bytes(file),
         header=header_bytes(file),
         programs=ENGINE_PROCESS,

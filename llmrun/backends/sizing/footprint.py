@@ -30,7 +30,7 @@ class Footprint:
     weights     size of all matrices in memory
     mapped      the part of `weights` in pages of the mapped file, which the system can reclaim
     cache       size of the KV cache as a function of the context size
-    scratch     size of activations and temporarily unpacked weights in a step of maximum size
+    scratch     size of activations, logits and temporarily unpacked weights in a step of maximum size
     vocabulary  size of the tokenizer's data
     header      size of the header, which is freed after the model is opened, before scratch and cache are used
     programs    size of all processes before they open the model

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from llmrun.cli.answers.open_model import ModelFiles
     from llmrun.cli.arguments.serving import ServeFlags
-    from llmrun.serving.model import ModelFacts
+    from llmrun.engine.facts import ModelFacts
     from llmrun.serving.options import ServingOptions
     from llmrun.settings import Settings
 
@@ -52,9 +52,7 @@ def serve_model(
     tell_of_too_many_threads(settings)
     allow_open_files(options.limits.connections)
     with model_files(settings) as files, smaller_ones_named(files.found.entry):
-        asyncio.run(
-            _serve(flags, options, listening, tls, files.found.name, _to_open(flags, settings, files, template))
-        )
+        asyncio.run(_serve(flags, options, listening, tls, _to_open(flags, settings, files, template)))
 
 
 async def _serve(
@@ -62,12 +60,11 @@ async def _serve(
     options: ServingOptions,
     listening: socket.socket,
     tls: ssl.SSLContext | None,
-    name: str,
     opening: Open,
 ) -> None:
     limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(options.keys)))
-    model = ModelProcess(name, opening, limits, loading=show_loading, note=out.note, detail=out.detail)
-    service = Service(Models(name, model, int(time.time())), options, Bodies(options.limits))
+    model = ModelProcess(opening, limits, loading=show_loading, note=out.note, detail=out.detail)
+    service = Service(Models(opening.name, model, int(time.time())), options, Bodies(options.limits))
     app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)
     url = _url(flags.host, listening.getsockname()[1], tls is not None)
 
@@ -105,6 +102,7 @@ def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template:
     )
     return Open(
         path=str(files.found.path),
+        name=files.found.name,
         options=portable_options(options),
         chat_template=template,
         thinking_tags=None if entry is None else entry.thinking,

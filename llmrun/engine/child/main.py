@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.child.connection import Connection, end_process
 from llmrun.engine.child.heart import Heart
-from llmrun.engine.child.messages import CannotOpen, Crashed, Note, Open, ToChild
+from llmrun.engine.child.messages import CannotOpen, Crashed, Note, Open, Opened, ToChild
 from llmrun.errors import LlmrunError
 from llmrun.kernel_warnings import kernel_warnings_told
 
@@ -59,7 +59,7 @@ def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, h
         connection.send(CannotOpen(_as_llmrun_error(error)))
         return 1
     serving = EngineServing(engine, connection.send, heart, asked.max_wait_s)
-    connection.send(facts)
+    connection.send(Opened(facts))
     opened.set_result(serving)
     try:
         serving.run()

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmrun.engine.child.codec import codec_of
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.engine.requests import Event, Finished, Request
 from llmrun.errors import LlmrunError
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason, ModelInfo, Timings
+from llmrun.types import FinishReason, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Open:
     """Open a model. It is the first message.
 
     path           the model file
+    name           the name that clients use
     options        the fields of OpenOptions that are not callbacks
     chat_template, thinking_tags, speculate, draft  see Engine.open
     catalogue      sampling parameters from models.toml, over which the model file's take precedence
@@ -36,6 +37,7 @@ class Open:
     """
 
     path: str
+    name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     thinking_tags: tuple[str, ...] | None = None
@@ -116,16 +118,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The model is open. `serving.model.ModelFacts` describes the fields."""
+    """The model is open."""
 
-    info: ModelInfo
-    kv_tokens: int
-    takes_chats: bool
-    takes_tools: bool
-    thinks: bool
-    end_tokens: tuple[int, ...]
-    default_sampling: SamplingParams
-    fingerprint: str
+    facts: ModelFacts
 
 
 @dataclass(frozen=True, slots=True)

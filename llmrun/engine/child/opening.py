@@ -9,9 +9,10 @@ from typing import Any
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.child.fingerprint import fingerprint
-from llmrun.engine.child.messages import Loading, Note, Open, Opened
+from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.engine.defaults import default_sampling
 from llmrun.engine.engine import Engine
+from llmrun.engine.facts import ModelFacts
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 
@@ -43,10 +44,11 @@ def open_engine(
     )
 
 
-def describe(engine: Engine, asked: Open) -> Opened:
+def describe(engine: Engine, asked: Open) -> ModelFacts:
     """Return the facts about an open model. Raises BadGGUF for invalid sampling defaults in the model file."""
     sampling = default_sampling(engine.info.metadata, asked.catalogue)
-    return Opened(
+    return ModelFacts(
+        name=asked.name,
         info=replace(engine.info, metadata={}),
         kv_tokens=engine.cache_tokens,
         takes_chats=engine.takes_chats,

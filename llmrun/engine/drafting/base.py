@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from llmrun.backends.base import ROWS_PER_ANSWER
+
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
 
-LONGEST_DRAFT: Final = 15  # tokens; with the token before it, 16 rows
+LONGEST_DRAFT: Final = ROWS_PER_ANSWER - 1  # tokens
 
 # Draft tokens of the same kind are accepted about equally often: (drafter, evidence).
 Kind = tuple[str, int]

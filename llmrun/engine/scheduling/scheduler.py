@@ -109,12 +109,12 @@ class Scheduler:
 
         size  the size of the step without them
         """
-        least = 1
+        seconds, least = self.budget(size), 1
         for prompt in prompt_order(prompts, self._step):
             answer, slot = prompt.answer, prompt.slot
             depth = len(slot.tokens)
             rows = min(left, rows_until_copy(answer, slot, waiting))
-            rows = min(rows, self._rows_in_time(rows, size, depth, least))
+            rows = min(rows, self._rows_in_time(seconds, rows, size, depth, least))
             if rows < 1:
                 continue
             part = Work.next_of(answer, slot, rows)
@@ -124,16 +124,16 @@ class Scheduler:
                 least = 0
                 yield part
 
-    def _rows_in_time(self, rows: int, size: StepSize, depth: int, least: int) -> int:
-        """Return how many rows of a prompt fit in the budget of a step, at least `least`.
+    def _rows_in_time(self, seconds: float, rows: int, size: StepSize, depth: int, least: int) -> int:
+        """Return how many rows of a prompt fit in a step, at least `least`.
 
-        rows   the number of rows that the prompt could use
-        size   the size of the step without them
-        depth  tokens in the cache before them
+        seconds  how long the step may take
+        rows     the number of rows that the prompt could use
+        size     the size of the step without them
+        depth    tokens in the cache before them
         """
         if not self._by_seconds:
             return rows
-        seconds = self.budget(size)
         # The predictor is careful with sizes that it has not seen. That is needed only if answers wait.
         if not size.answers and self.predictor.of_step(with_chunk(size, rows, depth), rows) <= seconds:
             return rows

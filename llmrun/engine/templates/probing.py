@@ -42,7 +42,9 @@ def probe(source: str) -> TemplateAbilities:
     tools = tool_abilities(source, tries, tags)
     if switch is None:
         return TemplateAbilities(thinking_tags=tags, tools=tools)
-    return TemplateAbilities(switch.on, switch.off, tags, tools)
+    plain = tries.prompt()
+    is_off_by_default = plain is not None and tries.prompt(switch.off) == plain
+    return TemplateAbilities(switch.on, switch.off, is_off_by_default, tags, tools)
 
 
 class _Tries:

@@ -82,6 +82,7 @@ class TemplateProcess(IsolatedProcess):
             return TemplateAbilities(
                 {**found["reasoning_on"]},
                 {**found["reasoning_off"]},
+                bool(found["is_off_by_default"]),
                 ThinkingTags(**tags) if tags else None,
                 ToolAbilities.from_json(found["tools"]),
             )

@@ -107,7 +107,8 @@ class ModelThinking:
         """Return the prompt and the initial state of its answer.
 
         If `on` is False, a thinking block that the prompt leaves open is closed. If there is none and the template has
-        no thinking switch, an empty thinking block is appended, unless the style is only a guess.
+        no thinking switch, an empty thinking block is appended, unless the style is only a guess. With thinking off, a
+        tag later in the answer closes nothing, so a server can stream the answer at once.
         """
         style = self.style
         if style is None:
@@ -119,7 +120,9 @@ class ModelThinking:
             rendered += style.empty_block
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
-        return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed and not style.guessed)
+        off = on is False or (on is None and self._abilities.is_off_by_default)
+        may_close = not (off or closed or style.guessed)
+        return Beginning(rendered, opened=end.endswith(style.opening), may_close=may_close)
 
     @cached_property
     def _abilities(self) -> TemplateAbilities:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.errors import ModelNotFound
 from llmrun.gguf.problems import shown
 from llmrun.protocol.errors import InvalidField, unsupported
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import Fields, seen
 from llmrun.protocol.openai.sampling import read_sampling, read_seed
 from llmrun.sampling_params import SamplingParams
@@ -69,7 +69,7 @@ class Options:
     sampling: SamplingParams
 
 
-def read_options(fields: Fields, facts: ServedFacts) -> Options:
+def read_options(fields: Fields, facts: ModelFacts) -> Options:
     """Read the common fields. Raises InvalidField, and ModelNotFound if the request names another model."""
     _check_model(fields, facts)
     _leave_quiet(fields)
@@ -95,7 +95,7 @@ def refuse_in_completions(fields: Fields) -> None:
     _refuse(fields, REFUSED_IN_COMPLETIONS)
 
 
-def _check_model(fields: Fields, facts: ServedFacts) -> None:
+def _check_model(fields: Fields, facts: ModelFacts) -> None:
     name = fields.text("model")
     if name not in (None, "", facts.name):
         raise ModelNotFound(f"no such model: {shown(name or '', 100)}", hint=f"this server has {facts.name}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import TextPrompt, TokenPrompt
 from llmrun.errors import ContextExceeded
 from llmrun.protocol.errors import InvalidField
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import Fields, missing, seen
 
 _WANTED: Final = "a string, a list of strings, a list of token IDs, or a list of such lists"
 
 
-def read_prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
+def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField and ContextExceeded.
 
     A list of tokens that cannot fit is refused here, because sending millions of numbers to the engine's process would
@@ -21,16 +21,12 @@ def read_prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | Token
     """
     prompts = _prompts(fields, facts)
     longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
-    if longest >= facts.context_size:
-        raise ContextExceeded(
-            f"prompt does not fit in the context: {longest:,} tokens plus one for the answer exceed the limit of "
-            f"{facts.context_size:,}",
-            hint="shorten the prompt",
-        )
+    if longest >= facts.info.context_size:
+        raise ContextExceeded.by_prompt(longest, facts.info.context_size, hint="shorten the prompt")
     return prompts
 
 
-def _prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
+def _prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
     value = fields.value("prompt")
     if value is None:
         raise missing("prompt")
@@ -43,7 +39,7 @@ def _prompts(fields: Fields, facts: ServedFacts) -> tuple[TextPrompt | TokenProm
     return tuple(_prompt(item, f"prompt[{number}]", facts) for number, item in enumerate(value))
 
 
-def read_tokens(fields: Fields, name: str, facts: ServedFacts) -> tuple[int, ...]:
+def read_tokens(fields: Fields, name: str, facts: ModelFacts) -> tuple[int, ...]:
     """Return a required list of token IDs. Raises InvalidField."""
     value = fields.items(name)
     if value is None:
@@ -51,7 +47,7 @@ def read_tokens(fields: Fields, name: str, facts: ServedFacts) -> tuple[int, ...
     return tuple(_tokens(value, fields.path(name), facts).tokens)
 
 
-def _prompt(item: Any, place: str, facts: ServedFacts) -> TextPrompt | TokenPrompt:
+def _prompt(item: Any, place: str, facts: ModelFacts) -> TextPrompt | TokenPrompt:
     if type(item) is str:
         return TextPrompt(item)
     if type(item) is list and item:
@@ -59,11 +55,11 @@ def _prompt(item: Any, place: str, facts: ServedFacts) -> TextPrompt | TokenProm
     raise InvalidField(place, f"expected a string or a list of token IDs, got {seen(item)}", code="invalid_type")
 
 
-def _tokens(ids: list[Any], place: str, facts: ServedFacts) -> TokenPrompt:
+def _tokens(ids: list[Any], place: str, facts: ModelFacts) -> TokenPrompt:
     for number, token in enumerate(ids):
         if type(token) is not int:
             raise InvalidField(f"{place}[{number}]", f"expected a token ID, got {seen(token)}", code="invalid_type")
-        if not 0 <= token < facts.vocabulary_size:
-            last = facts.vocabulary_size - 1
+        if not 0 <= token < facts.info.vocabulary_size:
+            last = facts.info.vocabulary_size - 1
             raise InvalidField(f"{place}[{number}]", f"expected a token ID from 0 to {last}, got {seen(token)}")
     return TokenPrompt(tuple(ids))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 from llmrun.gguf.problems import shown
 from llmrun.protocol.errors import InvalidField, unsupported
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import Fields
 from llmrun.protocol.openai.formats import read_format
 from llmrun.protocol.openai.messages import read_messages
@@ -65,7 +65,7 @@ class Parsed:
         return ", ".join([*names, f"and {more} more"] if more else names)
 
 
-def parse_chat(body: dict[str, Any], facts: ServedFacts) -> Parsed:
+def parse_chat(body: dict[str, Any], facts: ModelFacts) -> Parsed:
     """Convert the body of a chat completion. Raises InvalidField and ModelNotFound."""
     fields = Fields(body)
     options = read_options(fields, facts)
@@ -101,7 +101,7 @@ def parse_chat(body: dict[str, Any], facts: ServedFacts) -> Parsed:
     return _parsed([request], fields, options, ignored)
 
 
-def parse_completion(body: dict[str, Any], facts: ServedFacts) -> Parsed:
+def parse_completion(body: dict[str, Any], facts: ModelFacts) -> Parsed:
     """Convert the body of a completion. Raises InvalidField, ContextExceeded and ModelNotFound."""
     fields = Fields(body)
     options = read_options(fields, facts)

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, PrefillProgress, TextDelta, TokenLogprobs
 from llmrun.errors import Unavailable
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.openai.choices import ChatChoice
 from llmrun.protocol.openai.logprobs import CompletionLogprobs, chat_logprobs
 from llmrun.protocol.openai.messages import call_ids
@@ -26,7 +26,7 @@ class _Answer(ABC):
     if the client wants a stream, or `whole` if not.
     """
 
-    def __init__(self, parsed: Parsed, facts: ServedFacts, answer_id: str, created: int) -> None:
+    def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an answer without text.
 
         answer_id  such as "chatcmpl-" and random letters
@@ -119,7 +119,7 @@ class _Answer(ABC):
 class ChatAnswer(_Answer):
     """The answer to a chat completion. Its chunks contain the same text, tokens and IDs as `whole`."""
 
-    def __init__(self, parsed: Parsed, facts: ServedFacts, answer_id: str, created: int) -> None:
+    def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         prompt = parsed.requests[0].prompt
         known = call_ids(prompt.messages) if isinstance(prompt, ChatPrompt) else ()
@@ -176,7 +176,7 @@ class ChatAnswer(_Answer):
 class CompletionAnswer(_Answer):
     """The answer to a completion. Choices are numbered by prompt, and then by choice."""
 
-    def __init__(self, parsed: Parsed, facts: ServedFacts, answer_id: str, created: int) -> None:
+    def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         self._texts: list[list[str]] = [[] for _ in parsed.requests]
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.protocol.errors import InvalidField, unsupported
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import MOST_INTEGER, Fields, agreed, seen
 from llmrun.sampling_params import SAMPLING, SamplingParameter, SamplingParams
 from llmrun.sampling_texts import ListOfTexts
@@ -24,7 +24,7 @@ _LONGEST_TEXTS: Final = 10_000  # characters of a list of texts
 _SAMPLERS_JOINT: Final = ";"
 
 
-def read_sampling(fields: Fields, facts: ServedFacts) -> SamplingParams:
+def read_sampling(fields: Fields, facts: ModelFacts) -> SamplingParams:
     """Return the sampling of a request, apart from its seed. Raises InvalidField."""
     changed: dict[str, Any] = {}
     for name, parameter in SAMPLING.items():
@@ -100,14 +100,14 @@ def _read_texts(fields: Fields, field: str, name: str, texts: ListOfTexts) -> st
     return text
 
 
-def _read_logit_bias(fields: Fields, facts: ServedFacts) -> Mapping[int, float]:
+def _read_logit_bias(fields: Fields, facts: ModelFacts) -> Mapping[int, float]:
     """Return the bias of tokens by their IDs. A bias of -100 bans a token, as in OpenAI's API."""
     given = fields.object("logit_bias") or {}
     found: dict[int, float] = {}
     entries = Fields(given, "logit_bias")
     for key in given:
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < facts.vocabulary_size):
-            words = f"token IDs from 0 to {facts.vocabulary_size - 1}"
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < facts.info.vocabulary_size):
+            words = f"token IDs from 0 to {facts.info.vocabulary_size - 1}"
             raise InvalidField("logit_bias", f"expected {words} as keys, got {seen(key)}")
         bias = entries.number(key, -_MOST_BIAS, _MOST_BIAS)
         if bias is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.protocol.facts import ServedFacts
+from llmrun.engine.facts import ModelFacts
 from llmrun.protocol.fields import Fields, agreed
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -30,7 +30,7 @@ class ThinkingOptions:
     without_effect: tuple[str, ...]
 
 
-def read_thinking(fields: Fields, facts: ServedFacts) -> ThinkingOptions:
+def read_thinking(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
     """Read the fields about thinking. Raises InvalidField, also if two of them contradict each other."""
     variables = dict(fields.object(_VARIABLES) or {})
     effort = fields.word("reasoning_effort", EFFORTS)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import AUTO, NONE, REQUIRED
 from llmrun.protocol.errors import InvalidField, unsupported
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.fields import Fields, missing, seen
 
 MOST_TOOLS: Final = 128  # as in OpenAI's API
@@ -31,7 +31,7 @@ class ToolOptions:
         return self.tools is not None and self.choice != NONE
 
 
-def read_tools(fields: Fields, facts: ServedFacts) -> ToolOptions:
+def read_tools(fields: Fields, facts: ModelFacts) -> ToolOptions:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Raises InvalidField."""
     tools = _read_definitions(fields)
     if tools and not facts.takes_tools:

@@ -26,9 +26,10 @@ from llmrun.engine.child.messages import (
     cancelled_unbegun,
     encode_to_child,
 )
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Failed, Finished
 from llmrun.errors import LlmrunError, Overloaded, Unavailable, UsageError
-from llmrun.serving.model import Accepted, Load, ModelFacts, State
+from llmrun.serving.model import Accepted, Load, State
 from llmrun.serving.process.deaths import replay_order, sort_out
 from llmrun.serving.process.limits import ServingLimits
 from llmrun.serving.process.request import AskedRequest, Phase, ServedRequest
@@ -47,7 +48,6 @@ class ModelProcess:
 
     def __init__(
         self,
-        name: str,
         model: Open,
         limits: ServingLimits | None = None,
         *,
@@ -58,13 +58,12 @@ class ModelProcess:
     ) -> None:
         """Create a model that is not open yet.
 
-        name     the name that clients use
         command  the command that starts the process, for tests
         loading  called with the progress of opening the model, as `OpenOptions.progress`
         note     called with messages for the log, such as the reason of a restart
         detail   called with messages for users who want to know more, such as why a backend was chosen
         """
-        self._name = name
+        self._name = model.name
         self._limits = limits or ServingLimits()
         self._supervisor = Supervisor(
             model, self._limits, self, command=command, loading=loading, note=note, detail=detail
@@ -81,20 +80,7 @@ class ModelProcess:
     @property
     def facts(self) -> ModelFacts | None:
         """See ServedModel."""
-        opened = self._supervisor.opened
-        if opened is None:
-            return None
-        return ModelFacts(
-            name=self._name,
-            info=opened.info,
-            kv_tokens=opened.kv_tokens,
-            takes_chats=opened.takes_chats,
-            takes_tools=opened.takes_tools,
-            thinks=opened.thinks,
-            end_tokens=opened.end_tokens,
-            default_sampling=opened.default_sampling,
-            fingerprint=opened.fingerprint,
-        )
+        return self._supervisor.facts
 
     @property
     def state(self) -> State:
@@ -211,8 +197,7 @@ class ModelProcess:
             preemptions=past.preemptions + beat.preemptions,
         )
         self._beat = Beat(busy=False)
-        facts = self._supervisor.opened
-        invariant = facts is not None and facts.info.batch_invariant
+        invariant = self.facts is not None and self.facts.info.batch_invariant
         sort_out(list(self._requests.values()), self._alone, batch_invariant=invariant, reason=reason)
         self._alone = None
         self._requests = {key: request for key, request in self._requests.items() if not request.over}

@@ -21,6 +21,7 @@ from llmrun.engine.child.messages import (
     Stepped,
     encode_to_child,
 )
+from llmrun.engine.facts import ModelFacts
 from llmrun.errors import LlmrunError
 from llmrun.serving.model import State
 from llmrun.serving.process.child import ChildProcess
@@ -53,7 +54,7 @@ class Handlers(Protocol):
 class Supervisor:
     """One model whose process is restarted whenever it ends.
 
-    opened    the facts about the open model, or None before the first time
+    facts     the facts about the open model, or None before the first time
     restarts  how often the process was restarted
     """
 
@@ -83,7 +84,7 @@ class Supervisor:
         self._ready_at = 0.0  # when the model will probably be open, in seconds of `time.monotonic`
         self._stuck = False
         self.state = State.LOADING
-        self.opened: Opened | None = None
+        self.facts: ModelFacts | None = None
         self.restarts = 0
 
     @property
@@ -140,13 +141,13 @@ class Supervisor:
         child = self._child = await ChildProcess.start(self._command)
         try:
             child.send(encode_to_child(self._model))
-            self.opened = await self._opened_by(child)
+            self.facts = await self._opened_by(child)
         except BaseException:
             await child.end()
             raise
         return child
 
-    async def _opened_by(self, child: ChildProcess) -> Opened:
+    async def _opened_by(self, child: ChildProcess) -> ModelFacts:
         while True:
             try:
                 message = await asyncio.wait_for(child.receive(), _SILENCE_S)
@@ -155,8 +156,8 @@ class Supervisor:
             except (BadMessage, ValueError) as error:
                 raise LlmrunError(f"the engine's process sent an invalid message: {error}") from error
             match message:
-                case Opened():
-                    return message
+                case Opened(facts=facts):
+                    return facts
                 case CannotOpen(error=refused) | Crashed(error=refused):
                     raise refused
                 case Loading(work=work, fraction=fraction):

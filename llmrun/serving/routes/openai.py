@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmrun.protocol.facts import ServedFacts
+from llmrun.engine.facts import ModelFacts
 from llmrun.protocol.openai.models import model_body, models_body
 from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
@@ -19,7 +19,7 @@ from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.choices import Choices
 from llmrun.serving.disconnects import Presence
 from llmrun.serving.exchanges import exchange_of
-from llmrun.serving.models import facts_of, served_facts
+from llmrun.serving.models import facts_of
 from llmrun.serving.refusals import ignored_header, json_bytes_of_choices, json_response
 from llmrun.serving.service import Service
 from llmrun.serving.streams import StreamedAnswer, stream
@@ -43,8 +43,8 @@ class Call:
     """
 
     prefix: str
-    parse: Callable[[dict[str, Any], ServedFacts], Parsed]
-    answer: Callable[[Parsed, ServedFacts, str, int], Answer]
+    parse: Callable[[dict[str, Any], ModelFacts], Parsed]
+    answer: Callable[[Parsed, ModelFacts, str, int], Answer]
 
 
 CHAT = Call("chatcmpl", parse_chat, ChatAnswer)
@@ -61,7 +61,7 @@ class Completions:
         service, call, exchange = self._service, self._call, exchange_of(scope)
         body, large = await service.bodies.read_json(scope, receive)
         model = service.models.find(body.get("model"))
-        facts = served_facts(facts_of(model))
+        facts = facts_of(model)
         parsed = await off_the_loop(large, lambda: call.parse(body, facts))
         requests = [replace(request, tenant=exchange.tenant) for request in parsed.requests]
         answer = call.answer(parsed, facts, f"{call.prefix}-{exchange.id}", int(time.time()))
@@ -96,9 +96,9 @@ class ModelRoutes:
         self._models = service.models
 
     async def list_models(self, request: HttpRequest) -> Response:
-        facts = served_facts(facts_of(self._models.only))
+        facts = facts_of(self._models.only)
         return json_response(models_body(facts, self._models.created))
 
     async def show_model(self, request: HttpRequest) -> Response:
-        facts = served_facts(facts_of(self._models.find(request.path_params["id"])))
+        facts = facts_of(self._models.find(request.path_params["id"]))
         return json_response(model_body(facts, self._models.created))

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.serving.bodies import off_the_loop
-from llmrun.serving.models import facts_of, served_facts
+from llmrun.serving.models import facts_of
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
 
@@ -24,7 +24,7 @@ class TokenRoutes:
     async def tokenize(self, request: HttpRequest) -> Response:
         body, _ = await self._service.bodies.read_json(request.scope, request.receive)
         model = self._service.models.find(body.get("model"))
-        call, facts = parse_tokenize(body), served_facts(facts_of(model))
+        call, facts = parse_tokenize(body), facts_of(model)
         tokens = await model.tokenize(call.text, add_special=call.add_special, parse_special=call.parse_special)
         if call.with_pieces and len(tokens) > _MOST_PIECES:
             raise InvalidField("with_pieces", f"the text has {len(tokens):,} tokens, the limit is {_MOST_PIECES:,}")
@@ -34,6 +34,6 @@ class TokenRoutes:
     async def detokenize(self, request: HttpRequest) -> Response:
         body, large = await self._service.bodies.read_json(request.scope, request.receive)
         model = self._service.models.find(body.get("model"))
-        facts = served_facts(facts_of(model))
+        facts = facts_of(model)
         tokens = await off_the_loop(large, lambda: parse_detokenize(body, facts))
         return json_response(detokenize_body(await model.detokenize(tokens)))

@@ -26,6 +26,7 @@ from llmrun.engine.child.messages import (
     encode_from_child,
     encode_to_child,
 )
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.isolation.frames import encoded
 from llmrun.engine.requests import Failed, Request, TextPrompt
 from llmrun.errors import DoesNotFit, KVFull, LlmrunError, Overloaded, Unavailable, UsageError
@@ -50,7 +51,8 @@ def test_events_survive_the_journey(events: Any, beat: Beat | None) -> None:
 
 @given(PARAMS, st.binary())
 def test_facts_and_bytes_survive_the_journey(params: SamplingParams, data: bytes) -> None:
-    facts = Opened(
+    facts = ModelFacts(
+        "a-model",
         INFO,
         100,
         takes_chats=True,
@@ -60,7 +62,7 @@ def test_facts_and_bytes_survive_the_journey(params: SamplingParams, data: bytes
         default_sampling=params,
         fingerprint="fp_1",
     )
-    assert decode_from_child(encode_from_child(facts)) == facts
+    assert decode_from_child(encode_from_child(Opened(facts))) == Opened(facts)
     assert decode_from_child(encode_from_child(Detokenized(1, data))) == Detokenized(1, data)
 
 

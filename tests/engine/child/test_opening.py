@@ -21,14 +21,16 @@ INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
 
 def test_options_survive_the_journey() -> None:
     options = OpenOptions(backend="cpu", context_size=512, max_sequences=3, threads=2, kv_type="q8_0", gpu_layers="all")
-    message = Open("m.gguf", portable_options(options), thinking_tags=("<a>", "</a>"), speculate=False)
+    message = Open("m.gguf", "m", portable_options(options), thinking_tags=("<a>", "</a>"), speculate=False)
     back = decode_to_child(encode_to_child(message))
     assert back == message
     assert portable_options(OpenOptions(**message.options)) == portable_options(options)
 
 
 def test_settings_take_precedence_over_the_catalogue() -> None:
-    asked = Open("model", {"backend": "scripted"}, catalogue={"temperature": 0.25, "top_k": 3}, sampling={"top_k": 7})
+    asked = Open(
+        "model", options={"backend": "scripted"}, catalogue={"temperature": 0.25, "top_k": 3}, sampling={"top_k": 7}
+    )
     told: list[Loading | Note] = []
     with closing(open_engine(asked, told.append, lambda ids: None)) as engine:
         facts = describe(engine, asked)

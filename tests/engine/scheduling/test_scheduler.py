@@ -63,13 +63,15 @@ def test_a_short_prompt_overtakes_one_of_32k(answers: int) -> None:
     assert steps_to_first_token(engine, engine.submit(endless(Request(random_prompt(24, 60), 10)))) <= 3
 
 
-def test_prompts_take_the_time_that_answers_can_wait() -> None:
-    engine, told = told_engine(max_sequences=4)
+@pytest.mark.parametrize("prompts", [1, 4])
+def test_prompts_take_the_time_that_answers_can_wait(prompts: int) -> None:
+    engine, told = told_engine(max_sequences=3 + prompts)
     for seed in range(3):
         engine.submit(endless(Request(random_prompt(10, seed), 1000)))
     engine.step()
     told.steps.clear()
-    engine.submit(endless(Request(random_prompt(20_000, 9), 10)))
+    for seed in range(prompts):
+        engine.submit(endless(Request(random_prompt(20_000 // prompts, 9 + seed), 10)))
     while (engine.status().running and any(answer.in_prefill for answer in engine._requests.running)) or not told.steps:
         engine.step()
     taken = [seconds_of(size) for size, prompt_rows in told.steps if prompt_rows]

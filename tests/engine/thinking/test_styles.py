@@ -56,7 +56,17 @@ def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
     rendered = ChatTemplate(source, "model", "t").render(known.asked(prompt, False), ScriptedTokenizer(), PROCESS)
     beginning = known.begun(rendered, False)
     assert not beginning.opened
-    assert known.has_switch or not beginning.may_close  # llmrun closes the thinking in the prompt
+    assert not beginning.may_close
+
+
+def test_a_model_that_thinks_only_if_asked_begins_none_by_default() -> None:
+    source = (
+        "{% for message in messages %}{{ message.content }}{{ message.reasoning_content }}{% endfor %}"
+        "{% if thinking %}Write your thoughts between <think> and </think>.{% endif %}"
+    )
+    known = thinking(source)
+    assert known.has_switch
+    assert [known.begun("Why?", on).may_close for on in (None, False, True)] == [False, False, True]
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.opening)

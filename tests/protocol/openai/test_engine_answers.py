@@ -37,7 +37,7 @@ def backend(said: str) -> ScriptedBackend:
 def answered(said: str, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the body of an answer, and the body that OpenAI's client makes of the same answer as a stream."""
     with Engine(backend(said)) as engine:
-        facts = replace(FACTS, vocabulary_size=engine.info.vocabulary_size)
+        facts = replace(FACTS, info=engine.info)
         parsed = chat(facts, stream=True, temperature=0, stream_options={"include_usage": True}, **fields)
         choices = {engine.submit(request): index for index, request in enumerate(parsed.requests)}
         events = []

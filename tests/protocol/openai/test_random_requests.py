@@ -43,7 +43,7 @@ def check(parsed: Parsed) -> None:
     assert len(parsed.requests) % parsed.n == 0
     assert parsed.ignored_header.isascii()
     for request in parsed.requests:
-        check_request(request, FACTS.vocabulary_size)
+        check_request(request, FACTS.info.vocabulary_size)
 
 
 @given(mutated(CHAT))

@@ -38,7 +38,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def model(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelProcess]:
-    made = ModelProcess("a-model", scripted_model(tmp_path_factory.mktemp("model"), step_seconds=STEP_S))
+    made = ModelProcess(scripted_model(tmp_path_factory.mktemp("model"), step_seconds=STEP_S))
     assert made.state is State.LOADING
     assert made.facts is None
     with pytest.raises(Unavailable):

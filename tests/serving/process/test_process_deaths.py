@@ -182,7 +182,7 @@ def test_a_model_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: Pat
     async def ask() -> None:
         opening = scripted_model(tmp_path)
         notes: list[str] = []
-        model = ModelProcess("a-model", opening, LIMITS, note=notes.append)
+        model = ModelProcess(opening, LIMITS, note=notes.append)
         await model.start()
         script = Path(opening.path)
         good = script.read_text()
@@ -241,7 +241,7 @@ async def opened(model: ModelProcess) -> None:
     ],
 )
 def test_a_broken_process_fails_to_start(tmp_path: Path, command: str, words: str) -> None:
-    model = ModelProcess("a-model", scripted_model(tmp_path), command=[sys.executable, "-S", "-c", command])
+    model = ModelProcess(scripted_model(tmp_path), command=[sys.executable, "-S", "-c", command])
     with pytest.raises(LlmrunError, match=words):
         asyncio.run(opened(model))
 
@@ -250,10 +250,10 @@ def test_a_model_that_cannot_be_opened_fails_to_start(tmp_path: Path) -> None:
     invalid = tmp_path / "invalid.json"
     invalid.write_text("[")
     with pytest.raises(UsageError, match="invalid script"):
-        asyncio.run(opened(ModelProcess("a-model", Open(str(invalid), {"backend": "scripted"}))))
+        asyncio.run(opened(ModelProcess(Open(str(invalid), options={"backend": "scripted"}))))
     with pytest.raises(ModelNotFound):
-        asyncio.run(opened(ModelProcess("a-model", Open(str(tmp_path / "none.gguf"), {"backend": "cpu"}))))
-    missing = ModelProcess("a-model", scripted_model(tmp_path), command=["/no/such/program"])
+        asyncio.run(opened(ModelProcess(Open(str(tmp_path / "none.gguf"), options={"backend": "cpu"}))))
+    missing = ModelProcess(scripted_model(tmp_path), command=["/no/such/program"])
     with pytest.raises(LlmrunError, match="cannot start the engine's process"):
         asyncio.run(opened(missing))
 
@@ -265,7 +265,7 @@ from tests.support.serving.processes import Listening, chat, hear, scripted_mode
 from llmrun.serving.process.model_process import ModelProcess
 
 async def main():
-    model = ModelProcess("a-model", scripted_model(Path(sys.argv[1]), step_seconds=0.05))
+    model = ModelProcess(scripted_model(Path(sys.argv[1]), step_seconds=0.05))
     await model.start()
     asked = [Listening(model, chat("x" * 3000)) for _ in range(4)]
     await asked[0].accepted()

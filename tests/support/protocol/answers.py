@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -11,24 +12,23 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event, Finished, TextDelta, TokenLogprobs, ToolCallDelta
-from llmrun.protocol.facts import ServedFacts
 from llmrun.protocol.json_body import parse_json
 from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason, Timings, TokenLogprob
+from tests.support.serving.fake_model import FACTS as FAKE
 
-FACTS = ServedFacts(
+FACTS = replace(
+    FAKE,
     name="tiny",
-    vocabulary_size=1000,
-    context_size=4096,
-    takes_chats=True,
     takes_tools=True,
-    default_sampling=SamplingParams(temperature=0.6),
-    fingerprint="fp_1",
     thinks=True,
     end_tokens=(2, 3),
+    default_sampling=SamplingParams(temperature=0.6),
+    fingerprint="fp_1",
 )
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -39,11 +39,11 @@ def sent(body: dict[str, Any]) -> dict[str, Any]:
     return parse_json(json.dumps(body).encode())
 
 
-def chat(facts: ServedFacts = FACTS, /, **fields: Any) -> Parsed:
+def chat(facts: ModelFacts = FACTS, /, **fields: Any) -> Parsed:
     return parse_chat(sent({"model": "tiny", "messages": [USER], **fields}), facts)
 
 
-def completion(facts: ServedFacts = FACTS, /, **fields: Any) -> Parsed:
+def completion(facts: ModelFacts = FACTS, /, **fields: Any) -> Parsed:
     return parse_completion(sent({"model": "tiny", "prompt": "Hi", **fields}), facts)
 
 

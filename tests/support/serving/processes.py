@@ -31,7 +31,7 @@ def scripted_model(
     script = folder / f"{name}.json"
     script.write_text(json.dumps({"step_seconds": step_seconds}))
     options = OpenOptions(backend="scripted", max_sequences=4)
-    return Open(str(script), portable_options(options), speculate=False, max_wait_s=max_wait_s)
+    return Open(str(script), "a-model", portable_options(options), speculate=False, max_wait_s=max_wait_s)
 
 
 def chat(text: str, **options: object) -> Request:
@@ -112,7 +112,7 @@ async def running(
     model: Open, limits: ServingLimits | None = None, command: Sequence[str] | None = None
 ) -> AsyncIterator[ModelProcess]:
     """Open a model, and close it at the end."""
-    process = ModelProcess("a-model", model, limits, command=command)
+    process = ModelProcess(model, limits, command=command)
     try:
         await process.start()
         yield process

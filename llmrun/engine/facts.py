@@ -1,0 +1,35 @@
+"""What a server tells its clients about a model, and needs to read their requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmrun.sampling_params import SamplingParams
+from llmrun.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about an open model.
+
+    name             the name that clients use
+    info             `info.metadata` is empty, because it can be megabytes
+    kv_tokens        the number of tokens that the KV cache holds for all requests together
+    takes_chats      whether the model has a chat template
+    takes_tools      whether the model can call tools
+    thinks           whether the model's thinking can be switched on
+    end_tokens       the tokens that end an answer, which `ignore_eos` bans
+    default_sampling the sampling of requests that do not set their own, with seed 0
+    fingerprint      identifies everything that decides about the bytes of an answer: the file, llmrun's version and,
+                     if results depend on them, the backend and the machine
+    """
+
+    name: str
+    info: ModelInfo
+    kv_tokens: int
+    takes_chats: bool
+    takes_tools: bool
+    thinks: bool
+    end_tokens: tuple[int, ...]
+    default_sampling: SamplingParams
+    fingerprint: str
