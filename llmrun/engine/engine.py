@@ -287,9 +287,11 @@ class Engine:
         except BaseException:
             requests.drop_failed(work)
             raise
+        tokens = 0
         try:
             for part, new_events, drawn in take_results(self._sampler, work, logits):
                 events += new_events
+                tokens += len(drawn)
                 requests.charge(part.answer, len(drawn))
                 if part.is_last:
                     self._speculation.observe_draft(part, drawn)
@@ -297,7 +299,7 @@ class Engine:
         except BaseException:  # a bug, or Ctrl-C: some slots have been updated, and others have not
             requests.drop_failed(work)
             raise
-        self._scheduler.observe(work, time.perf_counter() - started)
+        self._scheduler.observe(work, time.perf_counter() - started, tokens)
         requests.retire()
         return events
 

@@ -117,6 +117,7 @@ class StepPredictor:
     def __init__(self) -> None:
         self._answers, self._prompts = _Costs(), _Costs()
         self._n_answer_steps = 0
+        self._rows_per_answer = self._tokens_per_answer = 1.0  # in steps without prompts, which can have drafts
         self._most_rows, self._most_attended = _FIRST_ROWS, _FIRST_ATTENDED
 
     def observe(self, size: StepSize, prompt_rows: int, seconds: float) -> None:
@@ -130,6 +131,19 @@ class StepPredictor:
         if self._n_answer_steps % _SAMPLED == 0 or self._n_answer_steps < _FIRST_SAMPLES:
             self._answers.observe(size, seconds)
         self._n_answer_steps += 1
+
+    def observe_tokens(self, size: StepSize, tokens: int) -> None:
+        """Record how many tokens a step without prompts has generated."""
+        self._rows_per_answer += (1 - _KEPT) * (size.rows / size.answers - self._rows_per_answer)
+        self._tokens_per_answer += (1 - _KEPT) * (tokens / size.answers - self._tokens_per_answer)
+
+    def per_token(self, size: StepSize) -> float:
+        """Return the expected seconds until each answer has one more token, in steps without prompts.
+
+        size  the answers without drafts. As many of the tokens are assumed to be drafted as in the last steps
+        """
+        rows, attended = (round(self._rows_per_answer * number) for number in (size.rows, size.attended))
+        return self.of_step(StepSize(size.answers, rows, size.cached, attended), 0) / self._tokens_per_answer
 
     def of_step(self, size: StepSize, prompt_rows: int) -> float:
         """Return the expected seconds of a step, of whose rows `prompt_rows` belong to prompts."""

@@ -87,13 +87,14 @@ class Scheduler:
             part.answer.last_step = self._step
         return work
 
-    def observe(self, work: Sequence[Work], seconds: float) -> None:
-        """Record the duration of a step that has been run."""
+    def observe(self, work: Sequence[Work], seconds: float, tokens: int) -> None:
+        """Record the duration of a step that has been run, and the number of tokens that it has generated."""
         for part in work:
             part.answer.runs_alone = False
         n_prompt_rows = sum(part.rows for part in work if not part.decodes)
         if not n_prompt_rows:
             self._speculation.observe_step(work, seconds)
+            self.predictor.observe_tokens(size_of(work), tokens)
         self.predictor.observe(size_of(work), n_prompt_rows, seconds)
 
     def budget(self, answers: StepSize) -> float:

@@ -109,13 +109,13 @@ class _Pace:
         return load.missing * (self._shallow + (1 - self._shallow) * depth)
 
     def of(self, answers: int) -> tuple[float, float, float]:
-        """Return the seconds of a step without prompts, those of a step with prompts, and the prompt rows in it."""
+        """Return the seconds per token without prompts, those of a step with prompts, and the prompt rows in it."""
         if answers not in self._known:
             size = self._answers(answers)
             budget = self._budget if answers else math.inf
             rows = self._predictor.rows_within(budget, size, self._prompt_depth)
             with_prompts = self._predictor.of_step(with_chunk(size, rows, self._prompt_depth), rows)
-            self._known[answers] = self._predictor.of_step(size, 0), with_prompts, rows
+            self._known[answers] = self._predictor.per_token(size), with_prompts, rows
         return self._known[answers]
 
     def _answers(self, n: int) -> StepSize:
@@ -125,7 +125,8 @@ class _Pace:
 class _Simulation:
     """A server that advances from one prompt's or answer's end to the next one, not step by step.
 
-    Each answer gets a token in each step. The rows for prompts are shared as in `prompt_order`: all k prompts get an
+    Each answer gets a token in each step; steps without prompts, in which drafts can add tokens, count as several
+    shorter ones. The rows for prompts are shared as in `prompt_order`: all k prompts get an
     equal part of those of every TURNS-th step, and the shortest prompt gets the rest.
     """
 

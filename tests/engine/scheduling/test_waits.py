@@ -36,6 +36,15 @@ def known_predictor() -> StepPredictor:
     return predictor
 
 
+def test_drafts_shorten_the_wait() -> None:
+    """Two of three drafted tokens are right, so three tokens take the time of one step."""
+    predictor = known_predictor()
+    for _ in range(300):
+        predictor.observe_tokens(StepSize(4, 16, 400, 1600), 12)
+    plain, drafted = (wait(NEW, [], [BUSY] * 4, predictor=used) for used in (known_predictor(), predictor))
+    assert drafted == pytest.approx(plain / 3, rel=0.05)
+
+
 def wait(
     new: Load,
     waiting: list[Load],
