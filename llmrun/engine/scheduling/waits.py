@@ -125,9 +125,9 @@ class _Pace:
 class _Simulation:
     """A server that advances from one prompt's or answer's end to the next one, not step by step.
 
-    Each answer gets a token in each step; steps without prompts, in which drafts can add tokens, count as several
-    shorter ones. The rows for prompts are shared as in `prompt_order`: all k prompts get an
-    equal part of those of every TURNS-th step, and the shortest prompt gets the rest.
+    Each answer gets a token in each step. A step without prompts, to which drafts can add tokens, counts as several
+    shorter ones. The rows for prompts are shared as in `prompt_order`: all k prompts get an equal part of those of
+    every TURNS-th step, and the shortest prompt gets the rest.
     """
 
     def __init__(self, pace: _Pace, free_slots: int, free_blocks: int) -> None:

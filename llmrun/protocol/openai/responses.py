@@ -9,6 +9,7 @@ from typing import Any, Final
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, PrefillProgress, TextDelta, TokenLogprobs
 from llmrun.errors import Unavailable
+from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.openai.choices import ChatChoice
 from llmrun.protocol.openai.logprobs import CompletionLogprobs, chat_logprobs
 from llmrun.protocol.openai.messages import call_ids
@@ -16,6 +17,7 @@ from llmrun.protocol.openai.requests import Parsed
 from llmrun.protocol.openai.usage import timings, usage
 from llmrun.types import FinishReason
 
+_MOST_ALTERNATIVES: Final = 2_000_000  # the log-probabilities of one answer, 150 bytes each
 _CHUNK: Final = "chat.completion.chunk"
 
 
@@ -41,14 +43,16 @@ class _Answer(ABC):
             "seed": parsed.seed,
         }
         self._finished: list[Finished | None] = [None] * len(parsed.requests)
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]
+        self._n_alternatives = 0
         self._unsent: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
         """Add an event of a choice, and return the chunks to stream.
 
-        Raises the error of Failed, and Unavailable if the request was cancelled, which happens only at shutdown as long
-        as the client is there.
+        Raises the error of Failed, Unavailable if the request was cancelled, which happens only at shutdown as long as
+        the client is there, and InvalidField for an answer with too many log-probabilities.
         """
         if isinstance(event, PrefillProgress):
             return []
@@ -59,7 +63,7 @@ class _Answer(ABC):
         chunks = [] if self._has_begun else self._begin()
         self._has_begun = True
         if isinstance(event, TextDelta):
-            self._unsent[choice] += event.logprobs
+            self._keep(choice, event.logprobs)
             return chunks + self._text_chunks(choice, event)
         chunks += self._rest_chunks(choice)
         self._finished[choice] = event
@@ -70,6 +74,14 @@ class _Answer(ABC):
         if not self._parsed.include_usage:
             return []
         return [{**self._chunk([]), "usage": usage(self._ended(), self._parsed.n)}]
+
+    def _keep(self, choice: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        self._unsent[choice] += logprobs
+        self._logprobs[choice] += logprobs
+        self._n_alternatives += sum(1 + len(token.top) for token in logprobs)
+        if self._n_alternatives > _MOST_ALTERNATIVES:
+            words = f"the answer has more than {_MOST_ALTERNATIVES:,} log-probabilities"
+            raise InvalidField("logprobs", words, hint="ask for fewer, or set max_tokens")
 
     def _body(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ended = self._ended()
@@ -124,7 +136,6 @@ class ChatAnswer(_Answer):
         prompt = parsed.requests[0].prompt
         known = call_ids(prompt.messages) if isinstance(prompt, ChatPrompt) else ()
         self._choices = [ChatChoice(known) for _ in parsed.requests]
-        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]
 
     @property
     def _kind(self) -> str:
@@ -152,7 +163,6 @@ class ChatAnswer(_Answer):
         return [self._delta_chunk(index, dict(delta)) for index in range(len(self._choices))]
 
     def _text_chunks(self, choice: int, event: TextDelta) -> list[dict[str, Any]]:
-        self._logprobs[choice] += event.logprobs
         return self._delta_chunks(choice, self._choices[choice].take(event))
 
     def _rest_chunks(self, choice: int) -> list[dict[str, Any]]:
@@ -179,7 +189,6 @@ class CompletionAnswer(_Answer):
     def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         self._texts: list[list[str]] = [[] for _ in parsed.requests]
-        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]
         self._writers = [CompletionLogprobs() for _ in parsed.requests]
 
     @property
@@ -207,7 +216,6 @@ class CompletionAnswer(_Answer):
         return [self._text_chunk(index, texts[0]) for index, texts in enumerate(self._texts)]
 
     def _text_chunks(self, choice: int, event: TextDelta) -> list[dict[str, Any]]:
-        self._logprobs[choice] += event.logprobs
         if not event.text:
             return []
         self._texts[choice].append(event.text)

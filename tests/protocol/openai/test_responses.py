@@ -9,6 +9,7 @@ from openai.types import Completion
 
 from llmrun.engine.requests import Event, Failed, PrefillProgress, ToolCallDelta
 from llmrun.errors import BackendCrashed, Unavailable
+from llmrun.protocol.errors import InvalidField
 from llmrun.types import FinishReason
 from tests.support.protocol.answers import (
     TOOL,
@@ -208,6 +209,17 @@ def test_logprobs_have_bytes() -> None:
     body = answer.whole()
     official_chat(body)
     assert body["choices"][0]["logprobs"] == {"content": [first, second], "refusal": None}
+
+
+def test_the_logprobs_of_an_answer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmrun.protocol.openai.responses._MOST_ALTERNATIVES", 5)
+    answer = chat_answer(logprobs=True, top_logprobs=1, n=2)
+    piece = said("a", logprobs=(chosen(b"a", -0.5, (b"a", -0.5)),))
+    answer.feed(0, piece)
+    answer.feed(1, piece)
+    with pytest.raises(InvalidField, match="more than 5 log-probabilities") as caught:
+        answer.feed(0, piece)
+    assert caught.value.param == "logprobs"
 
 
 def test_logprobs_after_the_last_text_are_not_lost() -> None:
