@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llmrun.amounts import format_parameters
 from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.engine.child.messages import Open
@@ -75,17 +76,20 @@ async def _serve(
         for line in _banner(model.facts, url, flags.parallel, bool(options.keys)):
             out.fields([line])
 
-    signals = StopSignals()
-    with signals.installed():
-        await run_server(
-            HttpServer(app, options.limits, tls),
-            model,
-            listening,
-            drain_s=flags.drain,
-            ready=ready,
-            say=out.note,
-            signals=signals,
-        )
+    signals, show_control_echo = StopSignals(), hide_control_echo()
+    try:
+        with signals.installed():
+            await run_server(
+                HttpServer(app, options.limits, tls),
+                model,
+                listening,
+                drain_s=flags.drain,
+                ready=ready,
+                say=out.note,
+                signals=signals,
+            )
+    finally:
+        show_control_echo()
 
 
 def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template: str | None) -> Open:
