@@ -14,8 +14,8 @@
     │   └── KVFull                 the KV cache has no free block (the engine catches this error)
     ├── ContextExceeded         8  the prompt is longer than the context
     ├── TemplateRefused         9  the chat template is broken, too big or too slow
-    ├── Overloaded              1  the queue is full, or the wait would be too long
-    ├── Unavailable             1  the model is loading, restarting or shutting down
+    ├── Overloaded              1  in `serve`, status 429: the queue is full, or the wait would be too long
+    ├── Unavailable             1  in `serve`, status 503: the model is loading, restarting or shutting down
     └── Cancelled             130  Ctrl-C
 
 KernelWarning is the only warning, issued through Python's `warnings`.

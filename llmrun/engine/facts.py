@@ -1,4 +1,4 @@
-"""What a server tells its clients about a model, and needs to read their requests."""
+"""The facts about a model that a server tells its clients and needs to read their requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelFacts:
     thinks           whether the model's thinking can be switched on
     end_tokens       the tokens that end an answer, which `ignore_eos` bans
     default_sampling the sampling of requests that do not set their own, with seed 0
-    fingerprint      identifies everything that decides about the bytes of an answer: the file, llmrun's version and,
+    fingerprint      identifies everything that can change the bytes of an answer: the file, llmrun's version and,
                      if results depend on them, the backend and the machine
     """
 

@@ -1,6 +1,6 @@
 """Finds the cached sequence with the longest common prefix, for many sequences at once.
 
-The tree is apart from the KV cache and from the queue: it only knows tokens and who has them. One tree can hold the
+The tree is independent of the KV cache and the queue: it knows only tokens and their owners. One tree can hold the
 contents of the cache, and another one the prompts that are being computed.
 """
 

@@ -75,7 +75,7 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
     path = request.url.path[:100]
     if error.status_code == 404:
         return error_response(Refused(404, f"no such path: {path!r}; see GET /openapi.json", code="not_found"))
-    words = f"{request.method} is not possible for {path!r}"
+    words = f"{request.method} is not allowed for {path!r}"
     return error_response(Refused(error.status_code, words, code="method_not_allowed", headers=error.headers))
 
 

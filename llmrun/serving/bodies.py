@@ -96,7 +96,7 @@ async def off_the_loop(large: bool, work: Callable[[], Result]) -> Result:
 
 
 def _run_large(work: Callable[[], Result]) -> Result:
-    """Run `work`, and return the memory that earlier requests have left. Otherwise, every thread would keep some."""
+    """Run `work`, then return freed memory to the operating system. Otherwise, every thread would keep some."""
     try:
         return work()
     finally:

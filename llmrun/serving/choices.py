@@ -49,9 +49,8 @@ class Choices:
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
         """Wait for events and return those that have arrived, each with the number of its choice.
 
-        Consecutive deltas of a choice are joined. Returns None after the last event of the last choice, and an empty
-        list if nothing has arrived until the time `until` of the event loop's clock. Raises the error of a choice that
-        failed.
+        Returns None after the last event of the last choice, and an empty list if nothing has arrived until the time
+        `until` of the event loop's clock. Raises the error of a choice that failed.
         """
         if not self._unfinished:
             return None
@@ -74,14 +73,9 @@ class Choices:
     def _take(self) -> list[tuple[int, Event]]:
         taken: list[tuple[int, Event]] = []
         for choice, asked in enumerate(self._asked):
-            first = len(taken)
             for at, event in asked.take():
                 self._observe(choice, at, event)
-                joined = _joined(taken[-1][1], event) if len(taken) > first else None
-                if joined is None:
-                    taken.append((choice, event))
-                else:
-                    taken[-1] = choice, joined
+                taken.append((choice, event))
         return taken
 
     def _observe(self, choice: int, at: float, event: Event) -> None:
@@ -106,25 +100,3 @@ class Choices:
     ) -> None:
         for asked in self._asked:
             asked.cancel()
-
-
-def _joined(first: Event, second: Event) -> TextDelta | None:
-    """Return one delta for two consecutive ones, or None if they cannot be joined.
-
-    A step can generate several tokens, and a client that falls behind gets those of several steps at once.
-    """
-    if not (isinstance(first, TextDelta) and isinstance(second, TextDelta)):
-        return None
-    out_of_order = bool(first.text and second.reasoning) or bool(first.tool_calls)
-    if out_of_order or second.unopened or first.tentative != second.tentative:
-        return None
-    return TextDelta(
-        first.request_id,
-        first.text + second.text,
-        first.tokens + second.tokens,
-        first.logprobs + second.logprobs,
-        first.reasoning + second.reasoning,
-        first.unopened,
-        first.tentative,
-        second.tool_calls,
-    )

@@ -81,7 +81,7 @@ class Connection(H11Protocol):
             self._refuse(408, f"no complete request within {limits.header_s:g} s")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP. `handle_events` calls this while it handles h11's error."""
+        """Refuse input that is not valid HTTP. `handle_events` calls this while it handles h11's error."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         words = _HEADER_TOO_LARGE if status == 431 else "not a valid HTTP request"
@@ -98,7 +98,10 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _has_huge_header(self, data: bytes) -> bool:
-        """Return whether a header is too large that arrives in one piece, because h11 does not limit those."""
+        """Return whether `data` begins with a header that is too large.
+
+        h11 does not limit headers that arrive in one piece.
+        """
         limit = self._limits.header_bytes
         return len(data) > limit and not _HEADER_END.search(data, 0, limit)
 

@@ -160,7 +160,7 @@ def _not_bound(host: str, port: int, error: OSError) -> UsageError:
     if error.errno == errno.EADDRINUSE:
         return UsageError(f"--port: {port} is in use on {host}", hint="choose another one, or --port 0 for a free one")
     if error.errno == errno.EACCES:
-        return UsageError(f"--port: {port}: needs administrator rights", hint="choose a port from 1024 on")
+        return UsageError(f"--port: {port}: needs administrator rights", hint="choose a port of 1024 or above")
     return UsageError(f"--host: cannot listen on {host}, port {port}: {error.strerror}")
 
 
@@ -176,7 +176,9 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         words = getattr(error, "reason", None) or str(error)
-        raise UsageError(f"--tls-cert: {certificate} and {key}: not a certificate and its key: {words}") from None
+        raise UsageError(
+            f"--tls-cert: {certificate} and {key}: not a valid certificate with its private key: {words}"
+        ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

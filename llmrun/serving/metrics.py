@@ -40,7 +40,7 @@ class Histogram:
 
 
 class Metrics:
-    """What the HTTP layer counts. `text` adds what the model reports."""
+    """The counts and histograms of the HTTP layer. `text` adds those of the model."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -88,9 +88,9 @@ class Metrics:
         yield from _one("llmrun_requests_waiting", "gauge", "Requests that wait for a place or for room.", load.waiting)
         yield from _one("llmrun_kv_tokens", "gauge", "Tokens that the KV cache can hold.", kv_tokens)
         yield from _one(
-            "llmrun_kv_free_tokens", "gauge", "Tokens that fit without dropping cached prefixes.", load.free_tokens
+            "llmrun_kv_free_tokens", "gauge", "Tokens that fit if unused cached prefixes are dropped.", load.free_tokens
         )
-        yield from _one("llmrun_steps_total", "counter", "Forward passes since the engine started.", load.steps)
+        yield from _one("llmrun_steps_total", "counter", "Forward passes since the server started.", load.steps)
         yield from _one("llmrun_prompt_tokens_total", "counter", "Prompt tokens.", load.prompt_tokens)
         yield from _one(
             "llmrun_cached_tokens_total", "counter", "Prompt tokens reused from the KV cache.", load.cached_tokens
@@ -100,7 +100,9 @@ class Metrics:
             "llmrun_preemptions_total", "counter", "Returns of running sequences to the queue.", load.preemptions
         )
         yield from _one("llmrun_engine_restarts_total", "counter", "Restarts of the engine.", load.restarts)
-        yield from _one("llmrun_heartbeat_age_seconds", "gauge", "Age of the last heartbeat.", load.beat_age_s)
+        yield from _one(
+            "llmrun_heartbeat_age_seconds", "gauge", "Seconds since the engine last made progress.", load.beat_age_s
+        )
         yield from _one("llmrun_current_wait_seconds", "gauge", "Predicted wait of a new request.", load.wait_s)
         for histogram in (self.first_token, self.between_tokens, self.waited, self.predicted, self.mispredicted):
             yield from histogram.lines()

@@ -36,11 +36,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a served model is, as of its last heartbeat.
+    """The load of a served model, as of its last heartbeat.
 
-    beat_age_s     seconds since the last heartbeat
-    steps          forward passes since the process started
-    free_tokens    tokens that fit in the KV cache without dropping cached prefixes
+    beat_age_s     seconds since the last heartbeat that showed progress
+    steps          forward passes since the server started
+    free_tokens    tokens that fit in the KV cache if it drops all prefixes that no running request uses
     cached_tokens  prompt tokens that were not computed, because a prefix was cached, since the server started
     preemptions    how often a running request had to return to the queue, since the server started
     wait_s         the predicted wait of a new request in seconds

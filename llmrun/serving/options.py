@@ -22,7 +22,7 @@ class Limits:
     linger_s      how long the rest of a body is discarded after an early response. Closing the connection at once would
                   reset it, and the client might never read the response
     ping_s        the longest silence of a stream, because proxies close silent connections, often after 60 s
-    stale_s       age of the last heartbeat at which a model counts as stuck
+    stale_s       seconds without progress after which a model counts as stuck
     """
 
     connections: int = 1024
@@ -40,18 +40,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Who may use the server, and how it behaves.
+    """The settings for access to the server, and its limits.
 
     keys           the API keys; empty if clients need none
     allowed_hosts  more host names that a Host header may contain; "*" allows all
     origins        the origins of web pages that may use the server; "*" allows all
     open_metrics   whether /metrics needs no key
-    drain_s        how long running requests may continue after the first signal, in seconds
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     open_metrics: bool = False
-    drain_s: float = 30.0
     limits: Limits = Limits()

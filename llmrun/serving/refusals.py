@@ -56,10 +56,10 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 def json_bytes_of_choices(body: Mapping[str, Any]) -> bytes:
-    """Return `json_bytes` of an answer, in a thread without holding up the others.
+    """Return `json_bytes` of an answer without blocking other threads for long.
 
-    Python's encoder lets no other thread run until it is done. Of 128 choices with the log-probabilities of 20 tokens
-    each, it took a second, so each choice is encoded separately.
+    Python's encoder lets no other thread run until it is done. Encoding 128 choices at once, with 20 log-probabilities
+    per token, took a second, so each choice is encoded separately.
     """
     fields = []
     for name, value in body.items():

@@ -89,9 +89,8 @@ async def run_server(
             ready()
             await signals.first.wait()
             server.stop_listening()
-            if count := model.load.running + model.load.waiting:
-                requests = f"{count} request{'s' if count > 1 else ''}"
-                say(f"stopping: waiting up to {drain_s:g} s for {requests}; press Ctrl-C again to stop at once")
+            if model.load.running + model.load.waiting:
+                say(f"stopping: running answers get up to {drain_s:g} s; press Ctrl-C again to stop at once")
             await _before(signals.second, model.drain(drain_s))
     finally:
         await model.close()

@@ -36,7 +36,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """What happened when clients left.
+    """The results of the `cancel` workload.
 
     unfinished      requests that run or wait on the server after GRACE_S; None if the server does not report them
     source          the path that reports them, such as "/metrics"

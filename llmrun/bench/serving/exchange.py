@@ -18,7 +18,7 @@ import h11
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """When the client disconnects: after a number of events, or of seconds since it began to connect."""
+    """The moment at which the client disconnects: after a number of events, or of seconds since it began to connect."""
 
     events: int | None = None
     seconds: float | None = None

@@ -28,7 +28,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a group of requests took, and what became of them.
+    """The times and outcomes of a group of requests.
 
     times          metric (see goodput.METRICS) -> its distribution; metrics without values are left out. The values of
                    ITL are all gaps of all requests

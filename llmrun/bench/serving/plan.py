@@ -1,4 +1,4 @@
-"""What a run of the serving benchmark does, as chosen on the command line."""
+"""The plan of a serving benchmark, as chosen on the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServingPlan:
     prompt, generate  words of a prompt, tokens of an answer
     depth        words of the common prefix or of the long prompts; 0 for the workload's default
     limits       metric -> limit in seconds, for goodput
-    seed         decides about the prompts and the arrivals
+    seed         determines the prompts and the arrivals
     """
 
     workload: str = RANDOM

@@ -1,4 +1,4 @@
-"""Asks a server alone before a run, to learn what it supports and how fast it is when idle."""
+"""Probes an idle server before a run, to learn what it supports and how fast it is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_EVENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was learned about a server.
+    """The results of probing a server.
 
     ttft, tpot     seconds on an idle server
     left_out       the fields beyond OpenAI's API that the server rejects

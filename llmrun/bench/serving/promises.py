@@ -18,7 +18,7 @@ SHORTEST_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """How honest Retry-After is. Times are in seconds.
+    """The accuracy of Retry-After. Times are in seconds.
 
     rejections       all 429s, of first and of later attempts
     with_time        those that had a Retry-After
@@ -42,7 +42,7 @@ class RetryAfter:
 
 @dataclass(frozen=True, slots=True)
 class PredictedWaits:
-    """How good the predictions for accepted requests are.
+    """The accuracy of the predictions for accepted requests.
 
     predicted  the accepted requests with a prediction
     compared   those that waited for at least SHORTEST_WAIT_S

@@ -30,7 +30,7 @@ _LATE_S = 0.01  # Requests that are sent later than this disturb the measurement
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """What a run measured. Figures of a part that the workload does not have are empty or None.
+    """The results of a run. Figures of a part that the workload does not have are empty or None.
 
     rate       the rate of the open loop in requests per second; None for a closed loop
     capacity   the measured capacity; None if it was not needed

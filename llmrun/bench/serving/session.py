@@ -1,4 +1,4 @@
-"""A connection to a server on which the parts of a run send their requests."""
+"""The state that all parts of a run on one server share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALIBRATION_WAVES = 3
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many requests per second a server completed with a number of clients."""
+    """The requests per second that a server completed with a number of clients."""
 
     rate: float
     clients: int

@@ -103,7 +103,10 @@ def _retry_after(found: RetryAfter) -> list[str]:
     ]
     errors = [
         f"{format_percent(error)} against {what}"
-        for error, what in ((found.error, "the wait until the first text"), (found.newcomer_error, "newcomers"))
+        for error, what in (
+            (found.error, "the wait until the first text"),
+            (found.newcomer_error, "the first text of a later request"),
+        )
         if error is not None
     ]
     return [*lines, f"Retry-After, median error: {', '.join(errors)}"] if errors else lines
@@ -128,7 +131,7 @@ def _cancelling(found: Cancelling) -> list[str]:
         lines.append("the server does not report its running requests (/metrics, /slots or /health)")
     elif found.unfinished:
         still = counted(found.unfinished, "request")
-        lines.append(f"{still} of clients that left still on the server after {GRACE_S:g} s ({found.source})")
+        lines.append(f"still on the server after {GRACE_S:g} s: {still} whose clients disconnected ({found.source})")
     else:
         lines.append(f"server idle after {format_seconds(found.idle_after)} ({found.source})")
     after = "no answer" if found.ttft_after is None else format_seconds(found.ttft_after)

@@ -22,6 +22,16 @@ Model = Annotated[
         autocompletion=models,
     ),
 ]
+LocalModel = Annotated[
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="NAME",
+        help=f"Model name or .gguf file.  [default: {Settings().model}]",
+        autocompletion=models,
+    ),
+]
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")]
 MaxTokens = Annotated[
     int | None,

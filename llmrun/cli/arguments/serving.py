@@ -24,7 +24,7 @@ _SECURITY = "see docs/serving.md"
 class ServeFlags:
     """The values of the flags, in the order of --help. None or False means that the flag was not given."""
 
-    model: options.Model = None
+    model: options.LocalModel = None
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
@@ -48,7 +48,10 @@ class ServeFlags:
         Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of the certificate, in PEM.")
     ] = None
     parallel: Annotated[
-        int, typer.Option("--parallel", metavar="N", min=1, max=256, help="Answers to generate at a time.")
+        int,
+        typer.Option(
+            "--parallel", metavar="N", min=1, max=256, help="Maximum number of answers to generate at a time."
+        ),
     ] = 16
     ctx_size: options.ContextSize = None
     kv_tokens: Annotated[
@@ -59,16 +62,18 @@ class ServeFlags:
     ] = None
     kv_type: options.KVType = None
     overcommit: Annotated[
-        bool, typer.Option("--overcommit", help="Admit more requests than surely fit, and pause some if needed.")
+        bool, typer.Option("--overcommit", help="Run more requests; redo some if the KV cache gets full.")
     ] = False
     max_wait: Annotated[
-        float, typer.Option("--max-wait", metavar="S", min=0, help="Refuse requests that would wait longer.")
+        float,
+        typer.Option("--max-wait", metavar="S", min=0, help="Refuse requests that would wait longer than S seconds."),
     ] = 60.0
     max_queue: Annotated[
-        int, typer.Option("--max-queue", metavar="N", min=1, help="Most requests that wait at a time.")
+        int, typer.Option("--max-queue", metavar="N", min=1, help="Maximum number of waiting requests.")
     ] = 256
     drain: Annotated[
-        float, typer.Option("--drain", metavar="S", min=0, help="Time for running requests when the server stops.")
+        float,
+        typer.Option("--drain", metavar="S", min=0, help="Seconds that running answers get when the server stops."),
     ] = 30.0
     share_prefixes: Annotated[
         bool, typer.Option("--share-prefixes", help="Share cached prefixes between API keys.")
@@ -104,7 +109,7 @@ class ServeFlags:
         from llmrun.serving.options import ServingOptions
 
         if self.no_auth and self.api_key_file is not None:
-            raise UsageError("--no-auth: contradicts --api-key-file", hint="use only one")
+            raise UsageError("--no-auth: cannot be combined with --api-key-file", hint="use only one")
         is_local = _is_loopback(self.host)
         if not is_local and self.api_key_file is None and not self.no_auth:
             raise UsageError(
@@ -112,11 +117,11 @@ class ServeFlags:
                 hint="add --api-key-file FILE, or --no-auth to serve everyone",
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("--tls-cert: needs --tls-key, and the other way round", hint="give both or neither")
+            raise UsageError("--tls-cert and --tls-key: only one is given", hint="give both or neither")
         origins = frozenset(_checked_origin(origin) for origin in self.cors or ())
         keys = () if self.api_key_file is None else read_keys(self.api_key_file)
         if self.api_key_file is not None and others_can_read(self.api_key_file):
-            out.note(f"--api-key-file: other users of this machine can read {self.api_key_file}: chmod 600 it")
+            out.note(f"--api-key-file: other users of this machine can read it; run chmod 600 {self.api_key_file}")
         if not is_local and self.tls_cert is None:
             out.note(f"without --tls-cert, prompts and API keys travel unencrypted; {_SECURITY}")
         if "*" in origins and not keys:

@@ -55,7 +55,8 @@ class BenchFlags:
     ] = None
     cold: Annotated[bool, typer.Option("--cold", help="Measure cold starts: time to the first token.")] = False
     concurrency: Annotated[
-        str | None, typer.Option("--concurrency", metavar="N", help="Concurrent requests.  [default: 1]")
+        str | None,
+        typer.Option("--concurrency", metavar="N", help="Concurrent requests.  [default: 1; 16 with --requests etc.]"),
     ] = None
     backend: Annotated[
         str | None,
@@ -75,12 +76,12 @@ class BenchFlags:
         typer.Option(
             "--rate",
             metavar="R",
-            help="Requests/s in an open loop, or a multiple of the capacity: 2x.",
+            help="Requests per second, sent on time; 2x: twice the capacity.",
         ),
     ] = None
-    requests: Annotated[
-        int | None, typer.Option("--requests", metavar="N", min=1, help="Requests to send to the endpoint.")
-    ] = None
+    requests: Annotated[int | None, typer.Option("--requests", metavar="N", min=1, help="Stop after N requests.")] = (
+        None
+    )
     duration: Annotated[
         float | None,
         typer.Option("--duration", metavar="S", help="Send requests for S seconds.  [default: 30]"),
@@ -94,11 +95,11 @@ class BenchFlags:
         typer.Option(
             "--workload",
             metavar="NAME",
-            help="shared-prefix, mixed, overload or cancel.  [default: random]",
+            help="random, shared-prefix, mixed, overload or cancel.  [default: random]",
             autocompletion=one_of(*WORKLOADS),
         ),
     ] = None
-    same: Annotated[bool, typer.Option("--same", help="Compare the endpoint's answers under different load.")] = False
+    same: Annotated[bool, typer.Option("--same", help="Check that answers do not depend on the load.")] = False
     goodput: Annotated[
         list[str] | None,
         typer.Option("--goodput", metavar="LIMITS", help="Count requests within limits in ms: ttft:500,itl:150."),

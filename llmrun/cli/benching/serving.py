@@ -24,7 +24,7 @@ BROKEN_PROMISE = 1
 def measure_servers(plans: Sequence[ServingPlan], endpoints: Sequence[str], kind: str, *, offline: bool) -> int:
     """Run each plan on each endpoint and print the results in the format `kind`. Return the exit code.
 
-    The exit code is 1 if answers depend on the load, or if requests of clients that left are still on the server.
+    The exit code is 1 if answers depend on the load, or if requests whose clients disconnected are still running.
     Raises the errors of `measure_serving`; results of earlier runs have then been printed, unless `kind` is "json".
     """
     results = []
@@ -88,6 +88,6 @@ def _exit_code(results: Sequence[ServingResult]) -> int:
             code = BROKEN_PROMISE
         if found.cancelling is not None and found.cancelling.unfinished:
             still = counted(found.cancelling.unfinished, "request")
-            out.error(f"{visible_line(found.host)}: {still} of clients that left still on the server")
+            out.error(f"{visible_line(found.host)}: still running {still} whose clients disconnected")
             code = BROKEN_PROMISE
     return code

@@ -1,4 +1,4 @@
-"""Computes the fingerprint of an open model: everything that decides about the bytes of an answer."""
+"""Computes the fingerprint of an open model, which identifies everything that can change the bytes of an answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The process that runs an engine for the server: `python -m llmrun.engine.child.main`, with a socket as stdin.
 
-The engine has an interpreter of its own, because beside a busy Python thread a step takes several times as long, and
-because a crash of the engine then ends neither the server nor its connections. messages.py describes the messages.
+A process of its own keeps the server's Python threads from slowing down the steps, and keeps the server and its
+connections alive if the engine crashes. messages.py describes the messages.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Ask:
     """Run a request.
 
     received  when the server received the request, in seconds of `time.perf_counter`, which all processes share
-    admitted  whether the request was accepted before, by a process that has ended; it is never refused for its wait
+    admitted  whether a process that has ended had accepted the request; such a request is never refused for its wait
     alone     whether the request's first step runs no other requests
     """
 

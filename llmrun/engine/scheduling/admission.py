@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Admission:
     """The waiting and the running requests of an engine.
 
-    A request is admitted if all running requests can then finish (room.py). With `overcommit`, its prompt needs room,
-    and its answer hopes for some: if the cache is full, the newest request returns to the queue and is computed again.
+    A request is admitted if all running requests can then finish (room.py). With `overcommit`, only its prompt
+    needs room. If the cache gets full, the newest request returns to the queue and is computed again.
 
     waiting  requests without a slot; other threads may append to it
     running  requests with a slot, in order of admission

@@ -58,7 +58,7 @@ class FairShares:
     two tenants have waiting requests, the numbers of tokens that they get differ by at most one largest request for
     each slot, however many requests each of them sends.
 
-    Tokens that nobody uses cannot be saved. A tenant that had no waiting requests is therefore lifted to the virtual
+    Unused capacity cannot be saved for later. A tenant that had no waiting requests is therefore lifted to the virtual
     time when it returns, as in start-time fair queueing. The virtual time is the largest counter with which a request
     has been admitted, or which any tenant has reached while no request was waiting.
     """

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 # other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
 MOST_ROWS: Final = 256
 LEAST_ROWS: Final = 8  # prompt rows in any step with prompts, so that prompts always progress
-# The first prompt rows beside running answers, and the first product of rows and depth. Later, the limits are twice the
-# largest values so far, because the time of larger steps is unknown.
+# The initial limits on prompt rows beside running answers, and on the product of rows and depth. Later limits are twice
+# the largest values so far, because the time of larger steps is unknown.
 _FIRST_ROWS: Final = 32
 _FIRST_ATTENDED: Final = 32 * 1024
-_SAMPLED: Final = 8  # one in so many steps without prompts is recorded, which saves 1 % of the time of a small model
+_SAMPLED: Final = 8  # one in this many steps without prompts is recorded, which saves 1 % of the time of a small model
 _FIRST_SAMPLES: Final = 8
 _ASSUMED_STEP: Final = 0.05  # seconds, until a step has been observed
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from llmrun.engine.slots import Slot
     from llmrun.engine.speculation import Speculation
 
-# The time of a step with prompts, while answers wait for it: as many seconds, or as many steps without prompts, as both
-# readers of answers and those who wait for their first token can bear.
+# The longest step with prompts while answers are in progress: 0.1 s or 2.5 steps without prompts, whichever is longer.
+# Longer steps make those answers stutter; shorter ones delay the first tokens of others.
 _SECONDS_BESIDE_ANSWERS: Final = 0.1
 _STEPS_BESIDE_ANSWERS: Final = 2.5
 _SECONDS_WITHOUT_ANSWERS: Final = 1.0  # bounds how long a short prompt waits for the step of a long one

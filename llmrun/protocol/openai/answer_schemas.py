@@ -47,7 +47,7 @@ def _chunk(kind: str, choice: Schema) -> Schema:
 
 
 def _head() -> dict[str, Schema]:
-    fingerprint = "Identifies everything that decides about the bytes of an answer."
+    fingerprint = "Identifies everything that can change the bytes of an answer."
     return {
         "id": _TEXT,
         "created": _COUNT,

@@ -18,10 +18,13 @@ _PUBLIC: Final[dict[str, Any]] = {"security": []}
 _ERRORS: Final = {
     "400": "The request is invalid. `param` names the field.",
     "401": "The API key is missing or wrong.",
+    "403": "The host name or the origin of the web page is not allowed.",
     "404": "The server has no model with this name.",
+    "408": "The body did not arrive in time.",
     "413": "The body is too large.",
+    "415": "The body is not JSON, or is compressed.",
     "422": "The answer cannot have the requested format.",
-    "429": "The queue is full. Try again after the time in `retry-after`.",
+    "429": "The queue is full, or the predicted wait is too long. Try again after the time in `retry-after`.",
     "500": "The server failed.",
     "503": "The model is loading or restarting, or the server is shutting down.",
 }
@@ -29,8 +32,9 @@ _RETRY: Final = {
     "retry-after": {"schema": {"type": "integer"}, "description": "Seconds until the server expects to have room."},
     "retry-after-ms": {"schema": {"type": "integer"}, "description": "The same in milliseconds."},
 }
-_IGNORED: Final = {
-    "x-llmrun-ignored": {"schema": {"type": "string"}, "description": "The fields of the request that have no effect."}
+_ANSWERED: Final = {
+    "x-llmrun-ignored": {"schema": {"type": "string"}, "description": "The fields of the request that have no effect."},
+    "x-llmrun-wait": {"schema": {"type": "number"}, "description": "The predicted seconds in the queue."},
 }
 
 
@@ -90,7 +94,7 @@ def _post(summary: str, body: str, content: dict[str, Any]) -> dict[str, Any]:
             "summary": summary,
             "requestBody": {"required": True, "content": _json(body)},
             "responses": {
-                "200": {"description": "The answer", "headers": _IGNORED, "content": content},
+                "200": {"description": "The answer", "headers": _ANSWERED, "content": content},
                 **{status: _error(status, words) for status, words in _ERRORS.items()},
             },
         }

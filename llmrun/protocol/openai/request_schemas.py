@@ -27,7 +27,7 @@ def chat_request() -> Schema:
         "top_logprobs": _integer("The number of likeliest tokens to return at each position.", 0, MOST_LOGPROBS),
         **_tools(),
         **_thinking(),
-        "continue_final_message": _boolean("Continue the last message, which is an answer, as in vLLM."),
+        "continue_final_message": _boolean("Continue the last message, whose role must be assistant, as in vLLM."),
         "add_generation_prompt": _boolean("The opposite of `continue_final_message`, as in vLLM."),
     }
     return {"type": "object", "required": ["messages"], "properties": properties}
@@ -74,7 +74,7 @@ def message() -> Schema:
             "name": {"type": "string"},
             "refusal": {"type": ["string", "null"]},
             "reasoning_content": {"type": ["string", "null"], "description": "The thinking before a past answer."},
-            "reasoning": {"type": ["string", "null"], "description": "Another name of `reasoning_content`."},
+            "reasoning": {"type": ["string", "null"], "description": "Another name for `reasoning_content`."},
             "tool_calls": {"type": ["array", "null"], "items": {"$ref": "#/components/schemas/ToolCall"}},
             "tool_call_id": {"type": "string", "description": "The call that a message with the role tool answers."},
         },
@@ -89,7 +89,7 @@ def tokenize_request() -> Schema:
             "content": {"type": "string", "description": "The text, as in llama-server."},
             "prompt": {"type": "string", "description": "The text, as in vLLM."},
             "add_special": _boolean("Add special tokens such as a BOS. On by default only with `prompt`."),
-            "add_special_tokens": _boolean("Another name of `add_special`."),
+            "add_special_tokens": _boolean("Another name for `add_special`."),
             "parse_special": _boolean("Turn control strings into control tokens. On by default."),
             "with_pieces": _boolean("Also return the text of each token."),
         },
@@ -106,7 +106,7 @@ def _common() -> dict[str, Schema]:
     return {
         "model": {
             "type": "string",
-            "description": "The name of the served model, or nothing. Other names are an error.",
+            "description": "The name of the served model. It may be missing or empty; other names are an error.",
         },
         "stream": _boolean("Send the answer as server-sent events while it is generated."),
         "stream_options": {
@@ -124,7 +124,7 @@ def _common() -> dict[str, Schema]:
         },
         "max_completion_tokens": _limit("Takes precedence over `max_tokens`."),
         "max_tokens": _limit(""),
-        "n_predict": _limit("llama.cpp's name of `max_tokens`."),
+        "n_predict": _limit("llama.cpp's name for `max_tokens`."),
         "stop": {
             "description": "Texts that end the answer and are not part of it.",
             "anyOf": [

@@ -163,7 +163,7 @@ def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], tools: Too
     if fields.boolean("add_generation_prompt") not in (None, not continues):
         raise InvalidField("add_generation_prompt", f"expected the opposite of {name}")
     if continues and messages[-1]["role"] != "assistant":
-        raise InvalidField(name, "the last message is not an answer")
+        raise InvalidField(name, 'the last message must have the role "assistant"')
     if continues and tools.may_be_called:
         raise unsupported(name, "cannot be combined with tools")
     return continues

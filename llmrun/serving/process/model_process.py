@@ -238,7 +238,7 @@ class ModelProcess:
         if len(waiting) >= limits.max_queue:
             reason = f"{len(waiting)} requests are waiting"
         elif own >= limits.max_queue_of_tenant:
-            reason = f"{own} requests with this API key are waiting, which is its share"
+            reason = f"{own} requests with this API key are waiting, the limit for one key"
         elif waiting and waiting_bytes + n_bytes > limits.queue_bytes:
             reason = f"the waiting requests have {waiting_bytes:,} bytes, the limit is {limits.queue_bytes:,}"
         else:
@@ -254,7 +254,7 @@ class ModelProcess:
         if self._supervisor.state is not State.READY:
             raise self._unavailable()
         if len(self._calls) >= self._limits.max_queue:
-            raise Overloaded(f"too many requests for tokens: {len(self._calls)} are waiting")
+            raise Overloaded(f"too many calls of /tokenize and /detokenize: {len(self._calls)} are waiting")
         self._calls[call] = asyncio.get_running_loop().create_future()
         try:
             self._supervisor.send(encode_to_child(message))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """Where a request is, as far as the server knows."""
+    """The place of a request, as far as the server knows."""
 
     HELD = auto()  # in the server, until the engine's process is ready
     SENT = auto()  # sent to the process, which has not yet prepared it

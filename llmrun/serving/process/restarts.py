@@ -1,4 +1,4 @@
-"""How long to wait before a process is restarted, and how long its steps may take. Nothing here looks at a clock."""
+"""The pauses between restarts, and the time limit for steps. Nothing here looks at a clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RestartPauses:
 
 
 class StepProgress:
-    """When an engine last made progress, in seconds of one monotonic clock.
+    """The time of an engine's last progress, in seconds of one monotonic clock.
 
     An idle engine makes progress whenever it beats.
     """

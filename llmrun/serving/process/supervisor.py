@@ -36,7 +36,7 @@ _LEAST_SOON_S: Final = 5.0
 
 
 class Handlers(Protocol):
-    """What a supervisor calls."""
+    """The callbacks of a supervisor."""
 
     def take(self, message: FromChild) -> None:
         """Handle a message of the open model."""
@@ -175,7 +175,7 @@ class Supervisor:
                 self.state = State.RESTARTING
                 pause = self._pauses.after(time.monotonic() - ready_since)
                 self._expect(pause)
-                self._note(f"the engine's process ended ({reason}) and is restarted")
+                self._note(f"the engine's process ended ({reason}); restarting it")
                 self._handlers.process_ended(reason)
                 child = await self._reopen(pause)
                 self.restarts += 1
@@ -193,7 +193,7 @@ class Supervisor:
             try:
                 return await self._open()
             except LlmrunError as error:
-                self._note(f"the model cannot be opened again: {error}")
+                self._note(f"cannot reopen the model, trying again: {error}")
             pause = self._pauses.after(0.0)
             self._expect(pause)
 
