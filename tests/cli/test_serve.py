@@ -106,10 +106,10 @@ def test_other_machines_need_keys_or_a_decision() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tls-cert", "x.pem"], "--tls-cert: needs --tls-key"),
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key: only one is given"),
         (["--tls-cert", "/nothing", "--tls-key", "/nothing"], "--tls-cert: /nothing: No such file"),
         (["--api-key-file", "/nothing"], "--api-key-file: /nothing: No such file"),
-        (["--api-key-file", "/nothing", "--no-auth"], "--no-auth: contradicts --api-key-file"),
+        (["--api-key-file", "/nothing", "--no-auth"], "--no-auth: cannot be combined with --api-key-file"),
         (["--cors", "app.example"], "--cors: 'app.example' is not an origin"),
         (["--cors", "https://app.example/path"], "is not an origin"),
         (["-m", "y"], "model: given twice"),

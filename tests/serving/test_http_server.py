@@ -59,8 +59,8 @@ def test_clients_that_never_finish_the_handshake_are_dropped(sent: bytes) -> Non
     [
         (Path("/nothing/here.pem"), KEY, "--tls-cert: /nothing/here.pem: No such file"),
         (CERTIFICATE, Path("/nothing/here.key"), "--tls-key: /nothing/here.key: No such file"),
-        (KEY, KEY, "not a certificate and its key"),
-        (CERTIFICATE, CERTIFICATE, "not a certificate and its key"),
+        (KEY, KEY, "not a valid certificate with its private key"),
+        (CERTIFICATE, CERTIFICATE, "not a valid certificate with its private key"),
     ],
 )
 def test_bad_certificates_are_refused(certificate: Path, key: Path, words: str) -> None:

@@ -60,7 +60,7 @@ def test_running_requests_finish_after_a_signal() -> None:
         server.release()
         assert b"data: [DONE]" in read_all(streamed)
         assert b"onetwo" in read_all(whole)
-        assert [line for line in server.log if line.startswith("stopping: waiting up to 30 s for ")]
+        assert [line for line in server.log if line.startswith("stopping: running answers get up to 30 s")]
 
 
 def test_waiting_requests_end_after_a_signal() -> None:

@@ -194,8 +194,8 @@ def test_a_model_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: Pat
         await asyncio.sleep(0)
         script.write_text(good)
         assert (await held).text == "You said: held"
-        assert notes[0] == "the engine's process ended (SIGKILL) and is restarted"
-        assert notes[1].startswith("the model cannot be opened again: invalid script")
+        assert notes[0] == "the engine's process ended (SIGKILL); restarting it"
+        assert notes[1].startswith("cannot reopen the model, trying again: invalid script")
         await model.close()
 
     asyncio.run(ask())
