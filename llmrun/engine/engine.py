@@ -291,7 +291,7 @@ class Engine:
         try:
             for part, new_events, drawn in take_results(self._sampler, work, logits):
                 events += new_events
-                tokens += len(drawn)
+                tokens += len(drawn) + (len(part.certain) if part.is_last else 0)
                 requests.charge(part.answer, len(drawn))
                 if part.is_last:
                     self._speculation.observe_draft(part, drawn)

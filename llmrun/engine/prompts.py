@@ -95,7 +95,7 @@ class PromptReader:
         rendered = self.template.render(self.thinking.asked(prompt, think), self._tokenizer, self._templates)
         if not prompt.add_generation_prompt:
             return self._text_prompt(request, encode(rendered).tolist())
-        beginning = self.thinking.begun(rendered, think)
+        beginning = self.thinking.begun(rendered, think, prompt.template_kwargs)
         tokens = encode(beginning.text).tolist()
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:

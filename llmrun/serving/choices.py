@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,8 @@ from typing import Self
 from llmrun.engine.requests import Event, Finished, Request, TextDelta
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.model import Asked, ServedModel
+
+_MOST_EVENTS = 64  # at a time; writing so many takes a millisecond
 
 
 class Choices:
@@ -30,6 +33,7 @@ class Choices:
         self._waits: list[float] = []  # the predicted seconds in the queue, one for each choice
         self._last_tokens = [0.0] * len(requests)  # when they arrived; 0 before the first one
         self._unfinished = len(requests)
+        self._arrived: deque[tuple[int, Event]] = deque()
         self._news = asyncio.Event()
         self.wait_s = 0.0
         self.prompt_tokens = 0
@@ -50,16 +54,20 @@ class Choices:
         """Wait for events and return those that have arrived, each with the number of its choice.
 
         Returns None after the last event of the last choice, and an empty list if nothing has arrived until the time
-        `until` of the event loop's clock. Raises the error of a choice that failed.
+        `until` of the event loop's clock. Raises the error of a choice that failed. If many events have arrived, each
+        call returns some of them.
         """
-        if not self._unfinished:
+        if self._arrived:
+            await asyncio.sleep(0)  # a client that could not read for a while must not hold up the others
+        elif not self._unfinished:
             return None
-        self._news.clear()
-        events = self._take()
-        if not events:
-            await self._wait(until)
-            events = self._take()
-        return events
+        else:
+            self._news.clear()
+            self._take()
+            if not self._arrived:
+                await self._wait(until)
+                self._take()
+        return [self._arrived.popleft() for _ in range(min(len(self._arrived), _MOST_EVENTS))]
 
     async def _wait(self, until: float | None) -> None:
         # This runs for every token of every client, and asyncio.timeout_at does more: it cancels the task.
@@ -70,13 +78,11 @@ class Choices:
             if timer is not None:
                 timer.cancel()
 
-    def _take(self) -> list[tuple[int, Event]]:
-        taken: list[tuple[int, Event]] = []
+    def _take(self) -> None:
         for choice, asked in enumerate(self._asked):
             for at, event in asked.take():
                 self._observe(choice, at, event)
-                taken.append((choice, event))
-        return taken
+                self._arrived.append((choice, event))
 
     def _observe(self, choice: int, at: float, event: Event) -> None:
         if isinstance(event, TextDelta) and event.tokens:

@@ -23,7 +23,7 @@ from llmrun.serving.refusals import Refused, error_response
 _PUBLIC = "/health"
 _EXPOSED = b"x-request-id, x-llmrun-ignored, x-llmrun-wait, retry-after"
 _PREFLIGHT_S = b"600"  # how long a browser may remember that it may send requests
-_HOST = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)
+_HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[\w-]+(?: *, *[\w-]+)*", re.ASCII)
 
 

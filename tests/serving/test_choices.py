@@ -38,3 +38,32 @@ def test_nothing_arrives_until_a_time() -> None:
     events, seconds = asyncio.run(run())
     assert events == []
     assert seconds >= 0.02
+
+
+def test_a_backlog_arrives_in_parts_and_others_run_in_between() -> None:
+    async def run() -> tuple[list[int], int]:
+        turns, over = 0, False
+
+        async def other() -> None:
+            nonlocal turns
+            while not over:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with Choices(FakeModel(lambda number: text(*["x"] * 500)), [REQUEST], Metrics()) as choices:
+            await choices.accepted()
+            (asked,) = choices._asked
+            while not asked.over:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            beside = asyncio.create_task(other())
+            sizes = []
+            while (events := await choices.arrived()) is not None:
+                sizes.append(len(events))
+            over = True
+            await beside
+            return sizes, turns
+
+    sizes, turns = asyncio.run(run())
+    assert sum(sizes) == 502
+    assert max(sizes) <= 64
+    assert turns >= len(sizes) - 1

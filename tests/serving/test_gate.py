@@ -49,7 +49,15 @@ def test_own_names_and_addresses_are_allowed(server: RunningServer, host: str) -
     "host",
     [
         *("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "a:b:c"),
-        *("[::1]evil.example", "[::1", "127.0.0.1]", "localhost:80:evil.example", "localhost:evil.example"),
+        *(
+            "[]",
+            "[]:80",
+            "[::1]evil.example",
+            "[::1",
+            "127.0.0.1]",
+            "localhost:80:evil.example",
+            "localhost:evil.example",
+        ),
     ],
 )
 def test_rebound_host_names_are_refused(server: RunningServer, host: str) -> None:

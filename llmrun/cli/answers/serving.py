@@ -63,7 +63,7 @@ async def _serve(
     tls: ssl.SSLContext | None,
     opening: Open,
 ) -> None:
-    limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(options.keys)))
+    limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(set(options.keys))))
     model = ModelProcess(opening, limits, loading=show_loading, note=out.note, detail=out.detail)
     service = Service(Models(opening.name, model, int(time.time())), options, Bodies(options.limits))
     app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)

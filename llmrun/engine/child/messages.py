@@ -3,8 +3,9 @@
 The server's requests have ids that the server chooses. All events in these messages carry these ids.
 
     to the process:   Open, then Ask, Cancel, Tokenize, Detokenize and Close in any order
-    from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask either Rejected or Taken,
-                      then Begun and events; Tokenized, Detokenized or Rejected; Beat at any time; Crashed at the end
+    from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
+                      Rejected or Taken, then Begun and events; Tokenized, Detokenized or Rejected; Beat at any time;
+                      Crashed at the end
 """
 
 from __future__ import annotations
@@ -139,6 +140,13 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """The request's prompt is about to be prepared. If the process ends now, this request may be the reason."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """A request is in the queue. `wait_s` is its predicted time there in seconds."""
 
@@ -210,7 +218,19 @@ class Crashed:
 
 
 FromChild = (
-    Loading | Note | Opened | CannotOpen | Rejected | Taken | Begun | Beat | Stepped | Tokenized | Detokenized | Crashed
+    Loading
+    | Note
+    | Opened
+    | CannotOpen
+    | Rejected
+    | Preparing
+    | Taken
+    | Begun
+    | Beat
+    | Stepped
+    | Tokenized
+    | Detokenized
+    | Crashed
 )
 
 

@@ -16,6 +16,7 @@ from llmrun.engine.child.messages import (
     Detokenize,
     Detokenized,
     FromChild,
+    Preparing,
     Rejected,
     Stepped,
     Taken,
@@ -27,8 +28,10 @@ from llmrun.engine.child.turns import TurnQueue
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished
 from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
+from llmrun.machine.freed_memory import return_freed_memory
 
 _Prepared = Ask | Tokenize | Detokenize
+_IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 
 
 class EngineServing:
@@ -64,7 +67,10 @@ class EngineServing:
             case Ask(id=request_id, request=request):
                 with self._wake:
                     self._engine_ids[request_id] = None
-                self._to_prepare.put(request.tenant, message)
+                if message.alone:
+                    self._to_prepare.put_first(message)
+                else:
+                    self._to_prepare.put(request.tenant, message)
             case Tokenize() | Detokenize():
                 self._to_prepare.put("", message)
             case Cancel(ids=ids):
@@ -78,10 +84,9 @@ class EngineServing:
     def run(self) -> None:
         """Run steps until the server closes the engine. Raises the error of a step that failed."""
         while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closing or not self._engine.idle)
-                if self._closing:
-                    return
+            self._wait_for_work()
+            if self._closing:
+                return
             self._heart.step_begins()
             events = self._engine.step()
             beat = self._heart.step_ended(
@@ -90,6 +95,17 @@ class EngineServing:
             if events or beat is not None or self._began:
                 self._began = False
                 self._send(Stepped(self._with_server_ids(events), beat))
+
+    def _wait_for_work(self) -> None:
+        def has_work() -> bool:
+            return self._closing or not self._engine.idle
+
+        with self._wake:
+            if self._wake.wait_for(has_work, _IDLE_S):
+                return
+        return_freed_memory()
+        with self._wake:
+            self._wake.wait_for(has_work)
 
     def _cancel(self, ids: Sequence[int]) -> None:
         with self._wake:
@@ -131,6 +147,7 @@ class EngineServing:
     def _enqueue(self, ask: Ask) -> None:
         if self._end_if_cancelled(ask.id):
             return
+        self._send(Preparing(ask.id))
         answer = self._engine.prepare(ask.request)
         # Times count from the moment at which the server received the request.
         answer.submitted = min(answer.submitted, ask.received)

@@ -12,7 +12,7 @@ from llmrun.engine.thinking.styles import recognised_style
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.templates.chat_template import ChatTemplate
@@ -103,8 +103,8 @@ class ModelThinking:
         variables = {} if on is None else self._variables(on=on)
         return replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
 
-    def begun(self, rendered: str, on: bool | None) -> Beginning:
-        """Return the prompt and the initial state of its answer.
+    def begun(self, rendered: str, on: bool | None, given: Mapping[str, object] | None = None) -> Beginning:
+        """Return the prompt and the initial state of its answer. `given` are the caller's template variables.
 
         If `on` is False, a thinking block that the prompt leaves open is closed. If there is none and the template has
         no thinking switch, an empty thinking block is appended, unless the style is only a guess. With thinking off, a
@@ -120,7 +120,8 @@ class ModelThinking:
             rendered += style.empty_block
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
-        off = on is False or (on is None and self._abilities.is_off_by_default)
+        untouched = on is None and not {*(given or ())} & {*self._abilities.reasoning_off}
+        off = on is False or (untouched and self._abilities.is_off_by_default)
         may_close = not (off or closed or style.guessed)
         return Beginning(rendered, opened=end.endswith(style.opening), may_close=may_close)
 

@@ -77,6 +77,8 @@ class _Answer(ABC):
 
     def _keep(self, choice: int, logprobs: Sequence[TokenLogprobs]) -> None:
         self._unsent[choice] += logprobs
+        if self._parsed.stream:
+            return
         self._logprobs[choice] += logprobs
         self._n_alternatives += sum(1 + len(token.top) for token in logprobs)
         if self._n_alternatives > _MOST_ALTERNATIVES:

@@ -14,24 +14,29 @@ _MOST_UNPREPARED: Final = 3  # one more, because a process that is killed from o
 
 
 def sort_out(
-    requests: Sequence[ServedRequest], alone: ServedRequest | None, *, batch_invariant: bool, reason: str
+    requests: Sequence[ServedRequest],
+    alone: ServedRequest | None,
+    preparing: ServedRequest | None,
+    *,
+    batch_invariant: bool,
+    reason: str,
 ) -> None:
     """End the requests that cannot be replayed, and return the others to the server's own queue.
 
-    alone   the request whose first step was running alone when the process ended, or None
-    reason  how the process ended, for error messages
+    alone      the request whose first step was running alone when the process ended, or None
+    preparing  the last request that the process has begun to prepare, or None
+    reason     how the process ended, for error messages
 
     Requests that had not begun are replayed any number of times. Requests that had begun are replayed once, but a death
     counts only against `alone` if there is such a request. Without batch invariance, a repeated answer could differ
     from the text that the client already has.
     """
-    preparing = _prepared_at_the_end(requests)
     for request in requests:
         if request.cancelled:
             request.take(cancelled_unbegun(request.id))
         elif request.phase is Phase.BEGUN and (alone is None or request is alone):
             request.deaths += 1
-        elif request is preparing:
+        elif request is preparing and request.phase is Phase.SENT:
             request.unprepared += 1
         if request.deaths >= _MOST_DEATHS or request.unprepared >= _MOST_UNPREPARED:
             request.fail(BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}"))
@@ -44,9 +49,3 @@ def sort_out(
 def replay_order(requests: Sequence[ServedRequest]) -> list[ServedRequest]:
     """Return the requests in the order in which to send them again: first those that had begun, then by age."""
     return sorted(requests, key=lambda request: (not request.has_begun, request.id))
-
-
-def _prepared_at_the_end(requests: Sequence[ServedRequest]) -> ServedRequest | None:
-    """Return the request that the process was preparing when it ended. It prepares one at a time, in order."""
-    sent = [request for request in requests if request.phase is Phase.SENT]
-    return min(sent, key=lambda request: request.sent, default=None)

@@ -13,7 +13,7 @@ class ServingLimits:
 
     max_queue      the maximum number of requests that wait for their first step
     tenants        the number of tenants; if there are several, one can have at most half of the queue
-    queue_bytes    the maximum size of their messages together; a single request may be larger
+    queue_bytes    the maximum size of the messages of a tenant's waiting requests; a single request may be larger
     unread_bytes   the maximum size of an answer's events that its client has not read
     stuck_s        the time without a step after which the engine is restarted, if its steps are short
     first_pause_s  the pause before the second restart in a row, which doubles with each further one
@@ -30,6 +30,6 @@ class ServingLimits:
     max_pause_s: float = 30.0
     healthy_s: float = 60.0
 
-    @property
-    def max_queue_of_tenant(self) -> int:
-        return self.max_queue if self.tenants == 1 else -(-self.max_queue // 2)
+    def share_of(self, limit: int) -> int:
+        """Return the part of a limit that one tenant may use."""
+        return limit if self.tenants == 1 else -(-limit // 2)

@@ -18,6 +18,7 @@ from llmrun.engine.child.messages import (
     Detokenized,
     FromChild,
     Open,
+    Preparing,
     Rejected,
     Stepped,
     Taken,
@@ -72,6 +73,7 @@ class ModelProcess:
         self._requests: dict[int, ServedRequest] = {}  # all that are not over, or that the process still runs
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._alone: ServedRequest | None = None  # the request whose first step is running alone
+        self._preparing: ServedRequest | None = None  # the last one that the process has begun to prepare
         self._beat = Beat(busy=False)
         self._past = Beat(busy=False)  # the counts of the processes that have ended
         self._draining = False
@@ -168,6 +170,8 @@ class ModelProcess:
     def take(self, message: FromChild) -> None:
         """Handle a message of the process. Called by the supervisor."""
         match message:
+            case Preparing(id=request_id):
+                self._preparing = self._requests.get(request_id)
             case Taken():
                 self._accept(message)
             case Begun(ids=ids):
@@ -198,8 +202,9 @@ class ModelProcess:
         )
         self._beat = Beat(busy=False)
         invariant = self.facts is not None and self.facts.info.batch_invariant
-        sort_out(list(self._requests.values()), self._alone, batch_invariant=invariant, reason=reason)
-        self._alone = None
+        requests = list(self._requests.values())
+        sort_out(requests, self._alone, self._preparing, batch_invariant=invariant, reason=reason)
+        self._alone = self._preparing = None
         self._requests = {key: request for key, request in self._requests.items() if not request.over}
         self._end_calls(self._unavailable())
 
@@ -232,22 +237,22 @@ class ModelProcess:
         )
 
     def _check_room(self, tenant: str, n_bytes: int) -> None:
-        waiting = [served for served in self._requests.values() if served.waits]
-        limits, waiting_bytes = self._limits, sum(served.n_bytes for served in waiting)
-        own = sum(served.request.tenant == tenant for served in waiting)
+        limits, waiting = self._limits, [served for served in self._requests.values() if served.waits]
+        own = [served.n_bytes for served in waiting if served.request.tenant == tenant]
         if len(waiting) >= limits.max_queue:
             reason = f"{len(waiting)} requests are waiting"
-        elif own >= limits.max_queue_of_tenant:
-            reason = f"{own} requests with this API key are waiting, the limit for one key"
-        elif waiting and waiting_bytes + n_bytes > limits.queue_bytes:
-            reason = f"the waiting requests have {waiting_bytes:,} bytes, the limit is {limits.queue_bytes:,}"
+        elif len(own) >= limits.share_of(limits.max_queue):
+            reason = f"{len(own)} requests with this API key are waiting, the limit for one key"
+        elif own and sum(own) + n_bytes > limits.share_of(limits.queue_bytes):
+            most = limits.share_of(limits.queue_bytes)
+            whose = " with this API key" if limits.tenants > 1 else ""
+            reason = f"the waiting requests{whose} have {sum(own):,} bytes, the limit is {most:,}"
         else:
             return
         raise Overloaded(f"the queue is full: {reason}", retry_after=max(1.0, self.load.wait_s))
 
     def _send(self, request: ServedRequest, message: bytes) -> None:
         request.phase = Phase.SENT
-        request.sent = next(self._ids)
         self._supervisor.send(message)
 
     async def _call(self, call: int, message: Tokenize | Detokenize) -> Any:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 # All fields but the id, which is the same in a replay.
 _content = attrgetter("text", "tokens", "logprobs", "reasoning", "unopened", "tentative", "tool_calls")
-_DELTA_BYTES = 200  # of a delta without text
-_LOGPROB_BYTES = 200  # of each alternative of a token
+_DELTA_BYTES = 130  # of a delta without text
+_LOGPROB_BYTES = 80  # of each alternative of a token
 
 
 class ReplayDiffers(Exception):

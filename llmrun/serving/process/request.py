@@ -34,10 +34,9 @@ class ServedRequest:
 
     received     when the server received it, in seconds of `time.perf_counter`
     n_bytes      the size of its message to the process
-    unread_bytes the maximum size of the events that the client has not read
+    unread_bytes the maximum size of the events that the client has not read, once it has begun to read
     news         set when the request is accepted, when events arrive and when it fails
     on_over      called when the request is over
-    sent         orders the requests of a process by when they were sent
     has_begun    whether it was in a step of any process
     deaths       how often a process ended after the request had begun
     unprepared   how often a process ended while it was preparing the request
@@ -51,7 +50,6 @@ class ServedRequest:
     news: asyncio.Event
     on_over: Callable[[], None]
     phase: Phase = Phase.HELD
-    sent: int = 0
     has_begun: bool = False
     cancelled: bool = False
     over: bool = False
@@ -60,6 +58,7 @@ class ServedRequest:
     deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
     accepted: Accepted | None = None
     _arrived: list[Arrival] = field(default_factory=list)
+    _is_read: bool = False
     _unread: int = 0  # bytes
     _error: LlmrunError | None = None
     _prefilled: int = -1
@@ -112,7 +111,7 @@ class ServedRequest:
         self._unread += size
         if isinstance(event, Finished):
             self._end()
-        elif self._unread > self.unread_bytes:
+        elif self._unread > self.unread_bytes and self._is_read:
             self._arrived.clear()
             self.fail(LlmrunError(f"the client reads too slowly: {self._unread:,} bytes of its answer are waiting"))
         self.news.set()
@@ -125,7 +124,7 @@ class ServedRequest:
 
     def take_arrived(self) -> list[Arrival]:
         """See `Asked.take`."""
-        arrived, self._arrived, self._unread = self._arrived, [], 0
+        arrived, self._arrived, self._unread, self._is_read = self._arrived, [], 0, True
         if self._error is not None and not arrived:
             raise self._error
         return arrived

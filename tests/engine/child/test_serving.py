@@ -21,6 +21,7 @@ from llmrun.engine.child.messages import (
     Detokenize,
     Detokenized,
     FromChild,
+    Preparing,
     Rejected,
     Stepped,
     Taken,
@@ -119,9 +120,9 @@ def server() -> Iterator[Server]:
 
 def test_a_request_is_taken_begun_and_answered(server: Server) -> None:
     server.ask(70)
-    first = [server.messages.get(timeout=PATIENCE_S) for _ in range(3)]
-    taken, begun, stepped = first
-    assert (taken, begun) == (Taken(70, 12, 0.0), Begun((70,)))
+    first = [server.messages.get(timeout=PATIENCE_S) for _ in range(4)]
+    preparing, taken, begun, stepped = first
+    assert (preparing, taken, begun) == (Preparing(70), Taken(70, 12, 0.0), Begun((70,)))
     assert isinstance(stepped, Stepped)
     events = list(stepped.events)
     while not is_end(events[-1], 70):

@@ -16,6 +16,14 @@ def test_tenants_take_turns() -> None:
     assert [queue.get() for _ in range(5)] == [1, 11, 20, 2, 3]
 
 
+def test_urgent_items_come_first() -> None:
+    queue: TurnQueue[int] = TurnQueue()
+    queue.put("a", 1)
+    queue.put_first(2)
+    queue.put_first(3)
+    assert [queue.get() for _ in range(3)] == [2, 3, 1]
+
+
 def test_get_waits_for_an_item() -> None:
     queue: TurnQueue[str] = TurnQueue()
     with ThreadPoolExecutor(1) as threads:

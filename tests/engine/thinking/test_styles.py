@@ -67,6 +67,7 @@ def test_a_model_that_thinks_only_if_asked_begins_none_by_default() -> None:
     known = thinking(source)
     assert known.has_switch
     assert [known.begun("Why?", on).may_close for on in (None, False, True)] == [False, False, True]
+    assert known.begun("Why?", None, {"thinking": 1}).may_close
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.opening)

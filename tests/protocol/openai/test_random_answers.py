@@ -21,6 +21,7 @@ from tests.support.protocol.answers import (
     official_chunk,
     official_completion,
     run,
+    whole,
 )
 
 TEXTS = st.text(max_size=4)
@@ -74,12 +75,12 @@ def interleaved(draw: st.DrawFn, choices: list[list[Event]]) -> list[tuple[int, 
 
 @given(st.lists(chats(), min_size=1, max_size=3), st.data())
 def test_an_assembled_stream_is_the_whole_answer(choices: list[list[Event]], data: st.DataObject) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 1}
-    answer = chat_answer(n=len(choices), tools=[TOOL], **options)
-    chunks = run(answer, data.draw(interleaved(choices)))
+    options = {"n": len(choices), "tools": [TOOL], "logprobs": True, "top_logprobs": 1}
+    events = data.draw(interleaved(choices))
+    chunks = run(chat_answer(stream=True, stream_options={"include_usage": True}, **options), events)
     for chunk in chunks:
         official_chunk(chunk)
-    body = answer.whole()
+    body = whole(chat_answer(**options), events)
     official_chat(body)
     assert comparable(assembled(chunks)) == comparable(as_json(body))
     for choice in body["choices"]:
@@ -111,9 +112,10 @@ def continuations(draw: st.DrawFn) -> list[Event]:
 
 @given(st.lists(continuations(), min_size=1, max_size=3), st.data())
 def test_a_streamed_completion_is_the_whole_one(choices: list[list[Event]], data: st.DataObject) -> None:
-    answer = completion_answer(prompt=["a"] * len(choices), stream=True, logprobs=1)
-    chunks = run(answer, data.draw(interleaved(choices)))
-    body = as_json(answer.whole())
+    options = {"prompt": ["a"] * len(choices), "logprobs": 1}
+    events = data.draw(interleaved(choices))
+    chunks = run(completion_answer(stream=True, **options), events)
+    body = as_json(whole(completion_answer(**options), events))
     official_completion(body)
     for index, choice in enumerate(body["choices"]):
         parts = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]

@@ -26,6 +26,7 @@ from tests.support.protocol.answers import (
     official_completion,
     run,
     said,
+    whole,
 )
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -188,14 +189,14 @@ def test_a_call_that_is_cut_off_keeps_its_arguments() -> None:
 
 
 def test_logprobs_have_bytes() -> None:
-    answer = chat_answer(stream=True, logprobs=True, top_logprobs=1)
+    options = {"logprobs": True, "top_logprobs": 1}
     euro = "€".encode()
     events = of(
         said(logprobs=(chosen(euro[:2], -0.25, (euro[:2], -0.25)),)),
         said("€", logprobs=(chosen(euro[2:], float("-inf"), (b"a", -1.0)),)),
         ended(),
     )
-    chunks = run(answer, events)
+    chunks = run(chat_answer(stream=True, **options), events)
     content = [chunk["choices"][0]["logprobs"]["content"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
     assert len(content) == 1, "tokens without text are sent with the next text"
     first, second = content[0]
@@ -206,7 +207,7 @@ def test_logprobs_have_bytes() -> None:
         "top_logprobs": [{"token": "\ufffd", "logprob": -0.25, "bytes": [0xE2, 0x82]}],
     }
     assert (second["logprob"], second["bytes"]) == (-9999.0, [0xAC])
-    body = answer.whole()
+    body = whole(chat_answer(**options), events)
     official_chat(body)
     assert body["choices"][0]["logprobs"] == {"content": [first, second], "refusal": None}
 
@@ -303,7 +304,6 @@ def test_echo_comes_before_the_answer() -> None:
 
 
 def test_completion_logprobs_are_parallel_lists() -> None:
-    answer = completion_answer(logprobs=2, stream=True)
     euro = "€".encode()
     events = of(
         said("Hi", logprobs=(chosen(b"Hi", -0.5, (b"Ho", -0.25), (b"Hi", -0.5)),)),
@@ -312,7 +312,7 @@ def test_completion_logprobs_are_parallel_lists() -> None:
         said("!", logprobs=(chosen(b"!", float("-inf"), (b"x", -2.0), (b"y", -3.0)),)),
         ended(),
     )
-    chunks = run(answer, events)
+    chunks = run(completion_answer(logprobs=2, stream=True), events)
     wanted = {
         "tokens": ["Hi", r"bytes:\xe2", r"bytes:\x82\xac", "!"],
         "token_logprobs": [-0.5, -1.0, -1.0, -9999.0],
@@ -324,7 +324,7 @@ def test_completion_logprobs_are_parallel_lists() -> None:
         ],
         "text_offset": [0, 2, 2, 3],
     }
-    body = answer.whole()
+    body = whole(completion_answer(logprobs=2), events)
     official_completion(body)
     assert as_json(body)["choices"][0]["logprobs"] == wanted
     streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]

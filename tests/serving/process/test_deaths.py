@@ -14,17 +14,22 @@ from llmrun.types import FinishReason
 
 
 def served(number: int, phase: Phase, *, deltas: int = 0) -> ServedRequest:
-    request = ServedRequest(number, Request(TextPrompt("x")), 0.0, 10, 1000, Event(), lambda: None, phase, sent=number)
+    request = ServedRequest(number, Request(TextPrompt("x")), 0.0, 10, 1000, Event(), lambda: None, phase)
     request.has_begun = phase is Phase.BEGUN
     for _ in range(deltas):
         request.take(TextDelta(number, "x", (1,)))
     return request
 
 
-def end(*requests: ServedRequest, alone: ServedRequest | None = None, batch_invariant: bool = True) -> list[int]:
+def end(
+    *requests: ServedRequest,
+    alone: ServedRequest | None = None,
+    preparing: ServedRequest | None = None,
+    batch_invariant: bool = True,
+) -> list[int]:
     """End the process, and return the ids of the requests that failed."""
     begun = [request for request in requests if request.phase is Phase.BEGUN]
-    sort_out(requests, alone, batch_invariant=batch_invariant, reason="SIGKILL")
+    sort_out(requests, alone, preparing, batch_invariant=batch_invariant, reason="SIGKILL")
     for request in begun:  # as after a replay
         request.phase = Phase.BEGUN
     return [request.id for request in requests if request.over]
@@ -55,10 +60,15 @@ def test_a_request_whose_preparation_is_deadly_fails() -> None:
     requests = [served(1, Phase.QUEUED), served(3, Phase.SENT), served(2, Phase.SENT)]
     failed = []
     for _ in range(3):
-        failed.append(end(*requests))
+        failed.append(end(*requests, preparing=requests[2]))
         for request in requests[1:]:
             request.phase = Phase.SENT
     assert failed == [[], [], [2]]
+
+
+def test_a_request_that_was_prepared_long_ago_is_not_to_blame() -> None:
+    request = served(1, Phase.QUEUED)
+    assert [end(request, preparing=request) for _ in range(5)] == [[]] * 5
 
 
 def test_without_batch_invariance_delivered_text_cannot_be_replayed() -> None:

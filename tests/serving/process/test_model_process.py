@@ -234,9 +234,11 @@ def test_limits_of_the_queue_and_of_slow_clients(tmp_path: Path) -> None:
         limits = ServingLimits(max_queue=3, queue_bytes=20_000, unread_bytes=20_000)
         async with running(scripted_model(tmp_path, step_seconds=STEP_S), limits) as model:
             slow = Listening(model, chat("x" * 2000))
+            events = aiter(slow)
+            await anext(events)
             await until(lambda: slow.served.over)
             with pytest.raises(LlmrunError, match="the client reads too slowly"):
-                await anext(aiter(slow))
+                [event async for event in events]
             await until(lambda: model.load.running == 0)
             others = []
             for _ in range(4):

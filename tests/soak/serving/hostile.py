@@ -21,6 +21,7 @@ from tests.support.serving.served import Resources, Served, serve
 IDLE: Final = 960  # connections that send nothing; with the attacks', they stay below the server's limit of 1,024
 _KEYS: Final = ("key-of-the-good-clients", "key-of-the-hostile-ones")
 _SETTLE_S: Final = 150.0  # the server gives slow clients a minute for a body, and another one to read
+_TRIMMED_S: Final = 3.0  # after so many idle seconds, both processes have returned their freed memory
 _MOST_FILES: Final = 4  # more than at the beginning
 _MOST_GROWTH: Final = (1.1, 16 << 20)  # of the memory, as a factor and bytes, from the middle of the soak to its end
 _LEAST_ROUNDS: Final = 6  # until growth can be told from memory that the allocators keep for later
@@ -142,7 +143,8 @@ class Siege:
             resources, metrics = server.resources(), server.metrics()
             busy = metrics["open_requests"] - 1 + metrics["requests_running"] + metrics["requests_waiting"]
             if (not busy and not resources.connections) or time.monotonic() > deadline:
-                return resources
+                time.sleep(_TRIMMED_S)
+                return server.resources()
             time.sleep(0.2)
 
 

@@ -80,6 +80,13 @@ def run(answer: ChatAnswer | CompletionAnswer, events: Sequence[tuple[int, Event
     return [as_json(chunk) for chunk in [*chunks, *answer.finish()]]
 
 
+def whole(answer: ChatAnswer | CompletionAnswer, events: Sequence[tuple[int, Event]]) -> dict[str, Any]:
+    """Feed the events, and return the body."""
+    for choice, event in events:
+        answer.feed(choice, event)
+    return answer.whole()
+
+
 def as_json(body: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(body, allow_nan=False))
     return found
