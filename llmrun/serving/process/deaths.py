@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llmrun.engine.child.messages import cancelled_unbegun
-from llmrun.errors import BackendCrashed, LlmrunError
+from llmrun.errors import BackendCrashed, Unavailable
 from llmrun.serving.process.request import Phase, ServedRequest
 
 _MOST_DEATHS: Final = 2
@@ -41,7 +41,7 @@ def sort_out(
         if request.deaths >= _MOST_DEATHS or request.unprepared >= _MOST_UNPREPARED:
             request.fail(BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}"))
         elif request.phase is Phase.BEGUN and request.deltas.count and not batch_invariant:
-            request.fail(LlmrunError(f"the engine ended while it ran this request: {reason}"))
+            request.fail(Unavailable(f"the engine ended while it ran this request: {reason}", state="restarting"))
         request.phase = Phase.HELD
         request.deltas.start_again()
 
