@@ -99,14 +99,18 @@ class ServedModel(Protocol):
     @property
     def load(self) -> Load: ...
 
+    @property
+    def most_requests(self) -> int:
+        """The maximum number of requests that one tenant can have in the queue."""
+
     def ask(self, request: Request, news: asyncio.Event) -> Asked:
         """Send a request to the engine. Raises Overloaded and Unavailable.
 
         news  set when the request is accepted, when events arrive and when it fails; several requests can share it
         """
 
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the token IDs of a text. Raises LlmrunError."""
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
+        """Return the token IDs of a text. `tenant` is whose call it is. Raises LlmrunError."""
 
-    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+    async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""

@@ -162,9 +162,14 @@ def test_each_key_is_a_tenant_of_its_own() -> None:
         for key in (KEY, OTHER_KEY, KEY):
             assert chat(server, Authorization=f"Bearer {key}").status == 200
         first, other, again = [asked.request.tenant for asked in server.model.asked]
+        for call in ({"content": "a"}, {"content": "a", "with_pieces": True}):
+            server.send("POST", "/tokenize", call, {"Authorization": f"Bearer {OTHER_KEY}"})
+        server.send("POST", "/detokenize", {"tokens": [97]}, {"Authorization": f"Bearer {OTHER_KEY}"})
+        callers = server.model.tenants
     assert first == again != other
     assert "" not in (first, other)
     assert KEY not in first
+    assert callers == [other] * 4
 
 
 def test_without_keys_all_requests_have_one_tenant() -> None:

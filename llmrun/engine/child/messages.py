@@ -77,12 +77,13 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Encode a text as tokens. The ids of these calls and of requests differ."""
+    """Encode a text as tokens. The ids of these calls and of requests differ. `tenant` is whose call it is."""
 
     id: int
     text: str
     add_special: bool
     parse_special: bool
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Detokenize:
 
     id: int
     tokens: Sequence[int]
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,8 @@ class EngineServing:
                     self._to_prepare.put_first(message)
                 else:
                     self._to_prepare.put(request.tenant, message)
-            case Tokenize() | Detokenize():
-                self._to_prepare.put("", message)
+            case Tokenize(tenant=tenant) | Detokenize(tenant=tenant):
+                self._to_prepare.put(tenant, message)
             case Cancel(ids=ids):
                 self._cancel(ids)
             case Close():

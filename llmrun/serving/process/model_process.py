@@ -113,6 +113,11 @@ class ModelProcess:
             restarts=supervisor.restarts,
         )
 
+    @property
+    def most_requests(self) -> int:
+        """See ServedModel."""
+        return self._limits.share_of(self._limits.max_queue)
+
     async def start(self) -> None:
         """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
         await self._supervisor.start()
@@ -134,16 +139,16 @@ class ModelProcess:
             self._send(served, message)
         return AskedRequest(served, self._cancel)
 
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
         """See ServedModel."""
         call = next(self._ids)
-        tokens: list[int] = await self._call(call, Tokenize(call, text, add_special, parse_special))
+        tokens: list[int] = await self._call(call, Tokenize(call, text, add_special, parse_special, tenant))
         return tokens
 
-    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+    async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """See ServedModel."""
         call = next(self._ids)
-        data: bytes = await self._call(call, Detokenize(call, tokens))
+        data: bytes = await self._call(call, Detokenize(call, tokens, tenant))
         return data
 
     async def drain(self, seconds: float) -> None:
@@ -241,7 +246,7 @@ class ModelProcess:
         own = [served.n_bytes for served in waiting if served.request.tenant == tenant]
         if len(waiting) >= limits.max_queue:
             reason = f"{len(waiting)} requests are waiting"
-        elif len(own) >= limits.share_of(limits.max_queue):
+        elif len(own) >= self.most_requests:
             reason = f"{len(own)} requests with this API key are waiting, the limit for one key"
         elif own and sum(own) + n_bytes > limits.share_of(limits.queue_bytes):
             most = limits.share_of(limits.queue_bytes)

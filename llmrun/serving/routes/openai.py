@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmrun.engine.facts import ModelFacts
+from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.openai.models import model_body, models_body
 from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
@@ -64,6 +65,8 @@ class Completions:
         facts = facts_of(model)
         parsed = await off_the_loop(large, lambda: call.parse(body, facts))
         requests = [replace(request, tenant=exchange.tenant) for request in parsed.requests]
+        if len(requests) > model.most_requests:
+            raise InvalidField("n", f"{len(requests)} choices, but the queue has room for {model.most_requests}")
         answer = call.answer(parsed, facts, f"{call.prefix}-{exchange.id}", int(time.time()))
         headers = dict(ignored_header(parsed.ignored_header))
         async with Presence(receive) as presence, Choices(model, requests, service.metrics) as choices:

@@ -264,6 +264,7 @@ def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
     async def ask() -> None:
         limits = ServingLimits(max_queue=4, tenants=2)
         async with running(scripted_model(tmp_path, step_seconds=STEP_S), limits) as model:
+            assert model.most_requests == 2
             others = []
             for _ in range(4):
                 others.append(asyncio.create_task(hear(model, chat("y" * 3000))))

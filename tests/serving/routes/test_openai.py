@@ -70,6 +70,18 @@ def test_long_answers_are_written_off_the_loop(n_words: int, threads: str, monke
     assert (written == started) == (threads == "same")
 
 
+def test_calls_with_more_choices_than_the_queue_takes_are_invalid() -> None:
+    """A status of 429 would ask the client to try again, forever."""
+    model = FakeModel()
+    model.most_requests = 3
+    with serving(model) as server:
+        assert server.chat(n=3).status == 200
+        reply = server.chat(n=4)
+        prompts = server.send("POST", "/v1/completions", {"prompt": ["a", "b"], "n": 2})
+    assert (reply.status, reply.error["param"], prompts.status) == (400, "n", 400)
+    assert "4 choices" in reply.error["message"]
+
+
 def test_other_models_are_not_found(server: RunningServer) -> None:
     reply = server.chat(model="gpt-5")
     assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")

@@ -155,6 +155,7 @@ async def _ask_all(
             except Incomplete as error:
                 found.failed += 1
                 found.problems.append(f"{error}: {body}")
+                say(found.problems[-1][:1000])
             found.answers += 1
             if found.answers % 500 == 0:
                 say(f"{found.answers:,} answers, {found.failed} failed, {time.monotonic() - started:.0f} s")

@@ -142,12 +142,15 @@ class FakeModel:
     refusal   the error with which the engine refuses requests, if any
     openable  set when opening the model may end
     broken    the error with which it then ends, if any
+    tenants   whose calls of tokenize and detokenize there were
     """
 
     def __init__(self, script: Callable[[int], Script] = lambda number: text("Hello", " there")) -> None:
         self.facts: ModelFacts | None = FACTS
         self.state = State.READY
         self.load = LOAD
+        self.most_requests = 128
+        self.tenants: list[str] = []
         self.refusal: LlmrunError | None = None
         self.broken: LlmrunError | None = None
         self.openable = asyncio.Event()
@@ -189,10 +192,12 @@ class FakeModel:
         self.asked.append(FakeAsked(self, request, self._script(len(self.asked)), news))
         return self.asked[-1]
 
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
+        self.tenants.append(tenant)
         return [*([1] if add_special else []), *text.encode()]
 
-    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+    async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
+        self.tenants.append(tenant)
         if any(not 0 <= token < 256 for token in tokens):
             raise UsageError("no such token")
         return bytes(tokens)
