@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -72,8 +74,10 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kill the process. `receive` then returns None."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            self._process.kill()
+        # Process.kill() polls the process first. If it has just ended, asyncio then misses its exit status and warns.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     async def end(self, patience_s: float = 0.0) -> str:
         """Wait for the end of the process, kill it after `patience_s`, and return how it ended, such as "SIGKILL"."""
