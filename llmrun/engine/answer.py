@@ -47,7 +47,7 @@ class Answer:
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes
-    is_paused        True if the last step had no room in the KV cache for the request
+    paused_at        the number of tokens for which the last step had no room in the KV cache, or None if it had room
     last_step        the number of the last step in which the request had rows, as counted by its scheduler
     runs_alone       True until the request has been part of a step, if that step must have no other requests
     wait             the prefix that a queued request waits for, as of its last check, or None (scheduling/sharing.py)
@@ -82,7 +82,7 @@ class Answer:
     cached_tokens: int | None = None
     prefill_started: float | None = None
     prefix_scope: str = ""
-    is_paused: bool = False
+    paused_at: int | None = None
     last_step: int = 0
     runs_alone: bool = False
     wait: PrefixWait | None = None

@@ -56,7 +56,7 @@ class Admission:
         self._outlook = Outlook(kv, scheduler, max_running)
         self._max_running = max_running
         self._overcommit = overcommit
-        # True after a waiting request found no room or a running one had to make room, until a request ends.
+        # True until a request ends, after a waiting request found no room, or a running one had to pause or make room.
         self._is_paused = False
         self.waiting: deque[Answer] = deque()
         self.running: dict[Answer, Slot] = {}
@@ -67,8 +67,12 @@ class Admission:
         """Give slots to waiting requests in a fair order, except those that wait for a prefix that is being computed.
 
         If there is no room for a request, those behind it wait too. Otherwise, short ones could overtake it forever.
+        For the same reason, nobody is admitted while later requests hold up an earlier one.
         """
         if self._is_paused or not self.waiting or not self._n_free_slots:
+            return
+        if self._later_ones_hold_up:
+            self._is_paused = True
             return
         for answer in self._order(list(self.waiting)):
             if not self._n_free_slots:
@@ -201,13 +205,24 @@ class Admission:
     def _n_free_slots(self) -> int:
         # Requests that pause run no rows, so others run instead of them. Otherwise, a few long answers that wait for
         # each other's memory would keep out short ones, for which there is room.
-        n_active = sum(not answer.is_paused for answer in self.running)
+        n_active = sum(answer.paused_at is None for answer in self.running)
         return max(0, min(self._max_running - n_active, self._slots.n_idle))
 
     @property
     def _free_blocks(self) -> int:
         """The number of blocks that no running request holds."""
         return self._kv.free_blocks + self._slots.idle_blocks
+
+    @property
+    def _later_ones_hold_up(self) -> bool:
+        """True if a paused request could go on without those that were admitted after it."""
+        running = list(self.running.items())
+        for index, (answer, slot) in enumerate(running):
+            if answer.paused_at is not None:
+                free = self._free_blocks + self._kv.held([later.index for _, later in running[index + 1 :]])
+                if Room(self._kv, dict(running[: index + 1]), free).take(answer, slot, answer.paused_at):
+                    return True
+        return False
 
     def _has_room(self, answer: Answer, slot: Slot) -> bool:
         if len(self.running) == 1:

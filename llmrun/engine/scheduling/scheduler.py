@@ -143,8 +143,8 @@ class Scheduler:
 
 def _has_room(part: Work, room: Room) -> bool:
     """Take the room for a part of a step. If there is none, its request pauses."""
-    part.answer.is_paused = not room.take(part.answer, part.slot, part.end)
-    return not part.answer.is_paused
+    part.answer.paused_at = None if room.take(part.answer, part.slot, part.end) else part.end
+    return part.answer.paused_at is None
 
 
 def begun_by(work: Sequence[Work]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import permutations
+from itertools import count, permutations
 from pathlib import Path
 
 import pytest
@@ -144,6 +144,30 @@ def test_paused_answers_do_not_keep_out_short_ones() -> None:
     short = engine.submit(endless(Request(random_prompt(5, 9), 5)))
     ended = [event.request_id for _ in range(30) for event in engine.step() if isinstance(event, Finished)]
     assert ended == [short]
+
+
+def test_later_requests_do_not_hold_up_a_long_prompt() -> None:
+    """There are always short ones, and together they leave too little room for the long prompt's next chunk."""
+    backend = ScriptedBackend(None, max_sequences=8, context_size=256, capacity=256)
+    engine = Engine(backend)
+
+    def submit_short() -> None:
+        engine.submit(endless(Request(random_prompt(30, next(seeds)), 20 + next(seeds) % 20)))
+
+    seeds = count()
+    for _ in range(8):
+        submit_short()
+    engine.step()
+    long = engine.submit(endless(Request(random_prompt(150, 99), 5)))
+    n_ended = 0
+    while n_ended < 1000:
+        ended = [event.request_id for event in engine.step() if isinstance(event, Finished)]
+        if long in ended:
+            break
+        n_ended += len(ended)
+        for _ in ended:
+            submit_short()
+    assert n_ended < 25
 
 
 @pytest.mark.parametrize(("share", "expected"), [(False, [0, 0, 99]), (True, [0, 99, 99])])
