@@ -16,6 +16,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options
+from llmrun.machine.freed_memory import return_large_blocks_at_once
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files
@@ -50,6 +51,7 @@ def serve_model(
     template   the source of a chat template that replaces the model's own
     listening  a bound socket
     """
+    return_large_blocks_at_once()
     tell_of_too_many_threads(settings)
     allow_open_files(options.limits.connections)
     with model_files(settings) as files, smaller_ones_named(files.found.entry):
