@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import IO
 
 from llmrun.engine.child.messages import FromChild, ToChild, decode_to_child, encode_from_child
 from llmrun.engine.isolation.frames import framed, read_frame
@@ -45,8 +46,16 @@ class Connection:
     def received(self) -> Iterator[ToChild]:
         """Yield messages until the server has gone. Raises BadMessage."""
         with self._socket.makefile("rb") as stream:
-            while (frame := read_frame(stream)) is not None:
+            while (frame := _frame_or_end(stream)) is not None:
                 yield decode_to_child(frame)
+
+
+def _frame_or_end(stream: IO[bytes]) -> bytes | None:
+    """Return the next frame, or None if the server has gone."""
+    try:
+        return read_frame(stream)
+    except ConnectionResetError:  # it was killed, and had not read everything
+        return None
 
 
 def end_process(status: int) -> None:
