@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from llmrun.serving.model import Load, State
+from llmrun.engine_process.served_model import Load, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

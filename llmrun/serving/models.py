@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.engine.facts import ModelFacts
+from llmrun.engine_process.served_model import ServedModel, State
 from llmrun.errors import ModelNotFound, Unavailable
-from llmrun.serving.model import ServedModel, State
 
 _RETRY_S = 5.0  # when to ask again for a model that is loading
 

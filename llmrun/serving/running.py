@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from socket import socket
-from types import FrameType
 from typing import Any, Protocol
 
+from llmrun.engine_process.served_model import ServedModel
+from llmrun.engine_process.stop_signals import StopSignals
 from llmrun.serving.http_server import HttpServer
-from llmrun.serving.model import ServedModel
 
 _LAST_WORDS_S = 2.0  # time for the clients to receive the last events before their connections are aborted
-
-
-class StopSignals:
-    """SIGINT and SIGTERM. The first one drains the server, the second one stops it at once."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-
-    def receive(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Receive the process's signals while the block runs, which must be in the main thread."""
-        loop = asyncio.get_running_loop()
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.receive)
-
-        # The loop wakes up for signals only if it knows of them; Windows has no such function, and needs none.
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.getsignal(number) for number in numbers}
-        for number in numbers:
-            if sys.platform == "win32":
-                signal.signal(number, handle)
-            else:
-                loop.add_signal_handler(number, self.receive)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                if sys.platform != "win32":
-                    loop.remove_signal_handler(number)
-                signal.signal(number, handler)
 
 
 class OwnedModel(ServedModel, Protocol):

@@ -16,14 +16,15 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.model_process import ModelProcess
+from llmrun.engine_process.stop_signals import StopSignals
 from llmrun.machine.freed_memory import return_large_blocks_at_once
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files
 from llmrun.serving.models import Models
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.model_process import ModelProcess
-from llmrun.serving.running import StopSignals, run_server
+from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta
+from llmrun.engine_process.served_model import Accepted, Arrival, Load, State
 from llmrun.errors import LlmrunError, Unavailable, UsageError
 from llmrun.sampling_params import SamplingParams
-from llmrun.serving.model import Accepted, Arrival, Load, State
 from llmrun.types import FinishReason, ModelInfo, Timings
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds

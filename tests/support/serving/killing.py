@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmrun.engine.child.messages import Open
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.model_process import ModelProcess
+from llmrun.engine_process.served_model import State
 from llmrun.errors import LlmrunError
-from llmrun.serving.model import State
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.model_process import ModelProcess
 from tests.support.serving.processes import Heard, hear, noise, running, until
 
 CLIENTS = 8  # twice as many as run at a time, so that some requests are in the queue

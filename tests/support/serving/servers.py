@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmrun.engine_process.stop_signals import StopSignals
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, bound_socket
 from llmrun.serving.models import Models
 from llmrun.serving.options import ServingOptions
-from llmrun.serving.running import StopSignals, run_server
+from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
 from tests.support.serving.fake_model import TIMEOUT_S, FakeModel
 

@@ -10,13 +10,13 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, TextDelta
+from llmrun.engine_process.replay import DeliveredDeltas, ReplayDiffers
+from llmrun.engine_process.served_model import Arrival
 from llmrun.errors import Cancelled, LlmrunError
-from llmrun.serving.model import Arrival
-from llmrun.serving.process.replay import DeliveredDeltas, ReplayDiffers
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Request
-    from llmrun.serving.model import Accepted
+    from llmrun.engine_process.served_model import Accepted
 
 
 class Phase(Enum):
@@ -139,7 +139,7 @@ class ServedRequest:
 
 
 class AskedRequest:
-    """The client's side of a request, as in `serving.model.Asked`. Cancels the request when it is garbage-collected."""
+    """The client's side of a request, as in `served_model.Asked`. Cancels the request when it is garbage-collected."""
 
     def __init__(self, served: ServedRequest, cancel: Callable[[ServedRequest], None]) -> None:
         self._served = served

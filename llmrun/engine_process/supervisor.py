@@ -22,11 +22,11 @@ from llmrun.engine.child.messages import (
     encode_to_child,
 )
 from llmrun.engine.facts import ModelFacts
+from llmrun.engine_process.child import ChildProcess
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.restarts import RestartPauses, StepProgress
+from llmrun.engine_process.served_model import State
 from llmrun.errors import LlmrunError
-from llmrun.serving.model import State
-from llmrun.serving.process.child import ChildProcess
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.restarts import RestartPauses, StepProgress
 
 _SILENCE_S: Final = 60.0  # the longest time without a beat while the model is being opened
 _WATCH_S: Final = 0.5

@@ -15,10 +15,10 @@ import pytest
 from llmrun import child_processes
 from llmrun.engine.child.messages import Open
 from llmrun.engine.requests import TextDelta
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.model_process import ModelProcess
+from llmrun.engine_process.served_model import State
 from llmrun.errors import LlmrunError, ModelNotFound, Unavailable, UsageError
-from llmrun.serving.model import State
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.model_process import ModelProcess
 from tests.support.serving.deadly_backend import FAILS, KILLS, KILLS_LATER
 from tests.support.serving.killing import kill_under_load
 from tests.support.serving.processes import (
@@ -262,7 +262,7 @@ FRONT = """
 import asyncio, sys, json
 from pathlib import Path
 from tests.support.serving.processes import Listening, chat, hear, scripted_model
-from llmrun.serving.process.model_process import ModelProcess
+from llmrun.engine_process.model_process import ModelProcess
 
 async def main():
     model = ModelProcess(scripted_model(Path(sys.argv[1]), step_seconds=0.05))

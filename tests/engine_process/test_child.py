@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 
-from llmrun.serving.process.child import ChildProcess
+from llmrun.engine_process.child import ChildProcess
 
 
 def test_a_process_that_ended_before_it_was_killed_keeps_its_exit_status(

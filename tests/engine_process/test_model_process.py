@@ -17,11 +17,11 @@ import pytest
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.model_process import ModelProcess
+from llmrun.engine_process.served_model import ServedModel, State
 from llmrun.errors import LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.sampling_params import SamplingParams
-from llmrun.serving.model import ServedModel, State
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.model_process import ModelProcess
 from llmrun.types import FinishReason
 from tests.support.serving.processes import Heard, Listening, chat, hear, heard, noise, running, scripted_model, until
 

@@ -29,12 +29,12 @@ from llmrun.engine.child.messages import (
 )
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Failed, Finished
+from llmrun.engine_process.deaths import replay_order, sort_out
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.request import AskedRequest, Phase, ServedRequest
+from llmrun.engine_process.served_model import Accepted, Load, State
+from llmrun.engine_process.supervisor import Supervisor
 from llmrun.errors import LlmrunError, Overloaded, Unavailable, UsageError
-from llmrun.serving.model import Accepted, Load, State
-from llmrun.serving.process.deaths import replay_order, sort_out
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.request import AskedRequest, Phase, ServedRequest
-from llmrun.serving.process.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Event, Request

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from llmrun.engine.child.messages import cancelled_unbegun
+from llmrun.engine_process.request import Phase, ServedRequest
 from llmrun.errors import BackendCrashed, Unavailable
-from llmrun.serving.process.request import Phase, ServedRequest
 
 _MOST_DEATHS: Final = 2
 _MOST_UNPREPARED: Final = 3  # one more, because a process that is killed from outside is always preparing something

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import Beat
-    from llmrun.serving.process.limits import ServingLimits
+    from llmrun.engine_process.limits import ServingLimits
 
 _LONGEST_STEPS: Final = 20  # times the longest recent step
 _BEFORE_FIRST_STEP: Final = 6  # times `stuck_s`; the first step may have to read the weights from a slow disk

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmrun.engine.child.messages import Beat
-from llmrun.serving.process.limits import ServingLimits
-from llmrun.serving.process.restarts import RestartPauses, StepProgress
+from llmrun.engine_process.limits import ServingLimits
+from llmrun.engine_process.restarts import RestartPauses, StepProgress
 
 LIMITS = ServingLimits()
 

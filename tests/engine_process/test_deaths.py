@@ -7,9 +7,9 @@ from asyncio import Event
 import pytest
 
 from llmrun.engine.requests import Finished, Request, TextDelta, TextPrompt
+from llmrun.engine_process.deaths import replay_order, sort_out
+from llmrun.engine_process.request import Phase, ServedRequest
 from llmrun.errors import BackendCrashed, LlmrunError
-from llmrun.serving.process.deaths import replay_order, sort_out
-from llmrun.serving.process.request import Phase, ServedRequest
 from llmrun.types import FinishReason
 
 
