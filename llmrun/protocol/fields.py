@@ -49,6 +49,12 @@ class Fields:
         """Return a field of any type, or None, without marking it as read."""
         return self._body.get(name)
 
+    def rest(self) -> dict[str, Any]:
+        """Return the fields that are set but have not been read, and mark them as read."""
+        found = {name: value for name, value in self._body.items() if name not in self._read and value is not None}
+        self._read |= found.keys()
+        return found
+
     def unread(self) -> tuple[str, ...]:
         """Return the places of the fields that are set but have not been read, such as "messages[].cache_control".
 

@@ -48,17 +48,11 @@ class RemoteModel:
         Raises UsageError if the key contains characters that are not allowed in a header, and NetworkError if the proxy
         or the certificates cannot be used.
         """
-        # Quotes and backslashes are not allowed, because an escaped key could not be found and redacted in messages.
-        if key is not None and not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
-            raise UsageError(f"environment: {KEY_VARIABLE}: contains a character that is not allowed in a key")
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
         self._first_s, self._between_s = first_s, between_s
         self._teller = Teller(endpoint.host, key)
-        # "identity" means no compression. A compressed stream could unpack to gigabytes, and chunks could be delayed.
-        self._headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
-        if key is not None:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._headers = request_headers(key)
         self._lock = threading.Lock()
         self._watch = Watch()
         self._closed = False
@@ -320,6 +314,18 @@ class RemoteModel:
                 hint=f"choose one: -m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
             )
         return names[0]
+
+
+def request_headers(key: str | None) -> dict[str, str]:
+    """Return the headers of all requests. Raises UsageError for a key with characters that are not allowed."""
+    # "identity" means no compression. A compressed stream could unpack to gigabytes, and chunks could be delayed.
+    headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
+    if key is None:
+        return headers
+    # Quotes and backslashes are not allowed, because an escaped key could not be found and redacted in messages.
+    if not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
+        raise UsageError(f"environment: {KEY_VARIABLE}: contains a character that is not allowed in a key")
+    return {**headers, "authorization": f"Bearer {key}"}
 
 
 def tls_settings(endpoint: Endpoint) -> ssl.SSLContext:

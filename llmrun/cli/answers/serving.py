@@ -6,16 +6,15 @@ import asyncio
 import gc
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_parameters
-from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.cli.answers.opening import to_open
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
-from llmrun.engine.child.messages import Open
-from llmrun.engine.child.opening import portable_options
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
 from llmrun.engine_process.stop_signals import StopSignals
@@ -32,11 +31,10 @@ if TYPE_CHECKING:
 
     from llmrun.cli.answers.open_model import ModelFiles
     from llmrun.cli.arguments.serving import ServeFlags
+    from llmrun.engine.child.messages import Open
     from llmrun.engine.facts import ModelFacts
     from llmrun.serving.options import ServingOptions
     from llmrun.settings import Settings
-
-_CACHED_PREFIXES = 64  # sequences, which take 4 bytes for each block of 32 tokens
 
 
 def serve_model(
@@ -96,26 +94,9 @@ async def _serve(
 
 
 def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template: str | None) -> Open:
-    entry = files.found.entry
-    options = OpenOptions(
-        backend=settings.backend,
-        context_size=settings.ctx_size,
-        max_sequences=flags.parallel,
-        kv_tokens=flags.kv_tokens or AUTO,
-        cached_prefixes=_CACHED_PREFIXES,
-        threads=settings.threads,
-        kv_type=settings.kv_type,
-        gpu_layers=settings.gpu_layers,
-    )
-    return Open(
-        path=str(files.found.path),
-        name=files.found.name,
-        options=portable_options(options),
-        chat_template=template,
-        thinking_tags=None if entry is None else entry.thinking,
-        speculate=settings.wants_speculation,
-        draft=None if files.draft is None else str(files.draft),
-        catalogue=dict(entry.sampling) if entry else {},
+    opening = to_open(settings, files, parallel=flags.parallel, kv_tokens=flags.kv_tokens, template=template)
+    return replace(
+        opening,
         sampling=dict(settings.sampling),
         max_wait_s=flags.max_wait,
         overcommit=flags.overcommit,

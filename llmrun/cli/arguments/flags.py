@@ -85,7 +85,13 @@ class AnswerFlags:
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
     """Make Typer see the flags in AnswerFlags and SAMPLING instead of the command's parameter `flags`."""
-    return _with_flags(command, list(_answer_parameters()), _answer_flags)
+    return takes_answer_flags_except()(command)
+
+
+def takes_answer_flags_except(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Like `takes_answer_flags`, without the flags that have these names in AnswerFlags."""
+    parameters = [parameter for parameter in _answer_parameters() if parameter.name not in names]
+    return lambda command: _with_flags(command, parameters, _answer_flags)
 
 
 def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:

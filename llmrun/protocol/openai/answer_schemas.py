@@ -9,6 +9,7 @@ Schema = dict[str, Any]
 _TEXT: Final[Schema] = {"type": "string"}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _NUMBER: Final[Schema] = {"type": "number"}
+_FINGERPRINT: Final = "Identifies everything that can change the bytes of an answer."
 _OPTIONAL_TEXT: Final[Schema] = {"type": ["string", "null"]}
 
 
@@ -22,12 +23,25 @@ def answer_schemas() -> dict[str, Schema]:
         "ChatCompletionChunk": _chunk("chat.completion.chunk", _chat_chunk_choice()),
         "Completion": _answer("text_completion", _completion_choice(["string"])),
         "CompletionChunk": _chunk("text_completion", _completion_choice(["string", "null"])),
-        "Model": _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT),
+        "Model": _model(),
         "Models": _object(object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
         "Tokens": _tokens(),
         "Text": _object(content=_TEXT, prompt=_TEXT),
         "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_OPTIONAL_TEXT, code=_OPTIONAL_TEXT)),
     }
+
+
+def _model() -> Schema:
+    return _object(
+        id=_TEXT,
+        object={"const": "model"},
+        created=_COUNT,
+        owned_by=_TEXT,
+        max_model_len=_COUNT,
+        system_fingerprint={**_TEXT, "description": _FINGERPRINT},
+        default_sampling={"type": "object", "description": "The sampling of requests that do not set their own."},
+        batch_invariant={"type": "boolean", "description": "Whether an answer is the same in any company."},
+    )
 
 
 def _answer(kind: str, choice: Schema) -> Schema:
@@ -47,12 +61,11 @@ def _chunk(kind: str, choice: Schema) -> Schema:
 
 
 def _head() -> dict[str, Schema]:
-    fingerprint = "Identifies everything that can change the bytes of an answer."
     return {
         "id": _TEXT,
         "created": _COUNT,
         "model": _TEXT,
-        "system_fingerprint": {**_TEXT, "description": fingerprint},
+        "system_fingerprint": {**_TEXT, "description": _FINGERPRINT},
         "seed": {**_COUNT, "description": "The seed of choice 0. Send it again to get the same answer."},
     }
 

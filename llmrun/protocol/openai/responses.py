@@ -69,6 +69,11 @@ class _Answer(ABC):
         self._finished[choice] = event
         return [*chunks, self._last_chunk(choice, event)]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices have finished."""
+        return None not in self._finished
+
     def finish(self) -> list[dict[str, Any]]:
         """Return the last chunks of a stream, after all choices have finished."""
         if not self._parsed.include_usage:

@@ -1,0 +1,88 @@
+"""Turns --workers into workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import show_loading
+from llmrun.errors import NetworkError, UsageError
+from llmrun.remote.url import is_endpoint, parse_endpoint
+
+if TYPE_CHECKING:
+    from llmrun.batching.workers.base import Worker
+    from llmrun.settings import Settings
+
+LOCAL: Final = "local"
+_KINDS: Final = "use local, or URLs of servers, separated by commas"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersWanted:
+    """The workers that the user asked for.
+
+    names      local, or URLs of servers
+    parallel   the maximum number of answers that a worker generates at a time
+    kv_tokens  the size of a local worker's KV cache in tokens, or None for what fits
+    template   the source of a chat template for local workers, or None
+    """
+
+    names: Sequence[str]
+    parallel: int
+    kv_tokens: int | None
+    template: str | None
+
+    @property
+    def has_local(self) -> bool:
+        """Whether one of the workers opens the model here."""
+        return LOCAL in self.names
+
+
+def parse_workers(text: str | None, model: str) -> list[str]:
+    """Parse the value of --workers. A model that is a URL is a worker, too. Raises UsageError.
+
+    model  the model's name or URL
+    """
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if is_endpoint(model):
+        if names:
+            raise UsageError("--workers: cannot be combined with a model on a server", hint="name all servers there")
+        names = [model]
+    for name in names:
+        if name != LOCAL and not is_endpoint(name):
+            raise UsageError(f"--workers: {name!r:.80} is not a worker", hint=_KINDS)
+        if names.count(name) > 1:
+            raise UsageError(f"--workers: {name} is given twice")
+    return names or [LOCAL]
+
+
+@contextmanager
+def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worker]]:
+    """Yield the workers, which are not open yet. Finds the model and downloads it if a worker needs it here."""
+    from llmrun.batching.workers.endpoint import EndpointWorker
+
+    found: list[Worker] = []
+    for name in wanted.names:
+        if name == LOCAL:
+            continue
+        endpoint = parse_endpoint(name)
+        if settings.offline and not endpoint.is_loopback:
+            raise NetworkError(f"endpoint: {endpoint.host}: not available offline, because it is on another machine")
+        found.append(EndpointWorker(endpoint, slots=2 * wanted.parallel))
+    if not wanted.has_local:
+        yield found
+        return
+    from llmrun.batching.workers.local import LocalWorker
+    from llmrun.cli.answers.opening import to_open
+
+    tell_of_too_many_threads(settings)
+    with model_files(settings) as files, smaller_ones_named(files.found.entry):
+        opening = to_open(
+            settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
+        )
+        local = LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail)
+        yield [local, *found]

@@ -1,0 +1,97 @@
+"""Answer all requests in a file, and continue after a crash.
+
+IN is a JSON Lines file whose lines have a prompt, messages, or the form of OpenAI's batches (custom_id, method, url,
+body). With --template, the lines, or the rows of a CSV file, have the values for a prompt template.
+
+The output has the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
+complete, so the same command continues an interrupted run. The same input, model and options give the same output.
+
+Examples:
+    llmrun batch prompts.jsonl -o answers.jsonl -m qwen3:4b
+    llmrun batch reviews.csv -o labels.jsonl --template label --choice good,bad
+    llmrun batch prompts.jsonl -o answers.jsonl --retry-errors
+    llmrun batch prompts.jsonl -o answers.jsonl --workers http://10.0.0.7:8080,http://10.0.0.8:8080
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags_except
+from llmrun.cli.arguments.formats import checked_format, flag_of
+from llmrun.cli.arguments.parsing import parse_template_variables
+from llmrun.cli.arguments.prompt import checked_text, read_text
+from llmrun.cli.prompting.library import chosen_template
+
+LISTING = {"place": 27}
+
+
+@takes_answer_flags_except("seed", "hide_thinking", "stream")
+def command(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .csv or .tsv file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Write the answers to this file.")],
+    *,
+    flags: AnswerFlags,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed for lines that have none.  [default: 0]")
+    ] = None,
+    template_name: options.PromptTemplate = None,
+    params: options.Params = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="LIST",
+            help="Where to run: local, or URLs, separated by commas.  [default: local]",
+        ),
+    ] = None,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Accept workers whose answers may differ.")] = False,
+    parallel: Annotated[
+        int,
+        typer.Option("--parallel", metavar="N", min=1, max=256, help="Maximum number of answers per worker at a time."),
+    ] = 16,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option("--kv-tokens", metavar="N", min=1, help="KV cache in tokens.  [default: what fits]"),
+    ] = None,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Run the lines with errors again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start again, and replace the output if it exists.")] = False,
+    json_output: options.Json = False,
+) -> int:
+    prompting, values = chosen_template(template_name, params or ())
+    flags = replace(prompting.applied(flags), seed=seed)
+    settings = flags.settings()
+    flags.check_model(settings.model)
+    formatted = flags.format_given()
+    variables = parse_template_variables(flags.chat_template_kwargs)
+    chat_template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
+    if flags.system is not None:
+        checked_text(flags.system, "--system")
+    response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
+
+    # No slow imports above this line, so that usage errors appear immediately.
+    from llmrun.batching.run import Batch
+    from llmrun.cli.answers.default_model import tell_of_default_model
+    from llmrun.cli.batching.call_options import call_options
+    from llmrun.cli.batching.running import run
+    from llmrun.cli.batching.workers import WorkersWanted, parse_workers, workers_of
+
+    wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
+    calls = call_options(
+        *(flags, settings),
+        prompting=None if template_name is None else prompting,
+        params=values,
+        variables=variables,
+        response_format=response_format,
+    )
+    batch = Batch(source, output, calls, mixed=mixed, retry_errors=retry_errors, force=force)
+    batch.check_files()
+    if flags.model is None and wanted.has_local:
+        tell_of_default_model(settings, "llmrun batch -m")
+    with workers_of(wanted, settings) as opened:
+        return run(batch, opened, as_json=json_output)
