@@ -134,10 +134,11 @@ class Journal:
             complete.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the journal, and remove it if no run has begun. Idempotent."""
+        """Close the journal, and remove it if it is empty. Idempotent."""
         if not self._file.closed:
+            is_empty = os.fstat(self._file.fileno()).st_size == 0
             self._file.close()
-            if self.header is None:
+            if is_empty:
                 self.path.unlink(missing_ok=True)
             self._lock.release()
             Path(self._lock.lock_file).unlink(missing_ok=True)

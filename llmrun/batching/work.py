@@ -115,7 +115,7 @@ class Work:
 
     async def _read_window(self) -> None:
         async with self._reading:
-            if self._is_read or len(self._queue):  # another worker has read it
+            if self._is_read or self._queue:  # it was read while this worker waited for its turn
                 return
             window = await asyncio.to_thread(self._intake.next_window)
             self._is_read = not window
