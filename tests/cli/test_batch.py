@@ -1,0 +1,309 @@
+"""Tests of `llmrun batch`, as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.batching.batch_runs import answers_in, batch, openai_line, random_lines, texts_in, write_lines
+from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal
+from tests.support.hub.small_disks import mount, unmount
+from tests.support.serving.served import serve
+
+SCRIPTED = ("--backend", "scripted", "-m", "x")
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def slow_model(folder: Path, step_seconds: float = 0.02) -> tuple[str, ...]:
+    script = folder / "slow.json"
+    script.write_text(json.dumps({"step_seconds": step_seconds}))
+    return ("--backend", "scripted", "--speculate", "off", "-m", str(script))
+
+
+def test_prompts_messages_and_openais_lines_are_answered(tmp_path: Path, output: Path) -> None:
+    messages = [{"role": "user", "content": "three"}]
+    lines = [{"prompt": "one"}, openai_line("two", {"messages": [{"role": "user", "content": "two"}]})]
+    source = write_lines(tmp_path / "in.jsonl", [*lines, {"messages": messages}])
+    done = batch(source, "-o", output, *SCRIPTED)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert texts_in(output) == ["You said: one", "You said: two", "You said: three"]
+    assert [answer["custom_id"] for answer in answers_in(output)] == ["line-1", "two", "line-3"]
+    assert b"3 lines in " in done.stderr
+
+
+def test_errors_are_records_and_the_exit_code(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, b"\xff", b"x" * 100, {"prompt": "a", "top_p": 7}])
+    done = batch(source, "-o", output, *SCRIPTED)
+    assert done.returncode == 1
+    assert f"note: 3 lines of {output} have an error; --retry-errors runs them again" in done.stderr.decode()
+    answers = answers_in(output)
+    assert [answer["error"] and answer["error"]["message"] for answer in answers] == [
+        None,
+        "the line is not UTF-8 text: invalid byte at 0",
+        "the line is not valid JSON: Expecting value: line 1, column 1",
+        None,
+    ]
+    assert answers[3]["response"]["status_code"] == 400
+    assert answers[3]["response"]["body"]["error"]["param"] == "top_p"
+
+
+@pytest.mark.slow
+def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    with source.open("wb") as stream:
+        stream.write(b'{"prompt": "before"}\n{"prompt": "')
+        for _ in range(100):
+            stream.write(b"x" * (1 << 20))
+        stream.write(b'"}\n{"prompt": "after"}\n')
+    assert batch(source, "-o", output, *SCRIPTED).returncode == 1
+    before, long, after = answers_in(output)
+    assert long["error"]["message"] == "the line has 104,857,614 bytes, limit 16,777,216"
+    assert [each["response"]["status_code"] for each in (before, after)] == [200, 200]
+
+
+def test_rows_of_a_csv_file_fill_a_template(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text('custom_id,text,language\nfirst,"Hello, you",French\nsecond,Bye,\n')
+    template = tmp_path / "translate.toml"
+    template.write_text('prompt = "Say $text in $language."\ntemperature = 0.5\n')
+    done = batch(source, "-o", output, *SCRIPTED, "--template", template)
+    assert done.returncode == 0, done.stderr
+    assert texts_in(output) == ["You said: Say Hello, you in French.", "You said: Say Bye in ."]
+    assert [answer["custom_id"] for answer in answers_in(output)] == ["first", "second"]
+
+
+def test_parameters_fill_what_lines_do_not(tmp_path: Path, output: Path) -> None:
+    template = tmp_path / "t.toml"
+    template.write_text('prompt = "$a $b $c: $input"\n[defaults]\nc = "C"\n')
+    source = write_lines(
+        tmp_path / "in.jsonl", [{"a": "A", "input": "x"}, {"input": "y", "b": 2, "a": "own"}, {"a": 1}]
+    )
+    done = batch(source, "-o", output, *SCRIPTED, "-T", template, "-P", "b=B")
+    assert done.returncode == 1
+    first, second, third = answers_in(output)
+    assert first["response"]["body"]["choices"][0]["message"]["content"] == "You said: A B C: x"
+    assert second["response"]["body"]["choices"][0]["message"]["content"] == "You said: own 2 C: y"
+    assert third["error"]["message"] == "template t: the line has no field input"
+
+
+def test_flags_are_defaults_for_the_lines(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a long text"}, {"prompt": "a long text", "max_tokens": 5}])
+    assert batch(source, "-o", output, *SCRIPTED, "-n", "3", "--stop", "zzz").returncode == 0
+    usages = [answer["response"]["body"]["usage"]["completion_tokens"] for answer in answers_in(output)]
+    assert usages == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        (["--choice", "yes,no"], {"yes", "no"}),
+        (["--regex", "[ab]{3}"], None),
+        (["--json-schema", '{"const": 5}'], {"5"}),
+    ],
+)
+def test_answers_have_the_format(tmp_path: Path, output: Path, flag: list[str], text: set[str] | None) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "two"}])
+    done = batch(source, "-o", output, *SCRIPTED, *flag)
+    assert done.returncode == 0, done.stderr
+    found = set(texts_in(output))
+    assert found <= text if text else all(len(each) == 3 and set(each) <= set("ab") for each in found)
+
+
+def test_json_reports_the_counts(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "one"}, b"?"])
+    done = batch(source, "-o", output, *SCRIPTED, "--json")
+    body = json.loads(done.stdout)
+    assert {name: body[name] for name in ("complete", "lines", "done", "failed", "copied", "calls")} == {
+        "complete": True,
+        "lines": 3,
+        "done": 3,
+        "failed": 1,
+        "copied": 1,
+        "calls": 1,
+    }
+
+
+def test_ctrl_c_leaves_a_run_that_continues(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(60)])
+    model = slow_model(tmp_path)
+    terminal = on_terminal("batch", str(source), "-o", str(output), *model, "--parallel", "4")
+    terminal.expect(rb"\d+ of 60 lines +\d")
+    while not output.with_name("out.jsonl.partial").read_bytes().count(b"\n") > 3:
+        time.sleep(0.01)
+    terminal.sendintr()
+    written = terminal.read().decode()
+    terminal.close()
+    assert terminal.exitstatus == 130
+    assert "of 60 lines; run the same command again to continue" in written.replace("\r\n", " ")
+    assert "Traceback" not in written
+    done = batch(source, "-o", output, *model, "--json")
+    assert json.loads(done.stdout)["resumed"] >= 3
+    assert texts_in(output) == [f"You said: number {number}" for number in range(60)]
+
+
+def test_sigterm_stops_a_run_cleanly(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(60)])
+    command = [*LLMRUN, "batch", str(source), "-o", str(output), *slow_model(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        partial = output.with_name("out.jsonl.partial")
+        while not partial.exists() or partial.read_bytes().count(b"\n") < 3:
+            time.sleep(0.01)
+        process.terminate()
+        _, written = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 143
+    assert b"run the same command again to continue" in written
+
+
+def test_a_killed_run_continues_with_the_same_bytes(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", random_lines(3, 60))
+    model = slow_model(tmp_path, 0.005)
+    expected = tmp_path / "expected.jsonl"
+    batch(source, "-o", expected, *model)
+    command = [*LLMRUN, "batch", str(source), "-o", str(output), *model, "--parallel", "4"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        partial = output.with_name("out.jsonl.partial")
+        while not partial.exists() or partial.read_bytes().count(b"\n") < 10:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    again = batch(source, "-o", output, *model, "--json", "--parallel", "8")
+    assert json.loads(again.stdout)["resumed"] >= 9
+    assert output.read_bytes() == expected.read_bytes()
+    assert [path.name for path in tmp_path.glob("*out.jsonl?*")] == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if not mount(folder, 256 << 10):
+        pytest.skip("mounting needs a privilege")
+    try:
+        yield folder
+    finally:
+        unmount(folder)
+
+
+def test_a_full_disk_is_one_line_and_the_run_continues(tmp_path: Path, small: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"{'long ' * 400}{number}"} for number in range(40)])
+    (small / "ballast").write_bytes(bytes(200 << 10))
+    output = small / "out.jsonl"
+    done = batch(source, "-o", output, *SCRIPTED)
+    assert done.returncode == 7
+    assert done.stderr.decode().splitlines()[-2:] == [
+        f"error: disk: {small}: full, 0 bytes free",
+        "hint: free up space, then run the same command again to continue",
+    ]
+    (small / "ballast").unlink()
+    again = batch(source, "-o", output, *SCRIPTED, "--json")
+    assert again.returncode == 0, again.stderr
+    assert 0 < json.loads(again.stdout)["resumed"] < 40
+    assert len(texts_in(output)) == 40
+
+
+def test_servers_are_workers(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", random_lines(5, 40))
+    script = tmp_path / "model.json"
+    script.write_text("{}")
+    model = ["--backend", "scripted", "--speculate", "off", "-c", "4096", str(script)]
+    local = tmp_path / "local.jsonl"
+    batch(source, "-o", local, "-m", *model[-1:], *model[:-1])
+    with serve(*model, log=tmp_path / "one.log") as one, serve(*model, log=tmp_path / "two.log") as two:
+        urls = f"http://127.0.0.1:{one.port},http://127.0.0.1:{two.port}"
+        done = batch(source, "-o", output, "--workers", urls)
+        assert done.returncode == 1, done.stderr
+        alone = tmp_path / "alone.jsonl"
+        assert batch(source, "-o", alone, "-m", urls.split(",")[0]).returncode == 1
+    assert output.read_bytes() == alone.read_bytes() == local.read_bytes()
+    for log in ("one.log", "two.log"):
+        assert b"POST  /v1/chat/completions  200" in (tmp_path / log).read_bytes()
+
+
+def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(80)])
+    model = slow_model(tmp_path, 0.01)
+    arguments = [*model[:-2], model[-1]]
+    with serve(*arguments, log=tmp_path / "one.log") as one, serve(*arguments, log=tmp_path / "two.log") as two:
+        urls = f"http://127.0.0.1:{one.port},http://127.0.0.1:{two.port}"
+        command = [*LLMRUN, "batch", str(source), "-o", str(output), "--workers", urls, "--parallel", "4"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+            partial = output.with_name("out.jsonl.partial")
+            while not partial.exists() or partial.read_bytes().count(b"\n") < 10:
+                time.sleep(0.01)
+            two.process.kill()
+            _, written = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, written
+    assert b"note: lost a worker, its requests run again: http://127.0.0.1:" in written
+    assert texts_in(output) == [f"You said: number {number}" for number in range(80)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--output is missing"),
+        (["-o", "in.jsonl"], "in.jsonl: the output must not be the input"),
+        (["-o", "/nowhere/out.jsonl"], "the folder /nowhere does not exist"),
+        (["-o", "out", "--workers", "nonsense"], "--workers: 'nonsense' is not a worker"),
+        (["-o", "out", "--workers", "local,local"], "--workers: local is given twice"),
+        (
+            ["-o", "out", "--workers", "local", "-m", "http://127.0.0.1:1"],
+            "cannot be combined with a model on a server",
+        ),
+        (["-o", "out", "--workers", "ftp://x"], "--workers: 'ftp://x' is not a worker"),
+        (["-o", "out", "-T", "no-such-template"], "template: no-such-template: no such template"),
+        (["-o", "out", "--parallel", "0"], "--parallel: 0 is not a whole number from 1 to 256"),
+        (["-o", "out", "--choice", ""], "--choice: the text must not be empty"),
+    ],
+)
+def test_bad_flags_are_refused_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    done = subprocess.run(
+        [*LLMRUN, "batch", "in.jsonl", *arguments],
+        capture_output=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=TIMEOUT_S,
+    )
+    message = done.stderr.decode()
+    assert words in message
+    assert message.startswith("error: ")
+    assert message.count("\n") <= 2
+    assert done.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["nothing.jsonl", "", "/dev/null"])
+def test_an_input_that_is_no_file_is_one_line(tmp_path: Path, output: Path, name: str) -> None:
+    done = llmrun("batch", str(tmp_path / name), "-o", str(output), *SCRIPTED)
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_does_not_exist_leaves_nothing_behind(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    done = batch(source, "-o", output, "-m", "no-such-model", "--offline")
+    assert done.returncode == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+def test_lines_that_name_another_model_are_answered_with_a_note(tmp_path: Path, output: Path) -> None:
+    body: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}], "nonsense": 1}
+    source = write_lines(tmp_path / "in.jsonl", [openai_line("a", body)])
+    done = batch(source, "-o", output, *SCRIPTED)
+    assert b"note: lines that name another model (gpt-4o) were answered by the model of this run" in done.stderr
+    assert b"note: these fields had no effect: nonsense" in done.stderr
