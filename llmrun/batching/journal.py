@@ -116,7 +116,7 @@ class Journal:
     def write_output(self, output: Path) -> None:
         """Write all records to the output file in the order of their lines, and remove the journal.
 
-        The file gets its name when it is complete.
+        The file gets its name when it is complete. After this, only `close` may be called.
         """
         self.sync()
         complete = output.with_name(f".{output.name}.complete")
@@ -128,6 +128,7 @@ class Journal:
                 os.fsync(stream.fileno())
             with writing(output):
                 complete.replace(output)
+                self._file.close()  # Windows cannot remove open files
                 self.path.unlink()
                 sync_folder(output.parent)
         finally:
@@ -140,6 +141,7 @@ class Journal:
             self._file.close()
             if is_empty:
                 self.path.unlink(missing_ok=True)
+        if self._lock.is_locked:
             self._lock.release()
             Path(self._lock.lock_file).unlink(missing_ok=True)
 

@@ -78,7 +78,8 @@ class Work:
         self._tally.copied += len(job.lines) - 1
         if len(self._tally.ignored) < _MOST_IGNORED:
             self._tally.ignored.update(reply.ignored)
-        self._end(job, [self._writer.answered(line, job.call, reply, fingerprint) for line in job.lines])
+        records = [self._writer.answered(line, job.call, reply, fingerprint) for line in job.lines]
+        self._end(job, records, has_failed=reply.status != _OK)
 
     def give_back(self, job: Job) -> None:
         """Return a call that has not been answered."""
@@ -93,25 +94,26 @@ class Work:
             self.give_back(job)
             return
         words = f"{job.losses} workers were lost while they ran this request"
-        self._end(job, [self._writer.failed(line, "worker_lost", words) for line in job.lines])
+        records = [self._writer.failed(line, "worker_lost", words) for line in job.lines]
+        self._end(job, records, has_failed=True)
 
     def leave(self, owner: Hashable) -> None:
         """Give the calls that were meant for a lost worker to the others."""
         self._queue.leave(owner)
         self._news.set()
 
-    def _end(self, job: Job, records: list[bytes]) -> None:
+    def _end(self, job: Job, records: list[bytes], *, has_failed: bool) -> None:
         self._n_running -= 1
         del self._unfinished[job.call.key]
         for line, record in zip(job.lines, records, strict=True):
-            self._write(line, record)
+            self._write(line, record, has_failed=has_failed)
         self._finished[job.call.key] = job.lines[0].number
         self._news.set()
 
-    def _write(self, line: LineId, record: bytes) -> None:
+    def _write(self, line: LineId, record: bytes, *, has_failed: bool) -> None:
         self._journal.add(line.number, record)
         self._tally.done += 1
-        self._tally.failed += not is_success(record)
+        self._tally.failed += has_failed
 
     async def _read_window(self) -> None:
         async with self._reading:
@@ -134,13 +136,14 @@ class Work:
     def _new_job(self, line: ReadLine) -> Job | None:
         """Return the job for a line, or None if it needs none of its own."""
         if line.problem is not None:
-            self._write(line.id, self._writer.bad(line.id, line.problem))
+            self._write(line.id, self._writer.bad(line.id, line.problem), has_failed=True)
             return None
         assert line.call is not None
         key = line.call.key
         if key in self._finished:
             self._tally.copied += 1
-            self._write(line.id, self._writer.copied(line.id, self._journal.record(self._finished[key])))
+            record = self._writer.copied(line.id, self._journal.record(self._finished[key]))
+            self._write(line.id, record, has_failed=not is_success(record))
             return None
         if key in self._unfinished:
             self._unfinished[key].lines.append(line.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from pathlib import Path
@@ -26,7 +27,7 @@ def unique_tokens(prompts: list[str]) -> int:
     in_order = sorted({prompt.encode() for prompt in prompts})
     common = [
         next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        for one, other in zip(in_order, in_order[1:], strict=False)
+        for one, other in itertools.pairwise(in_order)
     ]
     return sum(map(len, in_order)) - sum(common)
 

@@ -29,6 +29,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
         "chat, run",
         "generate",
         "serve",
+        "batch",
         "search",
         "fit",
         "bench",
