@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Hashable
+from collections.abc import Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from llmrun.batching.intake import Intake, ReadLine
 from llmrun.batching.journal import Journal
@@ -14,6 +13,8 @@ from llmrun.batching.ordering import Job, WorkQueue
 from llmrun.batching.records import LineId, RecordWriter, is_success
 from llmrun.batching.tally import Tally
 from llmrun.batching.workers.base import Reply
+
+Result = TypeVar("Result")
 
 _MOST_LOSSES: Final = 5  # of a call's workers, after which the call is probably the reason
 _OK: Final = 200
@@ -64,12 +65,16 @@ class Work:
                 self._over.set()
                 return None
 
-    async def over_within(self, seconds: float) -> bool:
-        """Wait until all lines are done, but not longer than this, and return whether they are."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
-        return self._over.is_set()
+    async def unless_over(self, doing: Coroutine[Any, Any, Result]) -> Result | None:
+        """Run a coroutine and return its result, but cancel it and return None once all lines are done."""
+        task, over = asyncio.create_task(doing), asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, over):
+                each.cancel()
+            await asyncio.wait((task, over))
 
     def finish(self, job: Job, reply: Reply, fingerprint: str | None) -> None:
         """Write the records of a call that was answered. Raises DoesNotFit if the disk is full."""

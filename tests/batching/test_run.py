@@ -290,6 +290,15 @@ def test_errors_of_another_output_are_not_run_again(files: Files, data: bytes) -
     assert files.output.read_bytes() == data
 
 
+def test_the_end_does_not_wait_for_a_worker_that_never_opens(files: Files) -> None:
+    class Endless(FakeWorker):
+        async def start(self) -> Mapping[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    assert files.run(FakeWorker("one"), Endless("two")).is_complete
+
+
 def test_a_worker_with_other_bits_is_refused(files: Files, tmp_path: Path) -> None:
     other = FakeWorker("other", card={**CARD, "system_fingerprint": "fp_other"})
     files.run(FakeWorker("one", delay_s=0.002), other)
