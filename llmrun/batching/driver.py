@@ -68,11 +68,13 @@ class Driver:
                 return (False, None) if opened is None else (True, opened.fingerprint)
             except RefusedWorker as error:
                 await worker.close()
-                if not self._busy:
+                if not self._busy and not self._work.is_over:
                     raise
                 self._reporter.note(f"{error}; {error.hint}")
                 return False, None
             except LlmrunError as error:
+                if self._work.is_over:
+                    return False, None
                 if attempt >= _ATTEMPTS and not self._busy:
                     hint = "run the same command again to continue"
                     raise type(error)(f"no worker is left: {error}", hint=hint) from error

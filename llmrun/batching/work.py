@@ -45,6 +45,11 @@ class Work:
         self._news = asyncio.Event()
         self._over = asyncio.Event()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all lines are done."""
+        return self._over.is_set()
+
     async def next(self, owner: Hashable) -> Job | None:
         """Return the next call for a worker, or None once all lines are done.
 
