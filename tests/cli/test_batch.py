@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.batching.batch_runs import answers_in, batch, openai_line, random_lines, texts_in, write_lines
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal
+from tests.support.cli.tool_chats import call, tool_script_file
 from tests.support.hub.small_disks import mount, unmount
 from tests.support.serving.served import serve
 
@@ -119,6 +120,21 @@ def test_answers_have_the_format(tmp_path: Path, output: Path, flag: list[str], 
     assert done.returncode == 0, done.stderr
     found = set(texts_in(output))
     assert found <= text if text else all(len(each) == 3 and set(each) <= set("ab") for each in found)
+
+
+def test_tools_are_called(tmp_path: Path, output: Path) -> None:
+    script = tool_script_file(tmp_path, ("Weather?", call("get_weather", city="Paris", days=2)), ("Hello?", "Hello!"))
+    properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+    lines = [{"prompt": "Weather?", "tools": tools}, {"prompt": "Hello?", "tools": tools}]
+    done = batch(write_lines(tmp_path / "in.jsonl", lines), "-o", output, "--backend", "scripted", "-m", script)
+    assert done.returncode == 0, done.stderr
+    weather, hello = (answer["response"]["body"]["choices"][0] for answer in answers_in(output))
+    assert weather["finish_reason"] == "tool_calls"
+    called = weather["message"]["tool_calls"][0]["function"]
+    assert (called["name"], json.loads(called["arguments"])) == ("get_weather", {"city": "Paris", "days": 2})
+    assert hello["message"]["content"] == "Hello!"
 
 
 def test_json_reports_the_counts(tmp_path: Path, output: Path) -> None:
