@@ -83,11 +83,19 @@ class Sampler:
     decision to begin a call never depends on its own length.
     """
 
-    def __init__(self, reader: CallReader, calls: Sequence[Call], parallel: int, limits: Limits = Limits()) -> None:
+    def __init__(
+        self,
+        reader: CallReader,
+        calls: Sequence[Call],
+        parallel: int,
+        limits: Limits = Limits(),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._reader, self._engine = reader, reader.engine
         self._waiting = list(reversed(calls))
         self._parallel = parallel
         self._limits = limits
+        self._clock = clock
         self._calls: list[_RunningCall] = []
         self._answers: dict[int, Answer] = {}  # unfinished ones, by their IDs
         self._computed: dict[int, int] = {}  # their prompt tokens in the cache, by their IDs
@@ -111,8 +119,8 @@ class Sampler:
         return Sample(*(self._steps, steady, self._finished, cut, self._most_at_a_time), reading.source, reading.joules)
 
     def _run(self, progress: Callable[[int, float], None]) -> None:
-        began = time.perf_counter()
-        while (passed := time.perf_counter() - began) < self._limits.begin_s + self._limits.finish_s:
+        began = self._clock()
+        while (passed := self._clock() - began) < self._limits.begin_s + self._limits.finish_s:
             self._begin_calls(passed < self._limits.begin_s)
             if self._engine.idle:
                 return
@@ -140,9 +148,9 @@ class Sampler:
         answers = self._answers.values()
         answering = sum(answer.generated_tokens > 0 for answer in answers)
         before = sum(answer.generated_tokens for answer in answers)
-        started = time.perf_counter()
+        started = self._clock()
         events = self._engine.step()
-        seconds = time.perf_counter() - started
+        seconds = self._clock() - started
         generated = sum(answer.generated_tokens for answer in answers) - before
         begun = sum(answer.prefill_started is not None for answer in answers)
         self._most_at_a_time = max(self._most_at_a_time, answering)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -105,5 +104,6 @@ def _drift(steps: Sequence[Step], prompt_s: float, generated_s: float) -> Interv
     if len(ratios) < MINIMUM_ROUNDS:
         return Interval.exact(1.0)
     found = typical(ratios, level=LEVEL)
-    low, high = found.low / found.ratio, found.high / found.ratio
-    return Interval(1.0, low, high) if math.isfinite(high) else Interval.exact(1.0)
+    # If neighboring parts are alike, the interval is wide, but the mean is between the slowest and the fastest part.
+    low = max(found.low / found.ratio, min(1.0, *ratios))
+    return Interval(1.0, low, min(found.high / found.ratio, max(1.0, *ratios)))

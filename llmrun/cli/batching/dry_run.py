@@ -106,7 +106,7 @@ def _check(source: Path, counts: Counts) -> None:
     if counts.first_problem is not None and not counts.calls:
         number, words = counts.first_problem
         raise LlmrunError(
-            f"{source}: none of {counted(counts.lines, 'line')} can be answered; line {number:,}: {words}"
+            f"{source}: no line can be answered; line {number:,}: {words}"
         )
 
 

@@ -51,8 +51,9 @@ def _counted(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 def _measured(estimate: Estimate) -> Iterator[tuple[str, str]]:
     sample, speeds = estimate.sample, estimate.speeds
-    n = len(sample.lengths)
-    words = [f"{counted(n, 'request')} answered in {format_seconds(sample.seconds)}"]
+    n, calls = len(sample.lengths), counted(estimate.counts.calls, "request")
+    answered = calls if n == estimate.counts.calls else f"{n:,} of {calls}"
+    words = [f"{answered} answered in {format_seconds(sample.seconds)}"]
     words.append(f"{sample.most_at_a_time or 1} at a time")
     if sample.cut:
         words.append(f"{len(sample.cut):,} of them only in part")
