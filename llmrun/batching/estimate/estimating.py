@@ -20,7 +20,7 @@ class Estimate:
     counts    what was counted
     sample    what was measured
     speeds    the speeds of the sample
-    per_call  the mean number of generated tokens of a call
+    mean      the mean number of generated tokens of a call, as far as the sample tells
     parallel  the most answers that a machine generates at a time
     load_s    seconds to open the model
     """
@@ -28,7 +28,7 @@ class Estimate:
     counts: Counts
     sample: Sample
     speeds: Speeds
-    per_call: Interval
+    mean: Interval
     parallel: int
     load_s: float
 
@@ -36,7 +36,12 @@ class Estimate:
     def generated(self) -> Interval:
         """The tokens of all answers."""
         done = sum(self.sample.lengths)
-        return self.per_call.times(self.counts.calls).within(done, max(done, self.counts.most_generated))
+        return self.mean.times(self.counts.calls).within(done, max(done, self.counts.most_generated))
+
+    @property
+    def per_call(self) -> Interval:
+        """The mean number of generated tokens of a call, which cannot exceed the limits of the answers."""
+        return self.generated.times(1 / self.counts.calls)
 
     @property
     def generated_for_lines(self) -> Interval:
@@ -78,5 +83,5 @@ def estimate_of(counts: Counts, sample: Sample, parallel: int, load_s: float) ->
     if not sum(sample.lengths):
         seconds = f"{sample.seconds:.0f} s"
         raise LlmrunError(f"no token was generated within {seconds}, so the time cannot be predicted")
-    per_call = generated_per_call(sample.finished, sample.cut, counts.calls)
-    return Estimate(counts, sample, speeds_of(sample.steps, sample.steady), per_call, parallel, load_s)
+    mean = generated_per_call(sample.finished, sample.cut, counts.calls)
+    return Estimate(counts, sample, speeds_of(sample.steps, sample.steady), mean, parallel, load_s)

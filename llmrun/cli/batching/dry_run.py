@@ -105,9 +105,7 @@ def _check(source: Path, counts: Counts) -> None:
         raise UsageError(f"{source}: the file has no lines")
     if counts.first_problem is not None and not counts.calls:
         number, words = counts.first_problem
-        raise LlmrunError(
-            f"{source}: no line can be answered; line {number:,}: {words}"
-        )
+        raise LlmrunError(f"{source}: no line can be answered; line {number:,}: {words}")
 
 
 @contextmanager

@@ -127,22 +127,22 @@ def body_of(estimate: Estimate, comparison: Comparison) -> dict[str, Any]:
             "generated_tokens_per_second": 1 / speeds.generated_s if speeds.generated_s else None,
         },
         "load_seconds": round(estimate.load_s, 3),
-        "generated_tokens_per_call": _interval(estimate.per_call),
-        "generated_tokens": _interval(estimate.generated),
-        "seconds": _interval(estimate.seconds()),
+        "generated_tokens_per_call": estimate.per_call._asdict(),
+        "generated_tokens": estimate.generated._asdict(),
+        "seconds": estimate.seconds()._asdict(),
         "energy": _energy_body(estimate, 1),
         "machines": None
         if machines is None
         else {
             "count": machines,
-            "seconds": _interval(estimate.seconds(machines)),
+            "seconds": estimate.seconds(machines)._asdict(),
             "energy": _energy_body(estimate, machines),
         },
         "api_price": None
         if price is None
         else {
             "prompts": price.of_prompts(counts.billed_tokens),
-            "total": _interval(price.of(counts.billed_tokens, estimate.generated_for_lines)),
+            "total": price.of(counts.billed_tokens, estimate.generated_for_lines)._asdict(),
         },
     }
 
@@ -152,9 +152,4 @@ def _energy_body(estimate: Estimate, machines: int) -> dict[str, Any] | None:
     if watts is None:
         return None
     joules = estimate.seconds(machines).times(watts * machines)
-    return {"source": estimate.sample.source, "watts_per_machine": watts, "joules": _interval(joules)}
-
-
-def _interval(interval: Interval) -> dict[str, float | None]:
-    """Return an interval as JSON, which has no infinity."""
-    return {name: value if abs(value) != float("inf") else None for name, value in interval._asdict().items()}
+    return {"source": estimate.sample.source, "watts_per_machine": watts, "joules": joules._asdict()}

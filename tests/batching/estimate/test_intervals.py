@@ -17,13 +17,13 @@ BATCHES = 300
 def test_intervals_contain_the_mean_of_the_batch(kind: str, drawn: int) -> None:
     """For 95 % of batches, apart from the error of a count of 300 and from the skewness of small samples."""
     random = np.random.default_rng(drawn)
+    batches = {
+        "normal": random.normal(100, 10, (BATCHES, 120)),
+        "exponential": random.exponential(100, (BATCHES, 120)),
+        "two lengths": random.choice([10.0, 200.0], (BATCHES, 120)),
+    }
     inside = 0
-    for _ in range(BATCHES):
-        batch = {
-            "normal": lambda: random.normal(100, 10, 120),
-            "exponential": lambda: random.exponential(100, 120),
-            "two lengths": lambda: random.choice([10.0, 200.0], 120),
-        }[kind]()
+    for batch in batches[kind]:
         sample = batch[:drawn]
         inside += abs(sample.mean() - batch.mean()) <= half_width_of_mean(sample.tolist(), 120)
     assert inside / BATCHES >= (0.87 if drawn == 6 else 0.91)

@@ -105,7 +105,7 @@ def test_options_for_answers_count(tmp_path: Path) -> None:
         ([], 2, "the file has no lines"),
         (["", "  "], 2, "the file has no lines"),
         (["{", '{"no": 1}'], 1, "no line can be answered; line 1: "),
-        ([{"prompt": "x" * 9000}], 1, "no line can be answered; line 1: prompt exceeds the context"),
+        ([{"prompt": "x" * 9000}], 1, "no line can be answered; line 1: prompt does not fit in the context"),
     ],
 )
 def test_nothing_to_answer_is_an_error(tmp_path: Path, lines: list[object], exit_code: int, words: str) -> None:
