@@ -27,7 +27,7 @@ class Sample:
     steady     the steps with as many answers at a time as in a run
     finished   the generated tokens of the calls that were answered completely
     cut        the calls that took too long
-    most_at_a_time  the most answers that were generated at a time
+    most_at_a_time  the most answers that had begun at a time
     source, joules  the counter of energy and what it counted during all steps, or None
     """
 
@@ -153,7 +153,7 @@ class Sampler:
         seconds = self._clock() - started
         generated = sum(answer.generated_tokens for answer in answers) - before
         begun = sum(answer.prefill_started is not None for answer in answers)
-        self._most_at_a_time = max(self._most_at_a_time, answering)
+        self._most_at_a_time = max(self._most_at_a_time, begun)
         if self._steady_from is None and begun >= self._parallel:
             self._steady_from = len(self._steps)
         self._steps.append(Step(seconds, sum(map(self._computed_rows, events)), answering, generated))

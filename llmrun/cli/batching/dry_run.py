@@ -67,15 +67,22 @@ def dry_run(
     finally:
         show_control_echo()
         out.clear_progress()
-    counts = estimate.counts
-    if counts.first_problem is not None:
-        number, words = counts.first_problem
-        out.note(f"{counted(counts.failing, 'line')} cannot be answered; line {number:,}: {words}")
+    _warn(estimate)
     if as_json:
         out.json(body_of(estimate, comparison))
     else:
         out.lines(lines_of(estimate, comparison))
     return 0
+
+
+def _warn(estimate: Estimate) -> None:
+    counts, at_a_time = estimate.counts, estimate.sample.most_at_a_time
+    if counts.first_problem is not None:
+        number, words = counts.first_problem
+        out.note(f"{counted(counts.failing, 'line')} cannot be answered; line {number:,}: {words}")
+    if at_a_time < min(estimate.parallel, counts.calls) and not estimate.is_complete:
+        run = f"only {counted(at_a_time, 'answer')} began at a time while measuring, fewer than in a run"
+        out.note(f"{run}, which may be faster")
 
 
 def _estimated(source: Path, calls: CallOptions, wanted: WorkersWanted, settings: Settings) -> Estimate:

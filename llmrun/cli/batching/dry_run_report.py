@@ -54,7 +54,7 @@ def _measured(estimate: Estimate) -> Iterator[tuple[str, str]]:
     n, calls = len(sample.lengths), counted(estimate.counts.calls, "request")
     answered = calls if n == estimate.counts.calls else f"{n:,} of {calls}"
     words = [f"{answered} answered in {format_seconds(sample.seconds)}"]
-    words.append(f"{sample.most_at_a_time or 1} at a time")
+    words.append(f"{sample.most_at_a_time} at a time")
     if sample.cut:
         words.append(f"{len(sample.cut):,} of them only in part")
     yield "sample", ", ".join(words)
