@@ -60,15 +60,15 @@ def begun_until(end: int, lengths: Iterable[int]) -> list[int]:
 @pytest.mark.parametrize("kind", ["exponential", "lognormal", "two lengths"])
 def test_samples_of_limited_time_predict_their_batch(kind: str) -> None:
     """For about 95 % of batches, and without a bias toward short answers, because all begun answers finish."""
-    random = np.random.default_rng(7)
-    draw = {
-        "exponential": lambda: random.exponential(150, 2000),
-        "lognormal": lambda: random.lognormal(4.5, 0.8, 2000),
-        "two lengths": lambda: random.choice([10.0, 300.0], 2000),
-    }[kind]
+    random, size = np.random.default_rng(7), (150, 2000)
+    batches = {
+        "exponential": random.exponential(150, size),
+        "lognormal": random.lognormal(4.5, 0.8, size),
+        "two lengths": random.choice([10.0, 300.0], size),
+    }
     inside, errors = 0, []
-    for _ in range(150):
-        batch = np.ceil(draw()).astype(int).tolist()
+    for lengths in batches[kind]:
+        batch = np.ceil(lengths).astype(int).tolist()
         mean = sum(batch) / len(batch)
         found = generated_per_call(begun_until(900, batch), [], len(batch))
         inside += found.low <= mean <= found.high
