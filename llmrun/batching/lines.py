@@ -42,6 +42,14 @@ def is_csv(path: Path) -> bool:
     return path.suffix.lower() in _CSV
 
 
+def check_source(path: Path) -> None:
+    """Raise UsageError if the input is not a file."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file")
+    if not path.is_file():
+        raise UsageError(f"{path}: not a file", hint="a continued run reads the input again, so it must be a file")
+
+
 def read_lines(path: Path) -> Iterator[Line]:
     """Yield the lines of a batch that are not blank. Only one line is in memory at a time, however long it is.
 

@@ -15,6 +15,7 @@ from llmrun.batching.driver import Driver, first_error
 from llmrun.batching.identity import Admission, RefusedWorker
 from llmrun.batching.intake import Intake
 from llmrun.batching.journal import Journal
+from llmrun.batching.lines import check_source
 from llmrun.batching.records import RecordWriter
 from llmrun.batching.reporter import Reporter
 from llmrun.batching.requests import CallOptions
@@ -48,12 +49,7 @@ class Batch:
     def check_files(self) -> None:
         """Raise UsageError if the input cannot be read or the output cannot be written."""
         source, output = self.source, self.output
-        if not source.exists():
-            raise UsageError(f"{source}: no such file")
-        if not source.is_file():
-            raise UsageError(
-                f"{source}: not a file", hint="a continued run reads the input again, so it must be a file"
-            )
+        check_source(source)
         if not output.parent.is_dir():
             raise UsageError(f"{output}: the folder {output.parent} does not exist")
         if not output.exists():

@@ -71,10 +71,9 @@ class LocalWorker:
         process = self._process
         if process is None or process.facts is None:
             raise WorkerLost(f"{self.name}: the model is not open")
-        parse, answering = _CALLS[url]
         try:
-            parsed = parse(dict(body), process.facts)
-            answer = answering(parsed, process.facts, "", int(time.time()))
+            parsed = parse_call(url, body, process.facts)
+            answer = _CALLS[url][1](parsed, process.facts, "", int(time.time()))
             await _run(process, parsed, answer)
         except Unavailable as error:
             raise WorkerLost(f"{self.name}: {error}") from error
@@ -90,10 +89,16 @@ class LocalWorker:
             await process.close()
 
 
-async def _run(process: ModelProcess, parsed: Parsed, answer: ChatAnswer | CompletionAnswer) -> None:
-    """Run the requests of a call, and feed the answer with their events. Raises the error of one that failed."""
+def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> Parsed:
+    """Convert the body of a call into requests. Raises the LlmrunError of one that cannot be answered."""
+    parsed = _CALLS[url][0](dict(body), facts)
     if parsed.stream:
         raise InvalidField("stream", "not supported in a batch")
+    return parsed
+
+
+async def _run(process: ModelProcess, parsed: Parsed, answer: ChatAnswer | CompletionAnswer) -> None:
+    """Run the requests of a call, and feed the answer with their events. Raises the error of one that failed."""
     news = asyncio.Event()
     asked: list[Asked] = []
     try:

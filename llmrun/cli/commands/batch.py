@@ -8,6 +8,7 @@ complete, so the same command continues an interrupted run. The same input, mode
 
 Examples:
     llmrun batch prompts.jsonl -o answers.jsonl -m qwen3:4b
+    llmrun batch prompts.jsonl -m qwen3:4b --dry-run --compare-price 0.15,0.60
     llmrun batch reviews.csv -o labels.jsonl --template label --choice good,bad
     llmrun batch prompts.jsonl -o answers.jsonl --retry-errors
     llmrun batch prompts.jsonl -o answers.jsonl --workers http://10.0.0.7:8080,http://10.0.0.8:8080
@@ -27,6 +28,7 @@ from llmrun.cli.arguments.formats import checked_format, flag_of
 from llmrun.cli.arguments.parsing import parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
 from llmrun.cli.prompting.library import chosen_template
+from llmrun.errors import UsageError
 
 LISTING = {"place": 27}
 
@@ -34,7 +36,9 @@ LISTING = {"place": 27}
 @takes_answer_flags_except("seed", "hide_thinking", "stream")
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .csv or .tsv file.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Write the answers to this file.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the answers to this file.")
+    ] = None,
     *,
     flags: AnswerFlags,
     seed: Annotated[
@@ -61,8 +65,23 @@ def command(
     ] = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Run the lines with errors again.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start again, and replace the output if it exists.")] = False,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Predict tokens, time and energy, and write nothing.")
+    ] = False,
+    compare_price: Annotated[
+        str | None,
+        typer.Option("--compare-price", metavar="IN,OUT", help="With --dry-run: an API's prices per million tokens."),
+    ] = None,
+    machines: Annotated[
+        int | None,
+        typer.Option("--machines", metavar="N", min=1, help="With --dry-run: predict for N machines like this one."),
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
+    if not is_dry_run and (compare_price is not None or machines is not None):
+        raise UsageError("--compare-price and --machines: work only with --dry-run")
+    if output is None and not is_dry_run:
+        raise UsageError("-o: the output file is missing", hint="add -o FILE, or --dry-run to predict the cost")
     prompting, values = chosen_template(template_name, params or ())
     flags = replace(prompting.applied(flags), seed=seed)
     settings = flags.settings()
@@ -89,6 +108,13 @@ def command(
         variables=variables,
         response_format=response_format,
     )
+    if is_dry_run:
+        from llmrun.cli.batching.dry_run import dry_run, parse_prices
+        from llmrun.cli.batching.dry_run_report import Comparison
+
+        comparison = Comparison(parse_prices(compare_price), machines)
+        return dry_run(source, calls, wanted, settings, comparison=comparison, as_json=json_output)
+    assert output is not None  # checked above
     batch = Batch(source, output, calls, mixed=mixed, retry_errors=retry_errors, force=force)
     batch.check_files()
     if flags.model is None and wanted.has_local:
