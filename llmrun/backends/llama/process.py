@@ -8,8 +8,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from llmrun import child_processes
 from llmrun.backends.llama.messages import read_answer, request_line
@@ -17,6 +17,9 @@ from llmrun.backends.llama.shared_layout import FLAG_BYTES
 from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
+
+if TYPE_CHECKING:
+    from llmrun.backends.llama.rpc.servers import RpcServer
 
 _KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
 _EXIT_S = 5.0  # how long to wait for the process to exit
@@ -43,6 +46,7 @@ class LlamaProcess:
         except OSError as error:
             self.memory.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
+        self.rpc_servers: Sequence[RpcServer] = ()  # the servers to which llama.cpp is connected
         self._requests = 0
         self._idle = True
         self._asking = threading.RLock()
@@ -58,6 +62,11 @@ class LlamaProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        """The end of the output of llama.cpp, which says why it died."""
+        return self._stderr_tail.decode(errors="replace")
 
     def ask(
         self, operation: str, doing: str, *, progress: Callable[[float], None] | None = None, **fields: Any
@@ -194,7 +203,13 @@ class LlamaProcess:
     def _crashed(self, doing: str) -> BackendCrashed:
         status = self._end()
         self._listener.join(_EXIT_S)
-        reasons = _REASON.findall(self._stderr_tail.decode(errors="replace"))
+        reasons = _REASON.findall(self.last_words)
+        if self.rpc_servers and reasons:
+            from llmrun.backends.llama.rpc.servers import lost_server
+
+            lost = lost_server(self.rpc_servers, reasons[-1], doing)
+            if lost is not None:
+                return lost
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.backends.base import AUTO, OpenOptions
+from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import is_stand_in
 from llmrun.backends.trained_context import beyond_training
 from llmrun.cli.answers.draft_model import resolved_draft
@@ -79,13 +80,22 @@ def open_model(
         with _open_remote(settings, max_sequences) as opened:
             yield opened
         return
+    from llmrun.backends.select import check_options
     from llmrun.engine.templates.process import TemplateProcess
 
+    options = replace(
+        local_options(settings),
+        max_sequences=max_sequences,
+        kv_tokens=AUTO if max_sequences > 1 else None,
+        progress=show_loading,
+        explain=lambda words: out.detail(f"backend    {words}"),
+    )
     with ExitStack() as held:
         templates = TemplateProcess()
         held.callback(templates.close)
         if will_chat:
             templates.start()
+        check_options(options)
         from llmrun.engine.defaults import default_sampling
         from llmrun.engine.engine import Engine
 
@@ -95,7 +105,7 @@ def open_model(
         with kernel_warnings_told(out.note), smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
-                _options(settings, max_sequences),
+                options,
                 chat_template=chat_template,
                 thinking_tags=found.entry.thinking if found.entry else None,
                 templates=templates,
@@ -105,8 +115,8 @@ def open_model(
             )
         held.enter_context(engine)
         out.clear_progress()
-        if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
-            out.note("--gpu-layers: no layer of this model runs on a GPU; -v shows which backend runs it and why")
+        if not engine.info.gpu_layers:
+            _tell_of_unused_gpu_flags(settings)
         if settings.ctx_size is not None and (
             words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
         ):
@@ -154,18 +164,32 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
         yield ModelFiles(found, draft)
 
 
-def _options(settings: Settings, max_sequences: int) -> OpenOptions:
+def local_options(settings: Settings) -> OpenOptions:
+    """Return the options for opening a local model that come from the settings."""
     return OpenOptions(
         backend=settings.backend,
         context_size=settings.ctx_size,
-        max_sequences=max_sequences,
-        kv_tokens=AUTO if max_sequences > 1 else None,
         threads=settings.threads,
         kv_type=settings.kv_type,
         gpu_layers=settings.gpu_layers,
-        progress=show_loading,
-        explain=lambda words: out.detail(f"backend    {words}"),
+        tensor_split=settings.tensor_split or "",
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
+        rpc=settings.rpc or "",
+        rpc_anyway=settings.rpc_anyway,
     )
+
+
+def _tell_of_unused_gpu_flags(settings: Settings) -> None:
+    """Print a note if the settings divide layers among GPUs, but no layer runs on a GPU."""
+    flags = {
+        "--gpu-layers": settings.gpu_layers not in (AUTO, 0),
+        "--tensor-split": settings.tensor_split is not None,
+        "--split-mode": settings.split_mode != SPLIT_MODES[0],
+    }
+    given = next((flag for flag, is_given in flags.items() if is_given), None)
+    if given is not None:
+        out.note(f"{given}: no layer of this model runs on a GPU; -v shows which backend runs it and why")
 
 
 def tell_of_too_many_threads(settings: Settings) -> None:

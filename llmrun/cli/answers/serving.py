@@ -6,11 +6,13 @@ import asyncio
 import gc
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_parameters
-from llmrun.backends.base import AUTO, OpenOptions
-from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.backends.base import AUTO
+from llmrun.backends.select import check_options
+from llmrun.cli.answers.open_model import local_options, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
@@ -53,6 +55,7 @@ def serve_model(
     """
     return_large_blocks_at_once()
     tell_of_too_many_threads(settings)
+    check_options(local_options(settings))
     allow_open_files(options.limits.connections)
     with model_files(settings) as files, smaller_ones_named(files.found.entry):
         asyncio.run(_serve(flags, options, listening, tls, _to_open(flags, settings, files, template)))
@@ -96,15 +99,11 @@ async def _serve(
 
 def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template: str | None) -> Open:
     entry = files.found.entry
-    options = OpenOptions(
-        backend=settings.backend,
-        context_size=settings.ctx_size,
+    options = replace(
+        local_options(settings),
         max_sequences=flags.parallel,
         kv_tokens=flags.kv_tokens or AUTO,
         cached_prefixes=_CACHED_PREFIXES,
-        threads=settings.threads,
-        kv_type=settings.kv_type,
-        gpu_layers=settings.gpu_layers,
     )
     return Open(
         path=str(files.found.path),
