@@ -28,7 +28,7 @@ def look_at_rpc(machine: Machine) -> Iterator[Finding]:
         return
     if machine.offline:
         yield Finding(
-            LLAMA, _NAME, OK, "llama.cpp was built with RPC; offline, so its servers were not tried", facts=facts
+            LLAMA, _NAME, OK, "llama.cpp was built with RPC; offline: the RPC servers were not tried", facts=facts
         )
         return
     try:
