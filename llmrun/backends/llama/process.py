@@ -47,6 +47,7 @@ class LlamaProcess:
             self.memory.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self.rpc_servers: Sequence[RpcServer] = ()  # the servers to which llama.cpp is connected
+        self._lost: str | None = None  # after a crash, which connection to a server was lost, or ""
         self._requests = 0
         self._idle = True
         self._asking = threading.RLock()
@@ -205,11 +206,12 @@ class LlamaProcess:
         self._listener.join(_EXIT_S)
         reasons = _REASON.findall(self.last_words)
         if self.rpc_servers and reasons:
-            from llmrun.backends.llama.rpc.servers import lost_server
+            from llmrun.backends.llama.rpc.servers import LOST_HINT, lost_connection
 
-            lost = lost_server(self.rpc_servers, reasons[-1], doing)
-            if lost is not None:
-                return lost
+            if self._lost is None:
+                self._lost = lost_connection(self.rpc_servers, reasons[-1])
+            if self._lost:
+                return BackendCrashed(f"{self._lost} while {doing}", hint=LOST_HINT)
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",

@@ -45,7 +45,8 @@ def start_server(port: int | None = None) -> RealServer:
     assert found is not None, f"{PROGRAM} is missing; run scripts/test_rpc"
     port = port or closed_port()
     command = [str(found), "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # The server writes to clients that are gone, and would be killed by SIGPIPE if it did not inherit our "ignore".
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, restore_signals=False)
     end = time.monotonic() + _START_S
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(OSError):

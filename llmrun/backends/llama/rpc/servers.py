@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmrun.backends.device_lists import MOST_DEVICES, parse_rpc_servers
-from llmrun.errors import BackendCrashed, NetworkError, UsageError
+from llmrun.errors import NetworkError, UsageError
 from llmrun.gguf.problems import shown
 
 SERVER_PROGRAM = "ggml-rpc-server"
+LOST_HINT = f"check that {SERVER_PROGRAM} runs on each machine, then try again"
 
 _RESOLVE_S = 5.0
 _CONNECT_S = 3.0
@@ -65,21 +66,21 @@ def find_servers(text: str, *, anyway: bool) -> list[RpcServer]:
     return servers
 
 
-def lost_server(servers: Sequence[RpcServer], reason: str, doing: str) -> BackendCrashed | None:
-    """Return the error for a crash of llama.cpp that a lost server caused, or None if the cause is a different one.
+def lost_connection(servers: Sequence[RpcServer], reason: str) -> str:
+    """Return which connection was lost, or "" if something else made llama.cpp crash.
+
+    Call this only once after a crash. A server accepts the next connection only when it has noticed that its client is
+    gone, so a few attempts in a row fill its queue, and it would seem to be gone too.
 
     reason  the last fatal error that llama.cpp printed
-    doing   a description of the work during which llama.cpp crashed
     """
     if "RPC server" not in reason and "Failed to connect" not in reason:
-        return None
+        return ""
     gone = [server for server in servers if not _accepts(server.address, _STILL_THERE_S)]
     names = " and ".join(server.name for server in gone or servers)
-    one = len(gone or servers) == 1
-    sentence = f"the connection to the RPC server{'' if one else 's'} {names} was lost while {doing}"
-    if not gone and not one:
-        sentence = f"the connection to one of the RPC servers {names} was lost while {doing}"
-    return BackendCrashed(sentence, hint=f"check that {SERVER_PROGRAM} runs on each machine, then try again")
+    if len(servers) > 1 and not gone:
+        return f"the connection to one of the RPC servers {names} was lost"
+    return f"the connection to the RPC server{'s' if len(gone) > 1 else ''} {names} was lost"
 
 
 def resolved(host: str) -> list[str]:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc import servers as rpc_servers
-from llmrun.backends.llama.rpc.servers import RpcServer, find_servers, lost_server
-from llmrun.errors import NetworkError, UsageError
+from llmrun.backends.llama.rpc.servers import RpcServer, find_servers, lost_connection
+from llmrun.errors import BackendCrashed, NetworkError, UsageError
 from tests.support.servers.rpc_server import closed_port
 
 REFUSAL = "is not private, and llama.cpp's RPC has neither authentication nor encryption"
@@ -158,30 +159,40 @@ def test_more_servers_than_llama_cpp_can_use_are_refused(connections: list[str])
 
 
 def test_the_server_that_is_gone_is_named(port: int) -> None:
-    gone = f"127.0.0.1:{closed_port()}"
-    servers = [RpcServer("box:1", f"127.0.0.1:{port}"), RpcServer("other:2", gone)]
-    error = lost_server(servers, LOST, "running m.gguf")
-    assert str(error) == "the connection to the RPC server other:2 was lost while running m.gguf"
-    assert error is not None
-    assert error.hint == "check that ggml-rpc-server runs on each machine, then try again"
-    assert error.exit_code == 3
+    servers = [RpcServer("box:1", f"127.0.0.1:{port}"), RpcServer("other:2", f"127.0.0.1:{closed_port()}")]
+    assert lost_connection(servers, LOST) == "the connection to the RPC server other:2 was lost"
 
 
 def test_servers_that_are_all_gone_are_all_named() -> None:
     servers = [RpcServer(name, f"127.0.0.1:{closed_port()}") for name in ("box:1", "other:2")]
-    error = lost_server(servers, LOST, "loading m.gguf")
-    assert str(error) == "the connection to the RPC servers box:1 and other:2 was lost while loading m.gguf"
+    assert lost_connection(servers, LOST) == "the connection to the RPC servers box:1 and other:2 was lost"
 
 
 def test_servers_that_accept_connections_again_are_suspects(port: int) -> None:
     """A supervisor may have restarted the server that was lost."""
     servers = [RpcServer(name, f"127.0.0.1:{port}") for name in ("box:1", "other:2")]
-    error = lost_server(servers, LOST, "running m.gguf")
-    assert str(error) == ("the connection to one of the RPC servers box:1 and other:2 was lost while running m.gguf")
-    assert str(lost_server(servers[:1], LOST, "running m.gguf")) == (
-        "the connection to the RPC server box:1 was lost while running m.gguf"
-    )
+    one_of_them = "the connection to one of the RPC servers box:1 and other:2 was lost"
+    assert lost_connection(servers, LOST) == one_of_them
+    assert lost_connection(servers[:1], LOST) == "the connection to the RPC server box:1 was lost"
 
 
 def test_other_crashes_are_not_blamed_on_servers(port: int) -> None:
-    assert lost_server([RpcServer("box:1", f"127.0.0.1:{port}")], "GGML_ASSERT(n > 0) failed", "running") is None
+    assert lost_connection([RpcServer("box:1", f"127.0.0.1:{port}")], "GGML_ASSERT(n > 0) failed") == ""
+
+
+def test_a_crash_because_of_a_server_is_told_as_such(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers are tried only once, even if several requests report the crash."""
+    process = LlamaProcess()
+    process.rpc_servers = [RpcServer("box:1", f"127.0.0.1:{port}")]
+    process._stderr_tail = LOST.encode()
+    process.kill()
+    tried: list[str] = []
+    monkeypatch.setattr(rpc_servers, "_connect", lambda address, seconds: tried.append(address))
+    for doing in ("loading m.gguf", "running m.gguf"):
+        with pytest.raises(BackendCrashed) as caught:
+            process.ask("rest", doing)
+        assert str(caught.value) == f"the connection to the RPC server box:1 was lost while {doing}"
+        assert caught.value.hint == "check that ggml-rpc-server runs on each machine, then try again"
+        assert caught.value.exit_code == 3
+    assert tried == [f"127.0.0.1:{port}"]
+    process.close()
