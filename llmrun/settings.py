@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.base import AUTO, KV_TYPES
-from llmrun.backends.device_lists import MOST_DEVICES, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
+from llmrun.backends.device_lists import MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
@@ -170,7 +170,7 @@ class Settings:
     tensor_split: str | None = _setting(None, str, texts=TENSOR_SPLIT)  # the proportion of the layers on each device
     split_mode: str = _setting("layer", str, choices=SPLIT_MODES)
     main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # with split_mode "none"
-    rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers
+    rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
     rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
     kv_type: str = _setting("f16", str, choices=KV_TYPES)  # precision of the KV cache
@@ -193,6 +193,11 @@ class Settings:
     def token_limit(self) -> int | None:
         """The maximum length of an answer in tokens. None means until the model stops."""
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
+
+    @property
+    def rpc_servers(self) -> str:
+        """The list of RPC servers, or "" if there are none."""
+        return "" if self.rpc in (None, RPC_OFF) else str(self.rpc)
 
     @property
     def wants_speculation(self) -> bool | None:

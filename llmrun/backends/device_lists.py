@@ -14,6 +14,7 @@ from llmrun.sampling_texts import ListOfTexts
 
 SPLIT_MODES: Final = ("layer", "row", "none")  # how llama.cpp divides a model among devices; "layer" is the default
 MOST_DEVICES: Final = 15  # besides the CPU; ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS)
+RPC_OFF: Final = "off"  # no servers, which overrides a list in the environment or config.toml
 DEFAULT_PORT: Final = 50052  # of llama.cpp's ggml-rpc-server
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}[A-Za-z0-9_.])?")
@@ -53,7 +54,9 @@ def parse_tensor_split(text: str) -> tuple[float, ...]:
 
 
 RPC_SERVERS: Final = ListOfTexts(
-    parse_rpc_servers, f"a list of servers, as in 10.0.0.2:{DEFAULT_PORT},10.0.0.3:{DEFAULT_PORT}", _server_advice
+    lambda text: () if text == RPC_OFF else parse_rpc_servers(text),
+    f"{RPC_OFF} or a list of servers, as in 10.0.0.2:{DEFAULT_PORT},10.0.0.3:{DEFAULT_PORT}",
+    _server_advice,
 )
 TENSOR_SPLIT: Final = ListOfTexts(
     lambda text: [str(part) for part in parse_tensor_split(text)],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.backends.base import AUTO, KV_TYPES
+from llmrun.backends.device_lists import RPC_OFF
 from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
 from llmrun.errors import UnsupportedModel, UsageError
@@ -71,7 +72,7 @@ def _with_rpc(options: OpenOptions) -> Entry:
     if options.backend not in (AUTO, entry.name):
         raise UsageError(
             f"--rpc: works only with --backend {entry.name}, not with {options.backend}",
-            hint=f"leave out --backend, or use --backend {entry.name}",
+            hint=f"use --backend {entry.name}, or --rpc {RPC_OFF}",
         )
     return entry
 

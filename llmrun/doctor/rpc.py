@@ -18,9 +18,10 @@ _NAME = "rpc_servers"
 def look_at_rpc(machine: Machine) -> Iterator[Finding]:
     """Check whether llama.cpp can use the servers. Without servers in the settings, nothing is missing."""
     settings, _ = load_sound_settings()
-    if settings.rpc is None:
+    servers = settings.rpc_servers
+    if not servers:
         return
-    facts = {"servers": settings.rpc.split(",")}
+    facts = {"servers": servers.split(",")}
     problem = build_problem()
     if problem is not None:
         words = f"RPC servers cannot be used: {problem.words}"
@@ -32,7 +33,7 @@ def look_at_rpc(machine: Machine) -> Iterator[Finding]:
         )
         return
     try:
-        devices = devices_with(settings.rpc, anyway=settings.rpc_anyway)
+        devices = devices_with(servers, anyway=settings.rpc_anyway)
     except LlmrunError as error:
         yield Finding(LLAMA, _NAME, NOTE, str(error), advice_of(error), facts=facts)
         return

@@ -52,6 +52,11 @@ def is_valid(notation: ListOfTexts, text: str) -> bool:
     return True
 
 
+def test_off_is_no_server() -> None:
+    assert list(RPC_SERVERS.parse("off")) == []
+    assert not is_valid(RPC_SERVERS, "off,box:1")
+
+
 def test_a_valid_list_needs_no_advice() -> None:
     assert RPC_SERVERS.advice("box:1") == ""
 

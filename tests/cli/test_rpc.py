@@ -69,7 +69,7 @@ def test_servers_can_be_a_setting() -> None:
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--rpc", "box"), "flag: --rpc: 'box' is not a list of servers, as in 10.0.0.2:50052,10.0.0.3:50052"),
+        (("--rpc", "box"), "flag: --rpc: 'box' is not off or a list of servers, as in 10.0.0.2:50052,10.0.0.3:50052"),
         (("--tensor-split", "3,x"), "flag: --tensor-split: '3,x' is not a list of proportions, as in 3,1"),
         (("--split-mode", "rows"), "flag: --split-mode: 'rows' is not one of layer, row, none"),
         (("--main-gpu", "15"), "flag: --main-gpu: 15 is not an integer from 0 to 14"),
@@ -91,6 +91,12 @@ def test_models_on_a_server_take_none_of_these_flags(flags: tuple[str, ...]) -> 
     code, line, _ = refused("generate", "-m", "http://127.0.0.1:1/v1#m", *flags, "a")
     assert code == 2
     assert line == f"error: {flags[0]}: not supported for models on a server, which controls it"
+
+
+def test_a_flag_turns_the_setting_off(model: str) -> None:
+    env = {**os.environ, "LLMRUN_RPC": f"127.0.0.1:{closed_port()}"}
+    done = llmrun("generate", "-q", "--rpc", "off", "--backend", "cpu", "--raw", "-m", model, "-n", "3", "a", env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("flags", [("--tensor-split", "1,1"), ("--split-mode", "row")])

@@ -36,7 +36,9 @@ def found(*, offline: bool = False) -> Finding:
     return one
 
 
-def test_without_servers_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["", "off"])
+def test_without_servers_there_is_nothing_to_say(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_RPC", setting)
     monkeypatch.setattr(rpc, "build_problem", lambda: WITHOUT_RPC)
     assert list(look_at_rpc(Machine())) == []
 

@@ -136,7 +136,7 @@ def fetch_model(settings: Settings) -> None:
     May raise any LlmrunError from the hub.
     """
     if not is_endpoint(settings.model):
-        _found(settings.model, settings)
+        _found(settings.model, settings, local_options(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
 
     drafter = settings.draft_model
     draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
-    found = _found(settings.model, settings)
+    found = _found(settings.model, settings, local_options(settings))
     with ExitStack() as held:
         for path in (found.path, *([] if draft is None else [draft])):
             held.enter_context(in_use(path))
@@ -175,7 +175,7 @@ def local_options(settings: Settings) -> OpenOptions:
         tensor_split=settings.tensor_split or "",
         split_mode=settings.split_mode,
         main_gpu=settings.main_gpu,
-        rpc=settings.rpc or "",
+        rpc=settings.rpc_servers,
         rpc_anyway=settings.rpc_anyway,
     )
 
@@ -221,12 +221,12 @@ def smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
         ) from error
 
 
-def _found(name: str, settings: Settings) -> ResolvedModel:
+def _found(name: str, settings: Settings, options: OpenOptions | None = None) -> ResolvedModel:
     from llmrun.hub.resolve.model_file import ResolvedModel, resolve
 
     if is_stand_in(settings.backend):
         return ResolvedModel(Path(name), Path(name).stem, None)
-    return resolve(name, offline=settings.offline, reporter=HubReporter())
+    return resolve(name, offline=settings.offline, reporter=HubReporter(), options=options)
 
 
 @contextmanager

@@ -133,7 +133,7 @@ MainGpu = Annotated[
 ]
 Rpc = Annotated[
     str | None,
-    typer.Option("--rpc", metavar="HOST:PORT,...", help="Use the memory of llama.cpp RPC servers (docs/gpus.md)."),
+    typer.Option("--rpc", metavar="HOST:PORT,...", help="Use the memory of llama.cpp RPC servers, or off."),
 ]
 RpcAnyway = Annotated[
     bool | None, typer.Option("--rpc-anyway", help="Allow RPC servers at addresses that are not private.")

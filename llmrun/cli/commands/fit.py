@@ -102,7 +102,7 @@ class _FitFlags:
         self.settings, self.prompt = settings, prompt
         threads = settings.threads or default_threads()
         self.speeds = Speeds.of_this_machine(threads, afresh=remeasure)
-        options = OpenOptions(rpc=settings.rpc or "", rpc_anyway=settings.rpc_anyway)
+        options = OpenOptions(rpc=settings.rpc_servers, rpc_anyway=settings.rpc_anyway)
         self.resources = Resources.of_this_machine(threads=threads, speeds=self.speeds, options=options)
 
     def fit_of(self, file: GGUFFile) -> Fit:
