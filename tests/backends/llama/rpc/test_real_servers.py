@@ -21,6 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.base import AUTO, Backend, OpenOptions
+from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
 from llmrun.backends.llama.rpc import connecting
@@ -173,6 +174,22 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(other: RealServer) -> N
             timer.join()
         finally:
             backend.close()
+
+
+def test_a_server_that_is_stuck_is_given_up_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_process, "_STOP_S", 1.0)
+    with real_server() as stuck:
+        backend = opened(smollm2(), rpc=stuck.name)
+        try:
+            stuck.process.send_signal(signal.SIGSTOP)
+            timer = threading.Timer(0.5, backend.cancel)
+            timer.start()
+            with pytest.raises(BackendCrashed) as caught:
+                backend.forward(batch_of(rows(0, 0, [5, 6])))
+            timer.join()
+        finally:
+            backend.close()
+    assert str(caught.value) == f"gave up waiting for the RPC server {stuck.name} while running {smollm2()}"
 
 
 def assert_lost(backend: LlamaBackend, victim: RealServer, batch: list[Any]) -> None:
