@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.base import AUTO, KV_TYPES
+from llmrun.backends.device_lists import MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
@@ -48,6 +49,10 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length", "max_output_tokens"), "max_tokens"),
     **dict.fromkeys(("n_threads", "num_thread", "num_threads", "cpu_threads"), "threads"),
     **dict.fromkeys(("ngl", "n_gpu_layers", "num_gpu", "gpu", "offload_layers"), "gpu_layers"),
+    **dict.fromkeys(("rpc_server", "rpc_servers"), "rpc"),
+    "sm": "split_mode",
+    "mg": "main_gpu",
+    "ts": "tensor_split",
     **dict.fromkeys(("cache_type", "cache_type_k", "cache_type_v", "kv_cache_type", "kv_cache_dtype"), "kv_type"),
     **dict.fromkeys(("repetition_penalty", "penalty_repeat"), "repeat_penalty"),
     **dict.fromkeys(("sampler_seq", "sampling_seq", "sampler_order"), "samplers"),
@@ -162,6 +167,11 @@ class Settings:
     backend: str = _setting(AUTO, str, choices=CHOICES, hidden=HIDDEN_CHOICES)
     threads: int | None = _setting(None, int, minimum=1, maximum=1024)
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
+    tensor_split: str | None = _setting(None, str, texts=TENSOR_SPLIT)  # the proportion of the layers on each device
+    split_mode: str = _setting("layer", str, choices=SPLIT_MODES)
+    main_gpu: int | None = _setting(None, int, minimum=0, maximum=MOST_DEVICES - 1)  # with split_mode "none"
+    rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
+    rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
     kv_type: str = _setting("f16", str, choices=KV_TYPES)  # precision of the KV cache
     speculate: str | None = _setting(None, str, hint=_SPECULATE)  # auto, off or the name of a draft model
@@ -183,6 +193,11 @@ class Settings:
     def token_limit(self) -> int | None:
         """The maximum length of an answer in tokens. None means until the model stops."""
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
+
+    @property
+    def rpc_servers(self) -> str:
+        """The list of RPC servers, or "" if there are none."""
+        return "" if self.rpc in (None, RPC_OFF) else str(self.rpc)
 
     @property
     def wants_speculation(self) -> bool | None:

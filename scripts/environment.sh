@@ -82,14 +82,19 @@ clock() {
 }
 
 # GCC 12 optimizes AMX's tile configuration away, so a default build crashes at its first matrix product
-# (llama.cpp #20824). pip's cache does not record the flags that a wheel was built with, so it is not used here.
+# (llama.cpp #20824). Prints the CMake flags that prevent it, or nothing on other processors.
+flags_without_amx() {
+    flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    ! grep -q amx /proc/cpuinfo 2>/dev/null || printf '%s\n' "-DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags'"
+}
+
+# pip's cache does not record the flags that a wheel was built with, so it is not used here.
 install_llama_cpp_without_amx() {
     requirement=$("$python" -c '
 import tomllib
 extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"]
 print(next(line for line in extra if line.startswith("llama-cpp-python")))')
-    flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-    export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags'"
+    export CMAKE_ARGS="${CMAKE_ARGS:-} $(flags_without_amx)"
     run_step "compiling llama.cpp without AMX (a few minutes, once)" \
         "$python" -m pip install --no-cache-dir "$requirement"
 }
@@ -112,7 +117,7 @@ prepare() {
     words="installing llmrun"
     if [ -n "$extra" ]; then
         words="installing llmrun with the extra $extra (the first time this compiles llama.cpp: a few minutes)"
-        if grep -q amx /proc/cpuinfo 2>/dev/null; then
+        if [ -n "$(flags_without_amx)" ]; then
             words="installing llmrun with the extra $extra"
             install_llama_cpp_without_amx
         fi

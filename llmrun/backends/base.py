@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from llmrun.backends.device_lists import SPLIT_MODES
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -41,6 +43,11 @@ class OpenOptions:
     kv_type        precision of the KV cache, one of KV_TYPES
     reserved_memory  bytes of free memory to leave for others, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
+    tensor_split   the proportion of these layers for each device, as in "3,1", or "" for proportions of the free memory
+    split_mode     how to divide a model among devices, one of device_lists.SPLIT_MODES
+    main_gpu       the number of the device that runs all layers if `split_mode` is "none"
+    rpc            llama.cpp's RPC servers, as in "10.0.0.2:50052,box:50052", whose devices are used like GPUs
+    rpc_anyway     allow RPC servers at addresses that are not private
     progress       called with the progress of loading or compiling
     explain        called with a short text that says which backend "auto" chose, and why
     on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
@@ -55,6 +62,11 @@ class OpenOptions:
     kv_type: str = "f16"
     reserved_memory: int = 0
     gpu_layers: int | str = AUTO
+    tensor_split: str = ""
+    split_mode: str = SPLIT_MODES[0]
+    main_gpu: int | None = None
+    rpc: str = ""
+    rpc_anyway: bool = False
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
     on_tokenizer: Callable[[Tokenizer], None] = _discard
@@ -62,6 +74,12 @@ class OpenOptions:
     def without_gpus(self) -> OpenOptions:
         """Return a copy of these options that puts no layers on a GPU."""
         return replace(self, gpu_layers=0)
+
+    def without_rpc(self) -> OpenOptions:
+        """Return a copy of these options that uses only devices of this machine, divided in the default way."""
+        if not self.rpc:
+            return self
+        return replace(self, rpc="", tensor_split="", split_mode=SPLIT_MODES[0], main_gpu=None)
 
 
 class KVCache(Protocol):

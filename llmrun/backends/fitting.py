@@ -49,12 +49,16 @@ class Resources:
     speeds: Speeds | None = None
 
     @classmethod
-    def of_this_machine(cls, *, threads: int | None = None, speeds: Speeds | None = None) -> Resources:
+    def of_this_machine(
+        cls, *, threads: int | None = None, speeds: Speeds | None = None, options: OpenOptions | None = None
+    ) -> Resources:
         """Return the resources that are currently free. The GPUs are those of the first backend that can use any.
 
-        Looking for GPUs may start the backend's child process.
+        Looking for GPUs may start the backend's child process. Raises UsageError and NetworkError for the RPC servers
+        in `options`, whose devices count as GPUs.
         """
-        seen = (support.memory() for entry in BACKENDS if (support := entry.kind().gpus) is not None)
+        wanted = options or OpenOptions()
+        seen = (support.memory(wanted) for entry in BACKENDS if (support := entry.kind().gpus) is not None)
         return cls(free_memory(), next(filter(None, seen), []), threads or default_threads(), speeds)
 
 

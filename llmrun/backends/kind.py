@@ -52,8 +52,11 @@ class GpuSupport(Protocol):
     def find(self, progress: Progress | None = None) -> Gpus:
         """Look for GPUs. Failures are returned as the `reason`, not raised. Calls `progress` if the search is slow."""
 
-    def memory(self) -> Sequence[dict[str, Any]]:
-        """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU. Never raises."""
+    def memory(self, options: OpenOptions) -> Sequence[dict[str, Any]]:
+        """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU.
+
+        The devices of the RPC servers in `options.rpc` count as GPUs. Only unusable servers raise an error.
+        """
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
         """Return how many layers fit on all GPUs together, and how many the model has. Both include the output layer.

@@ -24,11 +24,13 @@ class Entry:
     name     the value of --backend that selects it
     module   the module that defines the backend's KIND
     program  the program that runs the model, or "" if llmrun runs it
+    rpc      whether it can use llama.cpp's RPC servers
     """
 
     name: str
     module: str
     program: str = ""
+    rpc: bool = False
 
     @property
     def title(self) -> str:
@@ -42,7 +44,7 @@ class Entry:
 # On the CPU, "auto" tries the backends in this order.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
-    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp"),
+    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp", rpc=True),
 )
 # These backends answer without a model, for tests. Users can select them by name, but they are not listed and "auto"
 # ignores them.

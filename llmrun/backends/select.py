@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends.base import KV_TYPES
+from llmrun.backends.base import AUTO, KV_TYPES
+from llmrun.backends.device_lists import RPC_OFF
 from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
 from llmrun.errors import UnsupportedModel, UsageError
@@ -20,7 +21,8 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
     """Open a model file with the backend from the options, or with the best one if that is "auto".
 
     "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first backend
-    that supports the model. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed and UsageError.
+    that supports the model. RPC servers select the backend that can use them. Raises ModelFileError, UnsupportedModel,
+    DoesNotFit, BackendCrashed, NetworkError and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -32,6 +34,17 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
         return _open_best(file, options) if named is None else _open_named(named, file, options)
 
 
+def check_options(options: OpenOptions) -> None:
+    """Check the options before a model is looked for, because it may have to be downloaded first.
+
+    Raises UsageError for invalid options, and the errors of RPC servers that cannot be used.
+    """
+    if stand_in_named(options.backend) is None and _named(options) is not None and options.rpc:
+        from llmrun.backends.llama.rpc.connecting import check_servers
+
+        check_servers(options.rpc, anyway=options.rpc_anyway)
+
+
 def _named(options: OpenOptions) -> Entry | None:
     """Return the requested backend, or None for "auto". Raises UsageError for invalid options."""
     choices = ", ".join
@@ -39,17 +52,41 @@ def _named(options: OpenOptions) -> Entry | None:
         raise UsageError(f"invalid value for --backend: '{options.backend}', choose from {choices(CHOICES)}")
     if options.kv_type not in KV_TYPES:
         raise UsageError(f"invalid value for --kv-type: '{options.kv_type}', choose from {choices(KV_TYPES)}")
+    if options.main_gpu is not None and options.split_mode != "none":
+        raise UsageError("--main-gpu: works only with --split-mode none", hint="add --split-mode none")
+    if options.tensor_split and options.split_mode == "none":
+        raise UsageError("--tensor-split: cannot be combined with --split-mode none, which uses a single device")
+    if options.rpc:
+        return _with_rpc(options)
     entry = backend_named(options.backend)
     if entry is not None and (probe := entry.kind().probe()).missing:
         raise UsageError(f"{probe.missing}: --backend {entry.name}", hint=probe.hint)
     return entry
 
 
+def _with_rpc(options: OpenOptions) -> Entry:
+    """Return the backend that uses RPC servers. Raises UsageError if the options ask for another one."""
+    if options.gpu_layers == 0:
+        raise UsageError("--rpc: cannot be combined with --gpu-layers 0, which leaves no layers for the servers")
+    entry = next(entry for entry in BACKENDS if entry.rpc)
+    if options.backend not in (AUTO, entry.name):
+        raise UsageError(
+            f"--rpc: works only with --backend {entry.name}, not with {options.backend}",
+            hint=f"use --backend {entry.name}, or --rpc {RPC_OFF}",
+        )
+    return entry
+
+
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
-    """Open the model with this backend. Use only the CPU if `gpu_layers` is "auto" and no layer fits on a GPU."""
+    """Open the model with this backend. Use only the CPU if `gpu_layers` is "auto" and no layer fits on a GPU.
+
+    If no layer fits on any RPC server, that is an error, because the user asked for the servers.
+    """
     try:
         return entry.kind().open(file, options)
     except NoRoomOnGpu as refusal:
+        if options.rpc:
+            raise
         options.explain(f"not using GPUs: {refusal}")
     return entry.kind().open(file, options.without_gpus())
 

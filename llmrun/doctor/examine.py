@@ -25,6 +25,7 @@ _CHECKS = (
     ("Memory", "the speed of the memory", "memory", "measure_speed"),
     ("GPU", "GPUs", "graphics", "look_at_gpus"),
     ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
+    ("llama.cpp", "the RPC servers", "rpc", "look_at_rpc"),
     ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
     ("Files", "the model folders", "folders", "look_at_folders"),
     ("Settings", "the settings", "folders", "look_at_settings"),

@@ -9,10 +9,10 @@ from llmrun.amounts import format_bytes
 from llmrun.doctor.disk import can_write, shown_path, use_of
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of
 from llmrun.doctor.machine import Machine
-from llmrun.doctor.shell import another_folder
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
 from llmrun.hub.local.paths import hub_cache, models_folder
+from llmrun.machine.shell import another_folder
 from llmrun.settings import load_settings
 
 SECTION = "Files"

@@ -7,10 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmrun.amounts import format_bytes
+from llmrun.backends.llama.build_command import (
+    WITHOUT_AMX,
+    build_command,
+    build_flags,
+    install_command,
+    rebuild_command,
+)
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
-from llmrun.backends.llama.kind import install_command
 from llmrun.doctor.findings import NOTE, OK, Finding
-from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags, rebuild_command
 from llmrun.doctor.machine import Machine
 from llmrun.machine.gpus import Gpu
 from llmrun.machine.processor import text_of

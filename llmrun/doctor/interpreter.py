@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmrun import __version__
-from llmrun.doctor import shell
 from llmrun.doctor.disk import shown_path
 from llmrun.doctor.findings import OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
+from llmrun.machine import shell
 
 SECTION = "Python"
 _OLDEST, _NEWEST = (3, 11), (3, 14)

@@ -8,7 +8,7 @@ from llmrun.amounts import counted, format_bytes
 from llmrun.doctor.disk import can_write, shown_path
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
-from llmrun.doctor.shell import another_folder, remove
+from llmrun.machine.shell import another_folder, remove
 
 SECTION = "Files"
 _ELSEWHERE = "Without this cache, every run compiles its kernels again. To use another folder:"

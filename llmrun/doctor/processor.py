@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from llmrun.amounts import counted
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
-from llmrun.doctor.shell import unset
 from llmrun.kernel_warnings import kernel_warnings_told
+from llmrun.machine.shell import unset
 
 SECTION = "Processor"
 _LEVELS = {

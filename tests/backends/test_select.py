@@ -16,10 +16,11 @@ from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.kind import Gpus, Probe
 from llmrun.backends.llama import probe as llama_probe
 from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.rpc import connecting
 from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.backends.select import open_backend
+from llmrun.backends.select import check_options, open_backend
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
-from llmrun.errors import BadGGUF, ModelNotFound, UnsupportedModel, UsageError
+from llmrun.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
 from llmrun.gguf.reader import GGUFFile
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
@@ -267,3 +268,77 @@ def test_an_unsupported_architecture_says_which_ones_are(tmp_path: Path) -> None
         open_backend(path, OpenOptions(backend="cpu"))
     assert error.value.exit_code == 3
     assert error.value.hint
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pretend that the RPC server at 127.0.0.1:1 has 8 GiB. Its layers run on the CPU of this machine."""
+    asked: list[str] = []
+
+    def use(process: object, text: str, *, anyway: bool) -> list[dict[str, Any]]:
+        asked.append(text)
+        return [{"description": text, "free": 8 * GIB, "total": 8 * GIB}]
+
+    monkeypatch.setattr(connecting, "use_servers", use)
+    return asked
+
+
+@pytest.mark.parametrize("backend", ["auto", "llama"])
+def test_rpc_servers_select_llama_cpp(tmp_path: Path, served: list[str], backend: str) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    assert opened(path, backend=backend, rpc="127.0.0.1:1") == (LlamaBackend, [])
+    assert served == ["127.0.0.1:1"]
+
+
+def test_rpc_servers_without_room_are_not_replaced_by_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = [{"description": "box:1", "free": GIB // 2, "total": GIB}]
+    monkeypatch.setattr(connecting, "use_servers", lambda process, text, *, anyway: full)
+    with pytest.raises(DoesNotFit, match="no layer fits in the free GPU memory: box:1: 512 MiB") as caught:
+        opened(tiny_llama(tmp_path / "tiny.gguf"), rpc="box:1")
+    assert caught.value.exit_code == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rpc": "box:1", "backend": "cpu"}, "--rpc: works only with --backend llama, not with cpu"),
+        (
+            {"rpc": "box:1", "gpu_layers": 0},
+            "--rpc: cannot be combined with --gpu-layers 0, which leaves no layers for the servers",
+        ),
+        ({"main_gpu": 0}, "--main-gpu: works only with --split-mode none"),
+        (
+            {"tensor_split": "1,1", "split_mode": "none"},
+            "--tensor-split: cannot be combined with --split-mode none, which uses a single device",
+        ),
+    ],
+)
+def test_options_for_devices_that_contradict_each_other_are_refused(
+    tmp_path: Path, served: list[str], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_options(OpenOptions(**options))
+    assert str(caught.value) == sentence
+    with pytest.raises(UsageError, match=sentence):
+        opened(tiny_llama(tmp_path / "tiny.gguf"), **options)
+    assert served == []
+
+
+def test_options_are_checked_without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(connecting, "check_servers", lambda text, *, anyway: checked.append((text, anyway)))
+    for options in (OpenOptions(), OpenOptions("cpu"), OpenOptions("scripted", rpc="box:1")):
+        check_options(options)
+    assert checked == []
+    check_options(OpenOptions(rpc="box:1", rpc_anyway=True))
+    assert checked == [("box:1", True)]
+    with pytest.raises(UsageError, match="invalid value for --backend: 'gpu'"):
+        check_options(OpenOptions("gpu"))
+
+
+def test_a_draft_model_uses_no_servers() -> None:
+    """A server has only one client at a time, which is the process of the large model."""
+    options = OpenOptions(rpc="box:1", tensor_split="1,1", split_mode="row", gpu_layers="all")
+    assert options.without_rpc() == OpenOptions(gpu_layers="all")
+    local = OpenOptions(tensor_split="1,1")
+    assert local.without_rpc() is local

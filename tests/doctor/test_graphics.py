@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.llama import build_command
+from llmrun.backends.llama.build_command import llama_requirement
 from llmrun.backends.llama.gpu_check import LlamaTrial
-from llmrun.backends.llama.kind import llama_requirement
-from llmrun.doctor import gpu_build, graphics
+from llmrun.doctor import graphics
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.graphics import look_at_gpus, look_at_llama
 from llmrun.doctor.machine import Machine
@@ -30,8 +31,8 @@ FRESH = f"{sys.executable} -m pip install --no-cache-dir {WHAT}"
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(gpu_build, "_ROCM", Path("/no such folder"))
-    monkeypatch.setattr(gpu_build, "_CUDA", Path("/no such file"))
+    monkeypatch.setattr(build_command, "_ROCM", Path("/no such folder"))
+    monkeypatch.setattr(build_command, "_CUDA", Path("/no such file"))
     tools(monkeypatch)
 
 

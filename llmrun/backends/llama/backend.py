@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,10 @@ import numpy as np
 
 from llmrun.backends.base import AUTO
 from llmrun.backends.batches import check_batch
-from llmrun.backends.describe import describe, threads_in_words
+from llmrun.backends.describe import describe
+from llmrun.backends.device_lists import parse_tensor_split
 from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
+from llmrun.backends.llama.log_lines import offloaded, placement_words, refusal
 from llmrun.backends.llama.placement import Placement, decide_placement
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
@@ -26,7 +27,6 @@ from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.errors import (
     BackendCrashed,
     Cancelled,
-    DoesNotFit,
     KVFull,
     LlmrunError,
     ModelFileError,
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch
 
-_OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
-_LOG_PREFIX = re.compile(r"^(llama_\w+: |error loading model: )+")
-_DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
 MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
 
 
@@ -118,7 +115,7 @@ class LlamaBackend:
 
         process  the child process to use, or None to start one that is closed with this backend
         Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed. Raises NoRoomOnGpu if the number of GPU
-        layers is "auto" and no layer fits.
+        layers is "auto" and no layer fits. Raises UsageError and NetworkError for unusable RPC servers.
         """
         _check_decodes(file)
         self._path = shown(str(file.path), 300)
@@ -145,14 +142,15 @@ class LlamaBackend:
             options.kv_type,
             _number_of_layers(options.gpu_layers),
             options.kv_tokens if isinstance(options.kv_tokens, int) else None,
+            parse_tensor_split(options.tensor_split) if options.tensor_split else (),
+            options.split_mode,
+            options.main_gpu or 0,
         )
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
         shared = options.kv_tokens == AUTO
         if shared:
             asked = replace(asked, max_sequences=1)
-        context_size, gpu_layers = decide_placement(
-            asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
-        )
+        context_size, gpu_layers = decide_placement(asked, file, train_context, lambda: self._devices(options))
         if shared:  # llama.cpp zeroes its whole cache, so all sequences share the memory of one context
             asked = replace(asked, max_sequences=options.max_sequences, cache_tokens=context_size)
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
@@ -169,13 +167,16 @@ class LlamaBackend:
             kv_type=asked.kv_type,
             rows=MAX_ROWS,
             vocabulary_size=vocabulary_size,
+            tensor_split=asked.tensor_split,
+            split_mode=asked.split_mode,
+            main_gpu=asked.main_gpu,
         )
         own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
         if own is not None:
             options.on_tokenizer(own)
         answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
-            raise _refusal(self._path, answer["failed"], answer["log"])
+            raise refusal(self._path, answer["failed"], answer["log"])
         if not answer["decodes"]:
             raise UnsupportedModel(
                 f"the model does not generate text: {self._path}: it is an encoder or encoder-decoder model"
@@ -193,12 +194,21 @@ class LlamaBackend:
             context_size=context_size,
             max_sequences=asked.max_sequences,
             backend="llama",
-            device=_placement(self.log, threads),
-            gpu_layers=_offloaded(self.log),
+            device=placement_words(self.log, threads),
+            gpu_layers=offloaded(self.log),
             threads=threads,
             kv_type=asked.kv_type,
             kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type, max_sequences=asked.max_sequences),
         )
+
+    def _devices(self, options: OpenOptions) -> list[dict[str, Any]]:
+        """Return the GPUs and the devices of RPC servers that llama.cpp will use, after connecting to the servers."""
+        if not options.rpc:
+            devices: list[dict[str, Any]] = self._process.ask("devices", "looking for GPUs")["devices"]
+            return devices
+        from llmrun.backends.llama.rpc.connecting import use_servers
+
+        return use_servers(self._process, options.rpc, anyway=options.rpc_anyway)
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """Run one forward pass. See `Backend.forward`."""
@@ -350,40 +360,6 @@ def _split_rows(want: NDArray[np.bool_]) -> Iterator[slice]:
             start, wanted = row, 0
         wanted += asked
     yield slice(start, len(want))
-
-
-def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
-    """Return the error for a model that llama.cpp failed to load, based on the reason it gave and its log."""
-    reason = _LOG_PREFIX.sub("", reason)
-    sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
-    if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
-        return UnsupportedModel(
-            sentence, hint="a newer llama-cpp-python may support it: pip install -U llama-cpp-python"
-        )
-    if "allocat" in reason or "out of memory" in reason:
-        free = [f"{shown(name, 40)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
-        if free:
-            return DoesNotFit(
-                f"{sentence}; free GPU memory: {', '.join(free)}",
-                hint="try --gpu-layers auto to offload only the layers that fit, or a smaller --ctx-size",
-            )
-        return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
-    return ModelFileError(sentence)
-
-
-def _placement(log: Sequence[str], threads: int) -> str:
-    """Return where the layers run according to llama.cpp's log, such as "31/31 layers on NVIDIA H200, 2 threads"."""
-    layers = _offloaded(log)
-    if not layers:
-        return threads_in_words(threads)
-    devices = " and ".join(shown(name, 40) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
-    return f"{layers} layers on {devices}, {threads_in_words(threads)}"
-
-
-def _offloaded(log: Sequence[str]) -> str:
-    """Return the number of offloaded layers and the total, such as "31/31", or "" if no layer is on a GPU."""
-    layers = _OFFLOADED.search("\n".join(log))
-    return layers[1] if layers and not layers[1].startswith("0/") else ""
 
 
 def _load_progress(progress: Progress | None) -> Callable[[float], None] | None:

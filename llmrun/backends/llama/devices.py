@@ -1,15 +1,18 @@
-"""Lists the GPUs that llama.cpp would use, by calling its own library."""
+"""Lists the devices that llama.cpp would use, and adds RPC servers to them, by calling its own library."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
+_RPC = b"RPC"
 _GPU, _INTEGRATED = 1, 2  # ggml device types
 
 
 def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
-    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would use.
+    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would use, in its order.
+
+    Devices of RPC servers count as GPUs and come first. Their description is the server's address.
 
     ggml  a ctypes library with ggml's functions
 
@@ -21,6 +24,8 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):
         getattr(ggml, name).restype = ctypes.c_void_p
     ggml.ggml_backend_dev_description.restype = ctypes.c_char_p
+    ggml.ggml_backend_reg_name.restype = ctypes.c_char_p
+    remote: list[dict[str, Any]] = []
     found: dict[int, list[tuple[int, dict[str, Any]]]] = {_GPU: [], _INTEGRATED: []}
     for index in range(ggml.ggml_backend_dev_count()):
         device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(index)))
@@ -29,10 +34,41 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
             continue
         backend = ggml.ggml_backend_dev_backend_reg(device)
         description = ggml.ggml_backend_dev_description(device).decode(errors="replace")
-        if any(other != backend and known["description"] == description for other, known in found[kind]):
+        is_remote = ggml.ggml_backend_reg_name(ctypes.c_void_p(backend)) == _RPC
+        if not is_remote and any(
+            other != backend and known["description"] == description for other, known in found[kind]
+        ):
             continue
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        found[kind].append((backend, {"description": description, "free": free.value, "total": total.value}))
+        gpu = {"description": description, "free": free.value, "total": total.value}
+        if is_remote:
+            remote.append(gpu)
+        else:
+            found[kind].append((backend, gpu))
     chosen = found[_GPU] or [pair for pair in found[_INTEGRATED] if pair[0] == found[_INTEGRATED][0][0]]
-    return [gpu for _, gpu in chosen]
+    return [*remote, *(gpu for _, gpu in chosen)]
+
+
+def supports_rpc(ggml: Any) -> bool:
+    """Return whether this build of llama.cpp can use RPC servers."""
+    ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    return ggml.ggml_backend_reg_by_name(_RPC) is not None
+
+
+def add_rpc_server(ggml: Any, address: str) -> int:
+    """Connect to an RPC server, and return the number of its devices, which llama.cpp will use from now on.
+
+    The process aborts if there is no server or if it has another version, and waits for as long as the server does.
+    """
+    for name in ("ggml_backend_reg_by_name", "ggml_backend_reg_get_proc_address"):
+        getattr(ggml, name).restype = ctypes.c_void_p
+    backend = ctypes.c_void_p(ggml.ggml_backend_reg_by_name(_RPC))
+    function = ggml.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server")
+    added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(function)(address.encode())
+    if added is None:
+        return 0
+    ggml.ggml_backend_register(ctypes.c_void_p(added))
+    ggml.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
+    count: int = ggml.ggml_backend_reg_dev_count(ctypes.c_void_p(added))
+    return count

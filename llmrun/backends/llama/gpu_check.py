@@ -38,6 +38,7 @@ class LlamaTrial:
     version   the installed version of llama-cpp-python
     system    build information from llama.cpp
     offloads  whether this build supports GPUs
+    rpc       whether this build can use RPC servers
     gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
     failure   why the trial failed, or "" if llama.cpp works
     crashed   whether llama.cpp crashed or hung; false if the installation is merely incomplete
@@ -49,6 +50,7 @@ class LlamaTrial:
     gpus: tuple[dict[str, Any], ...] = ()
     failure: str = ""
     crashed: bool = False
+    rpc: bool = False
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
@@ -71,7 +73,8 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
     doing = "starting"
     try:
         built = _answer(process, "describe", doing)
-        found = LlamaTrial(found.version, built["system"], built["offloads"], tuple(built["devices"]))
+        devices = tuple(built["devices"])
+        found = LlamaTrial(found.version, built["system"], built["offloads"], devices, rpc=built["rpc"])
         with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
             path = Path(folder) / "trial.gguf"
             path.write_bytes(trial_model())

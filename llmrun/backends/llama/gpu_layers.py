@@ -1,7 +1,8 @@
 """Computes how many layers of a model fit in the free memory of the GPUs.
 
 llama.cpp offloads the output layer first and then the last layers. It divides them among the GPUs in proportion to
-their free memory. It does not compute how many layers fit, so this module does that for "auto".
+their free memory, or as the user says. It does not compute how many layers fit, so this module does that for "auto".
+Devices of RPC servers are GPUs here: their server reports the free memory.
 """
 
 from __future__ import annotations
@@ -126,29 +127,33 @@ def _window_tokens(window: int, max_sequences: int) -> int:
     return round_up(window * max_sequences + _ROWS, _CACHE_STEP)
 
 
-def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
+def layers_that_fit(sizes: LayerSizes, free: Sequence[int], split: Sequence[float] = ()) -> int:
     """Return the largest value of llama.cpp's `n_gpu_layers` that fits. The output layer counts as one layer.
 
-    free  free bytes on each GPU, including the safety margin that must stay free
+    free   free bytes on each GPU, including the safety margin that must stay free
+    split  the proportion of the layers for each GPU; by default, that of its free memory
     """
     usable = [max(0, n - _MARGIN) for n in free]
     if not any(usable):
         return 0
     for n_layers in range(len(sizes.layers) + 1, 0, -1):
-        needed = bytes_needed(sizes, free, n_layers)
+        needed = bytes_needed(sizes, split or free, n_layers)
         if all(need <= room for need, room in zip(needed, usable, strict=True)):
             return n_layers
     return 0
 
 
-def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[int]:
-    """Return the bytes needed on each GPU if `n_layers` are offloaded and divided the way llama.cpp does."""
-    needed = [0] * len(free)
-    total = sum(free)
-    bounds = [part / total for part in accumulate(free)]
+def bytes_needed(sizes: LayerSizes, split: Sequence[float], n_layers: int) -> list[int]:
+    """Return the bytes needed on each GPU if `n_layers` are offloaded and divided the way llama.cpp does.
+
+    split  the proportion of the layers for each GPU
+    """
+    needed = [0] * len(split)
+    total = sum(split)
+    bounds = [part / total for part in accumulate(split)]
     everything = [*sizes.layers, sizes.output]
     for index, size in enumerate(everything[len(everything) - n_layers :]):
-        gpu = min(bisect_right(bounds, index / n_layers), len(free) - 1)
+        gpu = min(bisect_right(bounds, index / n_layers), len(split) - 1)
         needed[gpu] += size
     besides = sizes.computing + (sizes.visiting if n_layers < len(everything) else 0)
     return [need + besides if need else 0 for need in needed]

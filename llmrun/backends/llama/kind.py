@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmrun import DISTRIBUTION
 from llmrun.backends.base import AUTO
 from llmrun.backends.kind import NoRoomOnGpu, Probe
 from llmrun.backends.llama import probe as llama_probe
@@ -27,8 +24,12 @@ class LlamaGpus:
     def find(self, progress: Progress | None = None) -> Gpus:
         return llama_probe.gpus(progress)
 
-    def memory(self) -> Sequence[dict[str, Any]]:
-        return llama_probe.usable_gpus()
+    def memory(self, options: OpenOptions) -> Sequence[dict[str, Any]]:
+        if not options.rpc:
+            return llama_probe.usable_gpus()
+        from llmrun.backends.llama.rpc.connecting import devices_with
+
+        return devices_with(options.rpc, anyway=options.rpc_anyway)
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
         from llmrun.backends.llama.gpu_layers import layer_sizes, layers_that_fit
@@ -47,10 +48,12 @@ class LlamaKind:
     def probe(self) -> Probe:
         if llama_probe.is_installed():
             return Probe()
+        from llmrun.backends.llama.build_command import install_command
+
         return Probe("llama.cpp is not installed", f"install it: {install_command()}")
 
     def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
-        if options.gpu_layers == AUTO and not (found := self.gpus.find(options.progress)).names:
+        if options.gpu_layers == AUTO and not options.rpc and not (found := self.gpus.find(options.progress)).names:
             raise NoRoomOnGpu(found.reason)
         from llmrun.backends.llama.backend import LlamaBackend
 
@@ -68,27 +71,3 @@ class LlamaKind:
 
 
 KIND: BackendKind = LlamaKind()
-
-
-def install_command() -> str:
-    """Return the shell command that installs llama.cpp."""
-    return f'{shlex.quote(sys.executable)} -m pip install "{llama_requirement()}"'
-
-
-def llama_requirement() -> str:
-    """Return the pip requirement for llama.cpp, read from the metadata of the installed package.
-
-    The metadata is correct whether llmrun was installed from a clone, a wheel or an index. In a clone that was never
-    installed, the result refers to the clone's own `llama` extra.
-    """
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        lines = requires(DISTRIBUTION) or ()
-    except PackageNotFoundError:
-        lines = ()
-    for line in lines:
-        wanted, _, condition = line.partition(";")
-        if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
-            return wanted.strip()
-    return ".[llama]"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import format_mebibytes
+from llmrun.amounts import counted, format_mebibytes
 from llmrun.archs.parts.tensors import parameter_count
 from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.footprint import footprint_on_llama
@@ -20,6 +20,7 @@ from llmrun.backends.llama.gpu_layers import (
 )
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 from llmrun.machine.free_memory import free_memory
 
@@ -36,6 +37,9 @@ class Placement:
     kv_type        precision of the cache: "f16" or "q8_0"
     gpu_layers     number of layers on GPUs, ALL_LAYERS for all, or None for as many as fit
     cache_tokens   capacity of the cache for all sequences together, or None for a full context per sequence
+    tensor_split   the proportion of the layers for each device, or () for proportions of the free memory
+    split_mode     how to divide the model among devices, one of SPLIT_MODES
+    main_gpu       the number of the device for all layers if `split_mode` is "none"
     """
 
     context_size: int | None
@@ -43,12 +47,37 @@ class Placement:
     kv_type: str
     gpu_layers: int | None
     cache_tokens: int | None
+    tensor_split: tuple[float, ...] = ()
+    split_mode: str = "layer"
+    main_gpu: int = 0
 
     def tokens_with(self, context_size: int) -> int:
         return self.cache_tokens or context_size * self.max_sequences
 
     def sizes_with(self, file: GGUFFile, context_size: int) -> LayerSizes:
         return layer_sizes(file, self.tokens_with(context_size), self.kv_type, max_sequences=self.max_sequences)
+
+    def used(self, devices: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return those of llama.cpp's devices that will have layers. Raises UsageError if there are fewer than asked.
+
+        Without any device, all layers run on the CPU, so there is nothing to check.
+        """
+        if not devices:
+            return devices
+        if self.tensor_split and len(self.tensor_split) != len(devices):
+            raise UsageError(
+                f"--tensor-split: {counted(len(self.tensor_split), 'number')} for "
+                f"{counted(len(devices), 'device')}: {_names(devices)}",
+                hint="give one number for each device, and 0 for a device that should have no layers",
+            )
+        if self.split_mode != "none":
+            return devices
+        if self.main_gpu >= len(devices):
+            raise UsageError(
+                f"--main-gpu: {self.main_gpu} is not one of llama.cpp's devices, which are numbered from 0: "
+                f"{_names(devices)}"
+            )
+        return [devices[self.main_gpu]]
 
 
 def decide_placement(
@@ -57,16 +86,17 @@ def decide_placement(
     """Choose the context size in tokens and the number of GPU layers, and return both.
 
     devices  returns the usable GPUs; called only if a GPU may be used
-    Raises DoesNotFit. Raises NoRoomOnGpu if `asked.gpu_layers` is None and no layer fits.
+    Raises DoesNotFit, and UsageError if the devices are not those that `asked` divides the model among. Raises
+    NoRoomOnGpu if `asked.gpu_layers` is None and no layer fits.
     """
     if asked.gpu_layers == 0:
         return _context_in_memory(asked, file, train_context), 0
-    found = devices()
+    found = asked.used(devices())
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
 
     def fitting(context_size: int) -> int:
-        return layers_that_fit(asked.sizes_with(file, context_size), free)
+        return layers_that_fit(asked.sizes_with(file, context_size), free, asked.tensor_split)
 
     context_size = asked.context_size or _context_on_gpus(fitting, train_context, asked.gpu_layers)
     if asked.gpu_layers is not None:
@@ -111,5 +141,13 @@ def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_laye
 def _no_room(devices: Sequence[dict[str, Any]]) -> str:
     if not devices:
         return "llama.cpp found no GPU"
-    memory = [f"{shown(device['description'], 40)}: {format_mebibytes(device['free'])}" for device in devices]
+    memory = [f"{_name(device)}: {format_mebibytes(device['free'])}" for device in devices]
     return f"no layer fits in the free GPU memory: {', '.join(memory)}"
+
+
+def _names(devices: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(_name(device) for device in devices)
+
+
+def _name(device: dict[str, Any]) -> str:
+    return shown(device["description"], 40)

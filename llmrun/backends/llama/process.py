@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import IO, Any
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from llmrun import child_processes
 from llmrun.backends.llama.messages import read_answer, request_line
@@ -18,9 +20,13 @@ from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
+if TYPE_CHECKING:
+    from llmrun.backends.llama.rpc.servers import RpcServer
+
 _KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
 _EXIT_S = 5.0  # how long to wait for the process to exit
 _STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
+_LOOK_MS = 500  # how often to look at the stop flag while RPC servers compute
 _PIECE_BYTES = 1 << 20  # maximum size of one write
 # These are the forms in which llama.cpp and the C++ library report a fatal error.
 _REASON = re.compile(
@@ -43,6 +49,8 @@ class LlamaProcess:
         except OSError as error:
             self.memory.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
+        self.rpc_servers: Sequence[RpcServer] = ()  # the servers to which llama.cpp is connected
+        self._lost: str | None = None  # after a crash, which RPC server caused it, in words, or "" if none did
         self._requests = 0
         self._idle = True
         self._asking = threading.RLock()
@@ -58,6 +66,11 @@ class LlamaProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        """The end of the output of llama.cpp, which says why it died."""
+        return self._stderr_tail.decode(errors="replace")
 
     def ask(
         self, operation: str, doing: str, *, progress: Callable[[float], None] | None = None, **fields: Any
@@ -184,6 +197,8 @@ class LlamaProcess:
     def _next_answer(self, doing: str) -> dict[str, Any]:
         descriptor = _pipe(self._process.stdout).fileno()
         while b"\n" not in self._unread:
+            if self.rpc_servers and hasattr(select, "poll"):  # not on Windows
+                self._wait_for_servers(descriptor)
             data = os.read(descriptor, 1 << 16)
             if not data:
                 raise self._crashed(doing)
@@ -191,10 +206,35 @@ class LlamaProcess:
         line, _, self._unread = self._unread.partition(b"\n")
         return read_answer(line)
 
+    def _wait_for_servers(self, descriptor: int) -> None:
+        """Wait until the process has answered or ended. Kill it if it does not stop within _STOP_S of `stop`.
+
+        While llama.cpp waits for an RPC server, it does not look at the stop flag, and a server can be stuck forever.
+        """
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        since: float | None = None
+        while not waiting.poll(_LOOK_MS):
+            if not self.stopping:
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            elif time.monotonic() - since > _STOP_S:
+                names = " and ".join(server.name for server in self.rpc_servers)
+                self._lost = f"gave up waiting for the RPC server{'s' if len(self.rpc_servers) > 1 else ''} {names}"
+                self.kill()
+
     def _crashed(self, doing: str) -> BackendCrashed:
         status = self._end()
         self._listener.join(_EXIT_S)
-        reasons = _REASON.findall(self._stderr_tail.decode(errors="replace"))
+        reasons = _REASON.findall(self.last_words)
+        if self.rpc_servers and (reasons or self._lost):
+            from llmrun.backends.llama.rpc.servers import LOST_HINT, lost_connection
+
+            if self._lost is None:
+                self._lost = lost_connection(self.rpc_servers, reasons[-1])
+            if self._lost:
+                return BackendCrashed(f"{self._lost} while {doing}", hint=LOST_HINT)
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",

@@ -14,23 +14,27 @@ import ctypes
 import importlib
 import importlib.util
 import os
-import select
-import signal
 import sys
-import threading
 import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.deep_stack import call_with_stack
-from llmrun.backends.llama.devices import usable_gpus
-from llmrun.backends.llama.messages import NEARLY, answer_line, read_request, read_soon
+from llmrun.backends.llama.devices import add_rpc_server, supports_rpc, usable_gpus
+from llmrun.backends.llama.messages import NEARLY, answer_line
 from llmrun.backends.llama.shared_layout import FLAG_BYTES, MOST_WANTED, Layout
 from llmrun.backends.llama.shared_memory import SharedMemory
+from llmrun.backends.llama.worker_process import (
+    end_with_the_parent,
+    ignore_ctrl_c,
+    leave_no_core_file,
+    private_streams,
+    requests_from,
+)
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
@@ -47,12 +51,12 @@ _SHORT_TEXT = 4096
 
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
-    requests, answers = _private_streams()
-    _ignore_ctrl_c()
-    _leave_no_core_file()
-    _end_with_the_parent(requests)
+    requests, answers = private_streams()
+    ignore_ctrl_c()
+    leave_no_core_file()
+    end_with_the_parent(requests)
     worker: LlamaWorker | None = None
-    for operation, number, fields in _requests(requests):
+    for operation, number, fields in requests_from(requests):
         try:
             if worker is None:
                 worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), answers)
@@ -76,6 +80,7 @@ class LlamaWorker:
         self._memory = memory
         self._flag = memory.map(FLAG_BYTES)
         self._llama = _declarations()
+        self._has_servers = False
         self._model: Any = None
         self._context: Any = None
         self._cache: Any = None
@@ -89,11 +94,20 @@ class LlamaWorker:
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs with their free memory."""
         # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
-        return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": usable_gpus(self._llama._lib)}
+        devices = usable_gpus(self._llama._lib)
+        # llama.cpp also says that it offloads if it only has RPC.
+        offloads = self._llama.llama_supports_gpu_offload() and not supports_rpc(self._llama._lib)
+        return {"offloads": offloads or bool(devices), "devices": devices}
 
     def do_describe(self) -> dict[str, Any]:
         """Return llama.cpp's build information and the GPUs it can use."""
-        return {"system": self._llama.llama_print_system_info().decode(errors="replace"), **self.do_devices()}
+        system = self._llama.llama_print_system_info().decode(errors="replace")
+        return {"system": system, "rpc": supports_rpc(self._llama._lib), **self.do_devices()}
+
+    def do_add_rpc_server(self, address: str) -> dict[str, Any]:
+        """Use the devices of an RPC server from now on, and return how many it has."""
+        self._has_servers = True
+        return {"devices": add_rpc_server(self._llama._lib, address)}
 
     def do_open(
         self,
@@ -105,11 +119,14 @@ class LlamaWorker:
         kv_type: str,
         rows: int,
         vocabulary_size: int,
+        tensor_split: Sequence[float] = (),
+        split_mode: str = "layer",
+        main_gpu: int = 0,
     ) -> dict[str, Any]:
         """Load a model and create a context. If that fails, the answer's `failed` is llama.cpp's error message."""
         self.do_close()
         self._lines.clear()
-        if not self._load(path, gpu_layers):
+        if not self._load(path, gpu_layers, tensor_split, split_mode, main_gpu):
             return self._failure("no reason given")
         llama = self._llama
         vocabulary = llama.llama_model_get_vocab(self._model)
@@ -225,10 +242,15 @@ class LlamaWorker:
                 return piece.raw[:n]
             room = -n
 
-    def _load(self, path: str, gpu_layers: int) -> bool:
+    def _load(self, path: str, gpu_layers: int, tensor_split: Sequence[float], split_mode: str, main_gpu: int) -> bool:
         llama = self._llama
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = gpu_layers
+        parameters.split_mode = getattr(llama, f"LLAMA_SPLIT_MODE_{split_mode.upper()}")
+        parameters.main_gpu = main_gpu
+        if tensor_split:  # llama.cpp reads as many numbers as there can be devices.
+            split = (ctypes.c_float * llama.llama_max_devices())(*tensor_split)
+            parameters.tensor_split = split
         no_devices = (ctypes.c_void_p * 1)(None)
         if gpu_layers == 0:  # Without an empty device list, a GPU build would still allocate memory on each GPU.
             parameters.devices = ctypes.cast(no_devices, ctypes.c_void_p)
@@ -237,6 +259,8 @@ class LlamaWorker:
         def on_progress(fraction: float, data: Any) -> bool:
             nonlocal reported
             step = int(fraction * _PROGRESS_STEPS)
+            if self._has_servers and reported < 0:  # The first report comes when all connections are open.
+                _keep_connections_alive()
             if step > reported:
                 reported = step
                 os.write(self._answers, answer_line(self.number, {"progress": fraction}))
@@ -321,6 +345,8 @@ class LlamaWorker:
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
         if level in (_INFO, _WARNING, _ERROR):  # This skips hundreds of debug lines and the dots of a progress bar.
             self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
+        if level == _ERROR:
+            os.write(2, text)  # The parent keeps the end of this stream, which remains if llama.cpp now aborts.
 
     def _failure(self, otherwise: str) -> dict[str, Any]:
         return {"failed": self._last_error() or otherwise, "log": self._log_lines()}
@@ -348,61 +374,10 @@ def _declarations() -> Any:
     return importlib.import_module("llama_cpp.llama_cpp")
 
 
-def _requests(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    unread = bytearray()
-    while data := read_soon(descriptor):
-        unread += data
-        if b"\n" not in data:
-            continue
-        *lines, rest = bytes(unread).split(b"\n")
-        unread = bytearray(rest)
-        for line in lines:
-            request = read_request(line)
-            if request is not None:
-                yield request
+def _keep_connections_alive() -> None:
+    from llmrun.backends.llama.rpc.keepalive import keep_connections_alive  # Importing sockets takes milliseconds.
 
-
-def _private_streams() -> tuple[int, int]:
-    """Move standard input and output to new descriptors, so that output from libraries cannot mix with answers.
-
-    Standard output is redirected to stderr. Returns the descriptors of the requests and of the answers.
-    """
-    requests, answers = os.dup(0), os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    os.dup2(2, 1)
-    return requests, answers
-
-
-def _ignore_ctrl_c() -> None:
-    """Ignore Ctrl-C, because the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _leave_no_core_file() -> None:
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _end_with_the_parent(requests: int) -> None:
-    """Exit as soon as the other end of the request pipe is closed, even in the middle of a forward pass.
-
-    Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it sends the signal as soon as the thread that
-    started this process ends, even if the parent is still alive.
-    """
-    if not hasattr(select, "poll"):
-        return  # On Windows, the worker notices when it reads the next request.
-    hung_up = select.poll()
-    hung_up.register(requests, 0)
-
-    def wait() -> None:
-        hung_up.poll()
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
+    keep_connections_alive()
 
 
 def _address(mapping: mmap.mmap | None) -> int:

@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from llmrun import child_processes
+from llmrun.backends.device_lists import RPC_OFF
 from llmrun.bench.measuring.sample import Sample
 from llmrun.bench.measuring.sweep import BenchTarget
 from llmrun.errors import BackendCrashed, LlmrunError
@@ -24,7 +25,7 @@ def cold_start(target: BenchTarget) -> Sample:
     """Run `llmrun generate` once and return its timing. Raises the command's error if it fails."""
     arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
-    arguments += ["--speculate", target.draft or target.speculate]
+    arguments += ["--speculate", target.draft or target.speculate, "--rpc", RPC_OFF]
     if target.threads is not None:
         arguments += ["--threads", str(target.threads)]
     with tempfile.TemporaryFile() as errors:

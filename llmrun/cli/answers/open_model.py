@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.backends.base import AUTO, OpenOptions
+from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import is_stand_in
 from llmrun.backends.trained_context import beyond_training
 from llmrun.cli.answers.draft_model import resolved_draft
@@ -79,13 +80,22 @@ def open_model(
         with _open_remote(settings, max_sequences) as opened:
             yield opened
         return
+    from llmrun.backends.select import check_options
     from llmrun.engine.templates.process import TemplateProcess
 
+    options = replace(
+        local_options(settings),
+        max_sequences=max_sequences,
+        kv_tokens=AUTO if max_sequences > 1 else None,
+        progress=show_loading,
+        explain=lambda words: out.detail(f"backend    {words}"),
+    )
     with ExitStack() as held:
         templates = TemplateProcess()
         held.callback(templates.close)
         if will_chat:
             templates.start()
+        check_options(options)
         from llmrun.engine.defaults import default_sampling
         from llmrun.engine.engine import Engine
 
@@ -95,7 +105,7 @@ def open_model(
         with kernel_warnings_told(out.note), smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
-                _options(settings, max_sequences),
+                options,
                 chat_template=chat_template,
                 thinking_tags=found.entry.thinking if found.entry else None,
                 templates=templates,
@@ -105,8 +115,8 @@ def open_model(
             )
         held.enter_context(engine)
         out.clear_progress()
-        if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
-            out.note("--gpu-layers: no layer of this model runs on a GPU; -v shows which backend runs it and why")
+        if not engine.info.gpu_layers:
+            _tell_of_unused_gpu_flags(settings)
         if settings.ctx_size is not None and (
             words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
         ):
@@ -126,7 +136,7 @@ def fetch_model(settings: Settings) -> None:
     May raise any LlmrunError from the hub.
     """
     if not is_endpoint(settings.model):
-        _found(settings.model, settings)
+        _found(settings.model, settings, local_options(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,31 +151,47 @@ class ModelFiles:
 def model_files(settings: Settings) -> Iterator[ModelFiles]:
     """Find the files of a local model, download them if necessary, and protect them from `llmrun rm` until the end.
 
-    May raise any LlmrunError from the hub.
+    May raise any LlmrunError from the hub, and those of RPC servers that cannot be used.
     """
+    from llmrun.backends.select import check_options
     from llmrun.hub.local.open_models import in_use
 
-    drafter = settings.draft_model
+    options, drafter = local_options(settings), settings.draft_model
+    check_options(options)
     draft = None if drafter is None else resolved_draft(drafter, lambda name: _found(name, settings)).path
-    found = _found(settings.model, settings)
+    found = _found(settings.model, settings, options)
     with ExitStack() as held:
         for path in (found.path, *([] if draft is None else [draft])):
             held.enter_context(in_use(path))
         yield ModelFiles(found, draft)
 
 
-def _options(settings: Settings, max_sequences: int) -> OpenOptions:
+def local_options(settings: Settings) -> OpenOptions:
+    """Return the options for opening a local model that come from the settings."""
     return OpenOptions(
         backend=settings.backend,
         context_size=settings.ctx_size,
-        max_sequences=max_sequences,
-        kv_tokens=AUTO if max_sequences > 1 else None,
         threads=settings.threads,
         kv_type=settings.kv_type,
         gpu_layers=settings.gpu_layers,
-        progress=show_loading,
-        explain=lambda words: out.detail(f"backend    {words}"),
+        tensor_split=settings.tensor_split or "",
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
+        rpc=settings.rpc_servers,
+        rpc_anyway=settings.rpc_anyway,
     )
+
+
+def _tell_of_unused_gpu_flags(settings: Settings) -> None:
+    """Print a note if the settings divide layers among GPUs, but no layer runs on a GPU."""
+    flags = {
+        "--gpu-layers": settings.gpu_layers not in (AUTO, 0),
+        "--tensor-split": settings.tensor_split is not None,
+        "--split-mode": settings.split_mode != SPLIT_MODES[0],
+    }
+    given = next((flag for flag, is_given in flags.items() if is_given), None)
+    if given is not None:
+        out.note(f"{given}: no layer of this model runs on a GPU; -v shows which backend runs it and why")
 
 
 def tell_of_too_many_threads(settings: Settings) -> None:
@@ -197,12 +223,12 @@ def smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
         ) from error
 
 
-def _found(name: str, settings: Settings) -> ResolvedModel:
+def _found(name: str, settings: Settings, options: OpenOptions | None = None) -> ResolvedModel:
     from llmrun.hub.resolve.model_file import ResolvedModel, resolve
 
     if is_stand_in(settings.backend):
         return ResolvedModel(Path(name), Path(name).stem, None)
-    return resolve(name, offline=settings.offline, reporter=HubReporter())
+    return resolve(name, offline=settings.offline, reporter=HubReporter(), options=options)
 
 
 @contextmanager

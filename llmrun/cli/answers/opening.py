@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.backends.base import AUTO, OpenOptions
+from llmrun.backends.base import AUTO
+from llmrun.cli.answers.open_model import local_options
 from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options
 
@@ -25,15 +27,11 @@ def to_open(
     template   the source of a chat template that replaces the model's own
     """
     entry = files.found.entry
-    options = OpenOptions(
-        backend=settings.backend,
-        context_size=settings.ctx_size,
+    options = replace(
+        local_options(settings),
         max_sequences=parallel,
         kv_tokens=kv_tokens or AUTO,
         cached_prefixes=_CACHED_PREFIXES,
-        threads=settings.threads,
-        kv_type=settings.kv_type,
-        gpu_layers=settings.gpu_layers,
     )
     return Open(
         path=str(files.found.path),

@@ -17,7 +17,10 @@ from llmrun.remote.url import is_endpoint
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES, Settings, load_settings
 
-_NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend", "speculate")
+_NOT_FOR_SERVERS = (
+    *("ctx_size", "threads", "kv_type", "chat_template", "backend", "speculate", "gpu_layers"),
+    *("tensor_split", "split_mode", "main_gpu", "rpc", "rpc_anyway"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class AnswerFlags:
     chat_template_kwargs: options.ChatTemplateKwargs = None
     backend: options.Backend = None
     gpu_layers: options.GpuLayers = None
+    tensor_split: options.TensorSplit = None
+    split_mode: options.SplitMode = None
+    main_gpu: options.MainGpu = None
+    rpc: options.Rpc = None
+    rpc_anyway: options.RpcAnyway = None
     speculate: options.Speculate = None
     offline: options.Offline = False
     quiet: options.Quiet = False

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmrun.backends.base import KV_TYPES
+from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.cli.arguments.values import drafts, models, one_of
 from llmrun.settings import Settings
@@ -110,6 +111,32 @@ GpuLayers = Annotated[
         help="Layers to run on the GPU: auto, all, or a number.  [default: auto]",
         autocompletion=one_of("auto", "all"),
     ),
+]
+TensorSplit = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-split", metavar="N,N,...", help="Proportion of layers for each GPU.  [default: by free memory]"
+    ),
+]
+SplitMode = Annotated[
+    str | None,
+    typer.Option(
+        "--split-mode",
+        metavar="MODE",
+        help="How to divide layers among GPUs: layer, row, or none.  [default: layer]",
+        autocompletion=one_of(*SPLIT_MODES),
+    ),
+]
+MainGpu = Annotated[
+    int | None,
+    typer.Option("--main-gpu", metavar="N", help="Number of the GPU to use with --split-mode none.  [default: 0]"),
+]
+Rpc = Annotated[
+    str | None,
+    typer.Option("--rpc", metavar="HOST:PORT,...", help="Use the memory of llama.cpp RPC servers, or off."),
+]
+RpcAnyway = Annotated[
+    bool | None, typer.Option("--rpc-anyway", help="Allow RPC servers at addresses that are not private.")
 ]
 Speculate = Annotated[
     str | None,

@@ -83,6 +83,11 @@ class ServeFlags:
     chat_template: options.ChatTemplate = None
     backend: options.Backend = None
     gpu_layers: options.GpuLayers = None
+    tensor_split: options.TensorSplit = None
+    split_mode: options.SplitMode = None
+    main_gpu: options.MainGpu = None
+    rpc: options.Rpc = None
+    rpc_anyway: options.RpcAnyway = None
     speculate: options.Speculate = None
     offline: options.Offline = False
     quiet: options.Quiet = False

@@ -60,6 +60,8 @@ def command(
     ] = 512,
     kv_type: options.KVType = None,
     threads: options.Threads = None,
+    rpc: options.Rpc = None,
+    rpc_anyway: options.RpcAnyway = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure the speed of this machine again.")] = False,
     json_output: options.Json = False,
     offline: options.Offline = False,
@@ -68,6 +70,7 @@ def command(
 ) -> int:
     del debug
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
+    given |= {"rpc": rpc, "rpc_anyway": rpc_anyway}
     settings = apply_settings(given)
     asked = _FitFlags(settings, prompt, remeasure)
     shown, exit_code = [], 0
@@ -91,6 +94,7 @@ class _FitFlags:
     """The options that apply to every model. The machine's speed is measured when it is first used."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
+        from llmrun.backends.base import OpenOptions
         from llmrun.backends.cpu.speeds.machine import Speeds
         from llmrun.backends.fitting import Resources
         from llmrun.machine.cpu_count import default_threads
@@ -98,7 +102,8 @@ class _FitFlags:
         self.settings, self.prompt = settings, prompt
         threads = settings.threads or default_threads()
         self.speeds = Speeds.of_this_machine(threads, afresh=remeasure)
-        self.resources = Resources.of_this_machine(threads=threads, speeds=self.speeds)
+        options = OpenOptions(rpc=settings.rpc_servers, rpc_anyway=settings.rpc_anyway)
+        self.resources = Resources.of_this_machine(threads=threads, speeds=self.speeds, options=options)
 
     def fit_of(self, file: GGUFFile) -> Fit:
         from llmrun.backends.fitting import fit_of

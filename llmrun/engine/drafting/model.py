@@ -49,7 +49,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
     opened = open_backend(
         path,
         replace(
-            options,
+            options.without_rpc(),  # A server has one client, and a draft model fits on this machine.
             backend=info.backend,
             context_size=info.context_size,
             threads=info.threads,

@@ -12,6 +12,7 @@ from llmrun.hub.names.model_sources import Artifact, PypiSource
 from llmrun.machine import free_memory
 
 if TYPE_CHECKING:
+    from llmrun.backends.base import OpenOptions
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import CatalogEntry
@@ -28,12 +29,12 @@ _CACHE_OF_A_BILLION = 0.55e9  # bytes
 _CACHE_GROWTH = 0.3
 
 
-def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> None:
+def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter, options: OpenOptions | None = None) -> None:
     """Raise DoesNotFit if a model needs more than this machine's total memory.
 
     The message lists the memory requirements, and the hint names the largest quantization that fits. Memory used by
-    other programs counts as available. If the file size alone does not settle it, this function fetches the model's
-    header and may raise the same errors as `read_header`.
+    other programs counts as available, and so does the memory of the RPC servers in `options`. If the file size alone
+    does not settle it, this function fetches the model's header and may raise the same errors as `read_header`.
     """
     memory = free_memory.whole_memory()
     if memory is None or surely_fits(artifact.size, memory) or isinstance(artifact.source, PypiSource):
@@ -41,7 +42,7 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
     from llmrun.backends.fitting import Resources, fit_of
     from llmrun.hub.remote.model_headers import read_header
 
-    machine = Resources(memory, Resources.of_this_machine().gpus)
+    machine = Resources(memory, Resources.of_this_machine(options=options).gpus)
     with read_header(artifact) as file:
         found = fit_of(file, machine)
         if not found.fits:

@@ -17,6 +17,7 @@ from llmrun.hub.resolve.memory_check import require_memory
 from llmrun.hub.resolve.source_fallback import Sources, fetch
 
 if TYPE_CHECKING:
+    from llmrun.backends.base import OpenOptions
     from llmrun.hub.catalog.entry import CatalogEntry
 
 _CHECK_PATH = "check the path, or use a name such as smollm2:135m"
@@ -35,8 +36,12 @@ class ResolvedModel:
     entry: CatalogEntry | None
 
 
-def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
+def resolve(
+    name: str, *, offline: bool = False, reporter: Reporter, options: OpenOptions | None = None
+) -> ResolvedModel:
     """Return the file for a path or model name. Downloads it if it is not on this machine.
+
+    If `options` name RPC servers, a model that fits into their memory and this machine's is downloaded too.
 
     For local models, this function sends no network request and makes no slow import. It records the time of use.
     Raises ModelNotFound and all errors of a download. With `offline` (or HF_HUB_OFFLINE=1), it raises NetworkError
@@ -50,7 +55,7 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
     if here is None:
         refuse_if_offline(asked, offline)
         sources = Sources(asked, reporter)
-        require_memory(sources.offer(), asked, reporter)
+        require_memory(sources.offer(), asked, reporter, options)
         here = fetch(sources, reporter)
     model_records.mark_used(here)
     return ResolvedModel(here, asked.name, asked.entry)

@@ -24,8 +24,10 @@ from llmrun.backends.llama import backend as llama_cpp
 from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
+from llmrun.backends.llama.rpc.servers import RpcServer
 from llmrun.errors import BackendCrashed, Cancelled, DoesNotFit, ModelFileError
 from llmrun.gguf.reader import open_gguf
+from tests.support.backends.fake_llama import HANGS, fake_llama
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.cli.commands import ROOT
 from tests.support.models.downloads import smollm2
@@ -423,3 +425,33 @@ def test_a_cache_that_no_machine_holds_does_not_fit(path: Path) -> None:
     with pytest.raises(DoesNotFit, match=r"a KV cache of 1,099,511,627,776 tokens \(268,435,456 MiB\) need ") as caught:
         opened(path, context_size=1 << 40)
     assert caught.value.exit_code == 7
+
+
+def test_a_stuck_rpc_server_is_given_up_after_a_stop(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While llama.cpp waits for a server, it does not look at the stop flag."""
+    monkeypatch.syspath_prepend(fake_llama(tmp_path / "fake", when_decoding=HANGS))
+    monkeypatch.setattr(llama_process, "_STOP_S", 0.3)
+    monkeypatch.setattr(llama_process, "_LOOK_MS", 50)
+    backend = opened(path)
+    backend._process.rpc_servers = [RpcServer("box:1", "127.0.0.1:1")]
+    timer = threading.Timer(0.3, backend.cancel)
+    timer.start()
+    for _ in range(2):
+        with pytest.raises(BackendCrashed) as caught:
+            backend.forward(batch_of(rows(0, 0, [5])))
+        assert str(caught.value) == f"gave up waiting for the RPC server box:1 while running {path}"
+    timer.join()
+    backend.close()
+
+
+def test_a_busy_rpc_server_is_waited_for(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a stop, there is no time limit: a server may compute for minutes."""
+    monkeypatch.syspath_prepend(fake_llama(tmp_path / "fake", when_decoding="import time\ntime.sleep(1)"))
+    monkeypatch.setattr(llama_process, "_STOP_S", 0.1)
+    monkeypatch.setattr(llama_process, "_LOOK_MS", 50)
+    backend = opened(path)
+    backend._process.rpc_servers = [RpcServer("box:1", "127.0.0.1:1")]
+    backend.forward(replace(batch_of(rows(0, 0, [5])), want=np.zeros(1, np.bool_)))
+    backend.close()

@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -29,6 +30,7 @@ def test_the_build_of_the_tests_multiplies() -> None:
     assert (trial.failure, trial.crashed, trial.gpus) == ("", False, ())
     assert trial.version
     assert "CPU" in trial.system
+    assert trial.rpc == llama_cpp.llama_supports_rpc()
 
 
 def test_the_model_is_one_that_the_strict_reader_takes_with_matrices_that_every_kernel_takes() -> None:

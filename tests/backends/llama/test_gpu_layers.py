@@ -56,6 +56,24 @@ def test_one_layer_more_than_fits_would_not_fit(model: LayerSizes, free: int) ->
 
 
 @given(sizes, memories, st.data())
+def test_a_split_of_the_users_never_fills_a_gpu(model: LayerSizes, free: list[int], data: st.DataObject) -> None:
+    parts = st.lists(st.integers(0, 9), min_size=len(free), max_size=len(free)).filter(any)
+    split = data.draw(parts)
+    n = layers_that_fit(model, free, split)
+    for need, part, room in zip(bytes_needed(model, split, n or 1), split, free, strict=True):
+        assert not n or need == 0 or need <= room - MARGIN
+        assert part or not need
+
+
+def test_a_split_decides_how_many_layers_fit() -> None:
+    """With three quarters of ten layers on it, the GPU with 4 GiB of room is full long before the other one."""
+    model = LayerSizes((GIB,) * 9, GIB, 0, 0)
+    assert layers_that_fit(model, [5 * GIB, 9 * GIB]) == 10
+    assert layers_that_fit(model, [5 * GIB, 9 * GIB], [3, 1]) == 5
+    assert layers_that_fit(model, [5 * GIB, 9 * GIB], [0, 1]) == 8
+
+
+@given(sizes, memories, st.data())
 def test_every_offloaded_layer_is_on_some_gpu(model: LayerSizes, free: list[int], data: st.DataObject) -> None:
     free = [n + 1 for n in free]
     n = data.draw(st.integers(1, len(model.layers) + 1))

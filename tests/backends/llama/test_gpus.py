@@ -16,9 +16,10 @@ from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_layers import ALL_LAYERS
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.errors import DoesNotFit
+from llmrun.errors import DoesNotFit, LlmrunError, UsageError
 from llmrun.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
+from tests.support.backends.fake_llama import fake_llama
 from tests.support.gguf.gguf_files import tiny_llama
 
 # llama.cpp's own log lines, for two GPUs and for one.
@@ -106,3 +107,60 @@ def test_without_a_gpu_the_hint_names_none(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DoesNotFit) as caught:
         opened(path)
     assert "gpu" not in caught.value.hint
+
+
+def test_the_split_is_part_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[dict[str, Any]] = []
+    tell = LlamaProcess.tell
+
+    def noted(process: LlamaProcess, operation: str, **fields: Any) -> int:
+        requests.append(fields)
+        return tell(process, operation, **fields)
+
+    monkeypatch.setattr(LlamaProcess, "tell", noted)
+    pretend_gpus(monkeypatch, 9 * GIB, 9 * GIB)
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    opened(path, gpu_layers="all", tensor_split="3,1", split_mode="row").close()
+    opened(path, gpu_layers="all", split_mode="none", main_gpu=1).close()
+    opened(path, gpu_layers="all").close()
+    asked = [
+        (fields["tensor_split"], fields["split_mode"], fields["main_gpu"])
+        for fields in requests
+        if "tensor_split" in fields
+    ]
+    assert asked == [((3.0, 1.0), "row", 0), ((), "none", 1), ((), "layer", 0)]
+
+
+SHOW_PARAMETERS = """
+def llama_model_load_from_file(path, parameters):
+    split = parameters.tensor_split[:llama_max_devices()] if parameters.tensor_split else None
+    raise RuntimeError(f"{parameters.split_mode} {parameters.main_gpu} {split}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ({}, "1 0 None"),
+        ({"tensor_split": "3,1"}, f"1 0 {[3.0, 1.0, *[0.0] * 14]}"),
+        ({"tensor_split": "3,1", "split_mode": "row"}, f"2 0 {[3.0, 1.0, *[0.0] * 14]}"),
+        ({"split_mode": "none", "main_gpu": 1}, "0 1 None"),
+    ],
+)
+def test_llama_cpp_gets_the_split_in_its_own_structure(
+    options: dict[str, Any], parameters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker loads a fake library, which reports the parameters of the model."""
+    pretend_gpus(monkeypatch, 9 * GIB, 9 * GIB)
+    monkeypatch.syspath_prepend(fake_llama(tmp_path / "fake", more=SHOW_PARAMETERS))
+    with pytest.raises(LlmrunError) as caught:
+        opened(tiny_llama(tmp_path / "tiny.gguf"), gpu_layers="all", **options)
+    assert str(caught.value) == f"llama-cpp-python does not work: RuntimeError: {parameters}"
+
+
+def test_devices_that_cannot_split_rows_are_told_by_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_answers(monkeypatch, failed="llama_model_load: device RPC0 does not support split buffers")
+    with pytest.raises(UsageError) as caught:
+        opened(tiny_llama(tmp_path / "tiny.gguf"))
+    assert str(caught.value) == "--split-mode row: device RPC0 does not support split buffers"
+    assert "--split-mode layer" in caught.value.hint

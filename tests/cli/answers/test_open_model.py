@@ -1,4 +1,4 @@
-"""Tests of how --speculate reaches the engine, and of the messages about it."""
+"""Tests of how settings reach the engine and the backend, and of the messages about them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.cli.answers.open_model import open_model
+from llmrun.cli.answers.open_model import local_options, open_model
 from llmrun.cli.console.output import out
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
@@ -78,3 +79,14 @@ def test_verbose_tells_what_drafts(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     monkeypatch.setattr(out, "verbose", True)
     open_varying(monkeypatch, value)
     assert f"drafts     {words}\n" in capsys.readouterr().err
+
+
+def test_the_backend_gets_all_settings_of_devices() -> None:
+    settings = Settings(
+        backend="llama", gpu_layers=7, tensor_split="3,1", split_mode="row", main_gpu=1, rpc="box:1", rpc_anyway=True
+    )
+    options = local_options(settings)
+    devices = (options.tensor_split, options.split_mode, options.main_gpu, options.rpc, options.rpc_anyway)
+    assert devices == ("3,1", "row", 1, "box:1", True)
+    assert (options.backend, options.gpu_layers) == ("llama", 7)
+    assert local_options(Settings()) == OpenOptions()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.fitting import Resources, fit_of
+from llmrun.backends.llama.kind import LlamaGpus
 from llmrun.errors import DoesNotFit
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.catalog.lookup import load_catalog
@@ -89,6 +92,26 @@ def test_the_refusal_has_the_sum_and_what_fits_of_the_repository(hub: FakeHub, m
     assert re.fullmatch(rf"hf:o/n:Q8_0: needs [\d.]+ MB of memory \({sizes}\), but this machine has 161 kB", words)
     assert refused.value.exit_code == 7
     assert "--anyway" in refused.value.hint
+
+
+def test_the_memory_of_rpc_servers_counts(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has room for a model whose layers are all on the server, but not for its layers."""
+    servers = [{"description": "box:1", "free": 8 << 30, "total": 8 << 30}]
+    artifact = pinned()
+    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
+    with read_header(artifact) as file:
+        memory(monkeypatch, fit_of(file, Resources(None, servers)).needed)
+    asked: list[OpenOptions] = []
+
+    def gpus(self: LlamaGpus, options: OpenOptions) -> list[dict[str, Any]]:
+        asked.append(options)
+        return servers if options.rpc else []
+
+    monkeypatch.setattr(LlamaGpus, "memory", gpus)
+    with pytest.raises(DoesNotFit):
+        require_memory(artifact, WANTED, Silent(), OpenOptions())
+    require_memory(artifact, WANTED, Silent(), OpenOptions(rpc="box:1"))
+    assert [options.rpc for options in asked] == ["", "box:1"]
 
 
 @pytest.mark.parametrize(("less", "named"), [(1, "hf:o/n:Q4_0"), (10**9, "")])

@@ -1,15 +1,18 @@
-"""Builds the commands that install llama-cpp-python with GPU support or rebuild a broken installation."""
+"""Builds the commands that install llama-cpp-python with GPU or RPC support, or rebuild a broken installation."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrun.backends.llama.kind import llama_requirement
-from llmrun.doctor.shell import with_variable, words
+from llmrun import DISTRIBUTION
 from llmrun.machine.gpus import Gpu
+from llmrun.machine.shell import with_variable, words
+
+RPC_FLAG = "-DGGML_RPC=on"
 
 _PACKAGE = "llama-cpp-python"
 _ROCM = Path("/opt/rocm")
@@ -54,8 +57,37 @@ def rebuild_command(flags: str) -> str:
     return _pip(flags, ["--force-reinstall", "--no-deps", "--no-cache-dir"])
 
 
+def with_rpc(flags: str) -> str:
+    """Add RPC to CMake flags."""
+    return f"{flags} {RPC_FLAG}".strip()
+
+
 def _pip(flags: str, options: Sequence[str]) -> str:
     wanted = llama_requirement()
     what = wanted if wanted.startswith(_PACKAGE) else _PACKAGE
     pip = [sys.executable, "-m", "pip", "install", *options, what]
     return with_variable("CMAKE_ARGS", flags, pip) if flags else words(pip)
+
+
+def install_command() -> str:
+    """Return the shell command that installs llama.cpp."""
+    return f'{shlex.quote(sys.executable)} -m pip install "{llama_requirement()}"'
+
+
+def llama_requirement() -> str:
+    """Return the pip requirement for llama.cpp, read from the metadata of the installed package.
+
+    The metadata is correct whether llmrun was installed from a clone, a wheel or an index. In a clone that was never
+    installed, the result refers to the clone's own `llama` extra.
+    """
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires(DISTRIBUTION) or ()
+    except PackageNotFoundError:
+        lines = ()
+    for line in lines:
+        wanted, _, condition = line.partition(";")
+        if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
+            return wanted.strip()
+    return ".[llama]"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.doctor import shell
+from llmrun.machine import shell
 
 
 @pytest.fixture

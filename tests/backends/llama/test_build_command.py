@@ -1,4 +1,4 @@
-"""Tests of llama.cpp's registry entry and the pip requirement for its installation."""
+"""Tests of the commands that install and rebuild llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from llmrun.backends.llama.kind import install_command, llama_requirement
+from llmrun.backends.llama.build_command import install_command, llama_requirement
 
 
 def test_the_requirement_is_that_of_the_installed_package() -> None:
