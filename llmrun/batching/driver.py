@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from llmrun.batching.identity import Admission, RefusedWorker
+from llmrun.batching.identity import Admission
 from llmrun.batching.reporter import Reporter
 from llmrun.batching.work import Work
-from llmrun.batching.workers.base import Worker, WorkerLost
+from llmrun.batching.workers.base import RefusedWorker, Worker, WorkerLost
 from llmrun.errors import LlmrunError
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before the attempts to open a worker; the last one repeats
@@ -23,7 +23,9 @@ class Driver:
         self._work = work
         self._admission = admission
         self._reporter = reporter
-        self._busy: set[str] = set()  # the names of the workers that are open
+        self._employed: set[str] = set()  # the names of the workers that were not refused
+        self._busy: set[str] = set()  # those of them that are open
+        self._answered: dict[str, int] = {}  # by their names, the calls that they answered since they were opened
 
     async def run(self, workers: Sequence[Worker], opened: Mapping[str, str | None]) -> None:
         """Run until all lines are done.
@@ -32,6 +34,7 @@ class Driver:
 
         Raises the first error that ends the run, such as DoesNotFit for a full disk, or the error of the last worker.
         """
+        self._employed = {worker.name for worker in workers}
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in workers:
@@ -40,61 +43,62 @@ class Driver:
             raise first_error(errors) from errors
 
     async def _employ(self, worker: Worker, opened: Mapping[str, str | None]) -> None:
-        """Keep one worker busy until all work is done or the worker is refused."""
-        is_open = worker.name in opened
-        fingerprint = opened.get(worker.name)
-        while True:
-            if not is_open:
-                is_open, fingerprint = await self._open(worker)
-            if not is_open:
-                return
-            lost = await self._serve(worker, fingerprint)
-            if lost is None:
-                return
-            is_open = False
-            self._reporter.note(f"lost a worker, its requests run again: {lost}")
-
-    async def _open(self, worker: Worker) -> tuple[bool, str | None]:
-        """Open a worker, in several attempts if necessary.
-
-        Returns whether it is open, and the fingerprint for its records. It is not if all work was done meanwhile, or if
-        it is refused while others are working. Raises the error of the last worker.
-        """
-        attempt = 0
-        while True:
-            attempt += 1
+        """Keep one worker busy until all work is done or the worker is of no use."""
+        is_open, fingerprint = worker.name in opened, opened.get(worker.name)
+        failures = 0  # in a row, of opening the worker or of getting any answer from it
+        while not self._work.is_over:
             try:
-                opened = await self._work.unless_over(self._admission.open(worker))
-                return (False, None) if opened is None else (True, opened.fingerprint)
+                if not is_open:
+                    fingerprint = await self._open(worker)
+                is_open = False
+                await self._serve(worker, fingerprint)
+                return
             except RefusedWorker as error:
                 await worker.close()
-                if not self._busy and not self._work.is_over:
+                self._employed.discard(worker.name)
+                if not self._employed and not self._work.is_over:
                     raise
-                self._reporter.note(f"{error}; {error.hint}")
-                return False, None
-            except LlmrunError as error:
-                if self._work.is_over:
-                    return False, None
-                if attempt >= _ATTEMPTS and not self._busy:
-                    hint = "run the same command again to continue"
-                    raise type(error)(f"no worker is left: {error}", hint=hint) from error
-                if attempt == 1:
-                    self._reporter.note(f"{worker.name}: cannot be reached, trying again: {error}")
-            await self._work.unless_over(asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S)) - 1]))
+                self._reporter.note(f"{error}; {error.hint}" if error.hint else str(error))
+                return
+            except WorkerLost as error:
+                failures = 0 if self._answered.pop(worker.name, 0) else failures + 1
+                if failures <= 1:
+                    self._reporter.note(str(error))
+                await self._pause(failures, error)
 
-    async def _serve(self, worker: Worker, fingerprint: str | None) -> WorkerLost | None:
-        """Give calls to an open worker until all work is done, or return how the worker was lost."""
+    async def _open(self, worker: Worker) -> str | None:
+        """Open a worker, and return the fingerprint for its records. Raises WorkerLost and RefusedWorker."""
+        try:
+            admitted = await self._work.unless_over(self._admission.open(worker))
+        except RefusedWorker:
+            raise
+        except LlmrunError as error:
+            raise WorkerLost(f"{worker.name}: cannot be reached, trying again: {error}") from error
+        return None if admitted is None else admitted.fingerprint
+
+    async def _pause(self, failures: int, lost: WorkerLost) -> None:
+        """Wait before the next attempt to open a worker, unless all work is done.
+
+        Raises the reason of the loss after several attempts if no other worker is there.
+        """
+        if failures >= _ATTEMPTS and not self._busy and not self._work.is_over:
+            reason = lost.__cause__ if isinstance(lost.__cause__, LlmrunError) else lost
+            raise type(reason)(f"no worker is left: {reason}", hint="run the same command again to continue") from lost
+        if failures:
+            await self._work.unless_over(asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]))
+
+    async def _serve(self, worker: Worker, fingerprint: str | None) -> None:
+        """Give calls to an open worker until all work is done. Raises WorkerLost, and errors that end the run."""
         self._busy.add(worker.name)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(worker.slots):
                     group.create_task(self._fill_slot(worker, fingerprint))
-            return None
         except BaseExceptionGroup as errors:
             error = first_error(errors)
-            if not isinstance(error, WorkerLost):
-                raise error from errors
-            return error
+            if isinstance(error, WorkerLost):
+                raise WorkerLost(f"lost a worker, its requests run again: {error}") from errors
+            raise error from errors
         finally:
             self._busy.discard(worker.name)
             self._work.leave(worker.name)
@@ -109,6 +113,7 @@ class Driver:
             except BaseException:
                 self._work.give_back(job)
                 raise
+            self._answered[worker.name] = self._answered.get(worker.name, 0) + 1
             self._work.finish(job, reply, fingerprint)
 
 

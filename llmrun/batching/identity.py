@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.batching.workers.base import COMPLETION, Worker
-from llmrun.errors import LlmrunError
+from llmrun.batching.workers.base import COMPLETION, RefusedWorker, Worker
 from llmrun.protocol.openai.models import OWNER
 
 # The log-probabilities of these tokens have all digits of the logits, so that a single different bit would show.
@@ -21,6 +20,7 @@ _PROOF: Final[Mapping[str, Any]] = {
     "seed": 1,
 }
 _DIGITS: Final = 16
+_OK: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,14 @@ class Identity:
     """What a worker says and proves about its answers.
 
     model        the name of its model
-    fingerprint  equal for workers that give the same answers
+    context_size  the most tokens of a prompt and its answer together, or None if it is unknown
+    fingerprint  equal for workers that give the same answers if their contexts have the same size
     is_certain   whether the worker gives the same answers in any company, so that equal fingerprints are a promise
     is_foreign   whether the worker is another program than llmrun, so that nothing about its answers is known
     """
 
     model: str
+    context_size: int | None
     fingerprint: str
     is_certain: bool = True
     is_foreign: bool = False
@@ -44,10 +46,6 @@ class Admitted:
     """A worker that is open. `fingerprint` is for its records, or None if all workers have the same."""
 
     fingerprint: str | None
-
-
-class RefusedWorker(LlmrunError):
-    """The worker's answers may differ from those of the run."""
 
 
 class Admission:
@@ -89,22 +87,31 @@ async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:
 
     card  its entry of /v1/models
 
-    The fingerprint covers the model, the context and the default sampling, and the answer to a known prompt.
+    The fingerprint covers the model, the default sampling and the answer to a known prompt.
     """
-    name, said = str(card.get("id", "")), card.get("system_fingerprint")
+    name, said, context = str(card.get("id", "")), card.get("system_fingerprint"), card.get("max_model_len")
+    size = context if type(context) is int else None
     if card.get("owned_by") != OWNER or not isinstance(said, str):
-        return Identity(name, _foreign_fingerprint(worker, card), is_certain=False, is_foreign=True)
+        return Identity(name, size, _foreign_fingerprint(worker, card), is_certain=False, is_foreign=True)
     if not card.get("batch_invariant"):
-        return Identity(name, said, is_certain=False)
+        return Identity(name, size, said, is_certain=False)
     reply = await worker.answer(COMPLETION, _PROOF)
-    proof = reply.body.get("choices") if reply.status == 200 else reply.status
-    decisive = [said, card.get("max_model_len"), card.get("default_sampling"), proof]
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    return Identity(name, f"bits_{digest[:_DIGITS]}")
+    if reply.status != _OK:
+        return Identity(name, size, said, is_certain=False)
+    decisive = [said, card.get("default_sampling"), reply.body.get("choices")]
+    return Identity(name, size, f"bits_{_digest(decisive)}")
+
+
+def _words(identity: Identity) -> str:
+    context = "" if identity.context_size is None else f", {identity.context_size:,} tokens of context"
+    return f"{identity.model}, {identity.fingerprint}{context}"
 
 
 def _foreign_fingerprint(worker: Worker, card: Mapping[str, Any]) -> str:
     """Return a name for a server of which only its entry of /v1/models is known, without the times in it."""
     said = {name: value for name, value in card.items() if name != "created"}
-    digest = hashlib.sha256(json.dumps([worker.name, said], sort_keys=True).encode()).hexdigest()
-    return f"foreign_{digest[:_DIGITS]}"
+    return f"foreign_{_digest([worker.name, said])}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_DIGITS]

@@ -11,9 +11,9 @@ from typing import Final
 
 from llmrun.batching.lines import Line, read_lines
 from llmrun.batching.records import LineId
-from llmrun.batching.requests import Asked, BadLine, Call, CallOptions, read_request
+from llmrun.batching.requests import BadLine, Call, CallOptions, read_request
 
-_LINES: Final = 10_000  # in a window, so that memory does not grow with the input
+_LINES: Final = 10_000  # in a window; of the lines before it, only a few hundred bytes each stay in memory
 _BYTES: Final = 64 << 20
 _MOST_MODELS: Final = 100
 
@@ -33,8 +33,9 @@ class Intake:
     foreign_models  the names of models in the lines, which the run's own model answers
     """
 
-    def __init__(self, path: Path, options: CallOptions) -> None:
-        self._lines = read_lines(path)
+    def __init__(self, path: Path, options: CallOptions, check: Callable[[], None] = lambda: None) -> None:
+        """Open nothing yet. `check` is called for every line, and may raise an exception to stop."""
+        self._lines = read_lines(path, check)
         self._options = options
         self._first_uses: dict[bytes, int] = {}  # by the digest of an ID, the number of the first line that has it
         self.foreign_models: set[str] = set()
@@ -51,25 +52,33 @@ class Intake:
 
     def _read(self, line: Line) -> ReadLine:
         try:
-            asked = self._with_own_id(line, read_request(line, self._options))
+            asked = read_request(line, self._options)
+            self._check_id(line, asked.custom_id)
         except BadLine as problem:
+            if problem.custom_id is not None:
+                self._first_uses.setdefault(_digest(problem.custom_id), line.number)
             return ReadLine(LineId(line.number, line.digest, problem.custom_id), None, problem)
         if asked.call.model and len(self.foreign_models) < _MOST_MODELS:
             self.foreign_models.add(asked.call.model)
         return ReadLine(LineId(line.number, line.digest, asked.custom_id), asked.call)
 
-    def _with_own_id(self, line: Line, asked: Asked) -> Asked:
-        digest = hashlib.sha256(asked.custom_id.encode()).digest()[:16]
-        first = self._first_uses.setdefault(digest, line.number)
+    def _check_id(self, line: Line, custom_id: str) -> None:
+        first = self._first_uses.setdefault(_digest(custom_id), line.number)
         if first != line.number:
-            raise BadLine(f"custom_id: line {first:,} has the same one", "duplicate_custom_id", asked.custom_id)
-        return asked
+            raise BadLine(f"custom_id: line {first:,} has the same one", "duplicate_custom_id", custom_id)
 
 
-def survey(path: Path, each: Callable[[Line], None]) -> Iterator[int]:
-    """Call `each` with every line, and yield their count so far every now and then."""
+def _digest(custom_id: str) -> bytes:
+    return hashlib.sha256(custom_id.encode()).digest()[:16]
+
+
+def survey(path: Path, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:
+    """Call `each` with every line, and yield their count so far every now and then.
+
+    check  called for every line, even if it is blank; may raise an exception to stop
+    """
     count = 0
-    for line in read_lines(path):
+    for line in read_lines(path, check):
         each(line)
         count += 1
         if count % _LINES == 0:

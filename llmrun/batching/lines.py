@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
@@ -42,29 +43,48 @@ def is_csv(path: Path) -> bool:
     return path.suffix.lower() in _CSV
 
 
-def check_source(path: Path) -> None:
-    """Raise UsageError if the input is not a file."""
+def check_source(path: Path, *, has_template: bool) -> None:
+    """Raise UsageError if the input is not a file, or a CSV file whose columns cannot be used.
+
+    has_template  whether the columns are the variables of a prompt template
+    """
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if not path.is_file():
         raise UsageError(f"{path}: not a file", hint="a continued run reads the input again, so it must be a file")
+    if not is_csv(path):
+        return
+    names = _csv_names(path)
+    if not has_template and not {"prompt", "messages"} & {*names}:
+        shown_names = shown(", ".join(names), 200)
+        raise UsageError(
+            f"{path}: no column has the name prompt: {shown_names}", hint="add --template, whose variables are columns"
+        )
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Line]:
     """Yield the lines of a batch that are not blank. Only one line is in memory at a time, however long it is.
 
-    Raises UsageError for a file that cannot be read, and for a CSV file without a header or with a line that is too
+    check  called for every line, even if it is blank; may raise an exception to stop
+    Raises UsageError for a file that cannot be read, and for a CSV file without a header or with a row that is too
     long.
     """
+    with _reading(path) as stream:
+        yield from _csv_rows(stream, path, check) if is_csv(path) else _text_lines(stream, check)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
     try:
         with path.open("rb") as stream:
-            yield from _csv_rows(stream, path) if is_csv(path) else _text_lines(stream)
+            yield stream
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _text_lines(stream: BinaryIO) -> Iterator[Line]:
+def _text_lines(stream: BinaryIO, check: Callable[[], None]) -> Iterator[Line]:
     for number, line in enumerate(_bounded_lines(stream), 1):
+        check()
         if line.problem or line.data:
             yield Line(number, line.data, line.digest, line.problem)
 
@@ -85,20 +105,44 @@ def _bounded_lines(stream: BinaryIO) -> Iterator[Line]:
         yield Line(0, b"", hashed.digest(), f"the line has {size:,} bytes, limit {LONGEST_LINE:,}")
 
 
-def _csv_rows(stream: BinaryIO, path: Path) -> Iterator[Line]:
-    """Yield the rows of a CSV file as JSON objects, whose keys are the names in the header."""
+class _CsvText:
+    """The lines of a CSV file as text, for Python's reader of rows."""
 
-    def texts() -> Iterator[str]:
-        for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
-            if len(line) > LONGEST_LINE:
-                raise UsageError(f"{path}: line {number:,}: more than {LONGEST_LINE:,} bytes")
+    def __init__(self, stream: BinaryIO, path: Path, check: Callable[[], None]) -> None:
+        self._stream = stream
+        self._path = path
+        self._check = check
+        self._number = 0
+        self.row_bytes = 0  # of the current row so far; to be reset before each row
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._stream.readline(LONGEST_LINE + 1):
+            self._check()
+            self._number += 1
+            self.row_bytes += len(line)
+            if self.row_bytes > LONGEST_LINE:
+                raise UsageError(f"{self._path}: line {self._number:,}: the row has more than {LONGEST_LINE:,} bytes")
             yield line.removeprefix(_BOM).decode(errors="surrogateescape")
 
+
+def _csv_names(path: Path) -> list[str]:
+    """Return the names of the columns. Raises UsageError."""
+    with _reading(path) as stream:
+        return _header(_csv_reader(_CsvText(stream, path, lambda: None), path), path)
+
+
+def _csv_reader(text: _CsvText, path: Path) -> Any:
     csv.field_size_limit(LONGEST_LINE)
-    rows = csv.reader(texts(), delimiter=_CSV[path.suffix.lower()], strict=True)
-    names = _header(next(rows, []), path)
+    return csv.reader(text, delimiter=_CSV[path.suffix.lower()], strict=True)
+
+
+def _csv_rows(stream: BinaryIO, path: Path, check: Callable[[], None]) -> Iterator[Line]:
+    """Yield the rows of a CSV file as JSON objects, whose keys are the names in the header."""
+    text = _CsvText(stream, path, check)
+    rows = _csv_reader(text, path)
+    names = _header(rows, path)
     while True:
-        number = rows.line_num + 1
+        number, text.row_bytes = rows.line_num + 1, 0
         try:
             row = next(rows, None)
         except csv.Error as error:
@@ -119,13 +163,20 @@ def _csv_rows(stream: BinaryIO, path: Path) -> Iterator[Line]:
         yield Line(number, data, hashlib.sha256(data).digest())
 
 
-def _header(names: list[str], path: Path) -> list[str]:
+def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
+    """Read the names of the columns. Raises UsageError."""
+    try:
+        names = next(rows, [])
+    except csv.Error as error:
+        raise UsageError(f"{path}: the header is not valid CSV: {error}") from None
     if not any(names):
         raise UsageError(f"{path}: the file has no header", hint="the first line of a CSV file names its columns")
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f'{path}: two columns have the name "{shown(name, 40)}"')
-    return [name.encode(errors="surrogateescape").decode(errors="replace") for name in names]
+        if any("\udc80" <= character <= "\udcff" for character in name):
+            raise UsageError(f"{path}: the header is not UTF-8 text")
+    return names
 
 
 def _problem(number: int, problem: str, row: list[str] | None = None) -> Line:

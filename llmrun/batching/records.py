@@ -82,7 +82,10 @@ class RecordWriter:
 
 def is_success(record: bytes) -> bool:
     """Return whether a record has an answer. Raises ValueError if it is not a record."""
-    parsed = json.loads(record)
+    try:
+        parsed = json.loads(record)
+    except RecursionError:
+        parsed = None
     if not isinstance(parsed, dict) or "response" not in parsed:
         raise ValueError("not a record of a batch")
     response = parsed["response"]

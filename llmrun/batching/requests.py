@@ -17,6 +17,7 @@ from llmrun.protocol.json_body import parse_json
 
 _LONGEST_ID: Final = 512  # characters
 _SEEDS: Final = 1 << 31  # the largest seed that all servers and JSON parsers accept is 2**31 - 1
+_LEFT_OUT: Final = ("model", "stream", "stream_options")
 _RANDOM_SEED: Final = -1  # as in llama.cpp
 
 Fill = Callable[[Mapping[str, Any]], tuple[str, str | None]]
@@ -102,7 +103,8 @@ def read_request(line: Line, options: CallOptions) -> Asked:
         fields = Fields(parse_json(line.data))
         custom_id = _read_id(fields, line.number)
         if options.fill is not None:
-            return _asked(custom_id, CHAT, {"messages": _messages(*options.fill(fields.rest()))}, options)
+            values = {"custom_id": custom_id, **fields.rest()}
+            return _asked(custom_id, CHAT, {"messages": _messages(*options.fill(values))}, options)
         if fields.peek("body") is not None:
             return _openai_line(fields, custom_id, options)
         return _plain_line(fields, custom_id, options)
@@ -150,7 +152,9 @@ def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 
 def _asked(custom_id: str, url: str, given: Mapping[str, Any], options: CallOptions) -> Asked:
-    body = {name: value for name, value in given.items() if value is not None and name != "model"}
+    body = {name: value for name, value in given.items() if value is not None and name not in _LEFT_OUT}
+    if given.get("stream"):
+        raise LlmrunError("stream: not supported in a batch")
     for default in options.defaults:
         if not any(name in body for name in default.names):
             body[default.names[0]] = default.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ _AGAIN = "to start again, add --force"
 # What a journal's header says about its run, and what messages say if it differs.
 _DECISIVE = {
     "model": "another model",
+    "context_size": "another context size",
     "fingerprint": "another fingerprint of the model",
     "seed": "another seed",
     "options": "other options for the answers",
@@ -26,27 +27,33 @@ _DECISIVE = {
 
 def check_header(journal: Journal, header: Mapping[str, Any]) -> None:
     """Raise UsageError if the journal belongs to a run that would give other answers."""
-    assert journal.header is not None
     for name, words in _DECISIVE.items():
-        before, now = journal.header.get(name), header.get(name)
+        before, now = journal.header_value(name), header.get(name)
         if before != now:
             values = "" if isinstance(now, dict) else f": {shown(str(before))} before, {shown(str(now))} now"
             raise UsageError(f"{journal.path}: the run began with {words}{values}", hint=_AGAIN)
 
 
 def check_lines(
-    journal: Journal, source: Path, writer: RecordWriter, retry_errors: bool, progress: Callable[[int], None]
+    journal: Journal,
+    source: Path,
+    writer: RecordWriter,
+    *,
+    retry_errors: bool,
+    check: Callable[[], None],
+    progress: Callable[[int], None],
 ) -> tuple[int, int]:
     """Compare the records of a journal with the input, and drop those to retry.
 
-    Returns the number of lines in the input, and the number of records that are errors.
-
-    Raises UsageError if a line that has a record was changed or removed.
+    check     called for every line; may raise an exception to stop
+    progress  called with the number of lines so far
+    Returns the number of lines in the input, and the number of records that are errors. Raises UsageError if a line
+    that has a record was changed or removed.
     """
     unseen = set(journal.places)
     failed = total = 0
 
-    def check(line: Line) -> None:
+    def compare(line: Line) -> None:
         nonlocal failed
         if line.number not in unseen:
             return
@@ -54,8 +61,7 @@ def check_lines(
         record = journal.record(line.number)
         if not record.startswith(b'{"id": "%s"' % writer.record_id(line.number, line.digest).encode()):
             raise UsageError(
-                f"{source}: line {line.number:,} was changed after an earlier run had answered it",
-                hint=_AGAIN,
+                f"{source}: line {line.number:,} was changed after an earlier run had answered it", hint=_AGAIN
             )
         if is_success(record):
             return
@@ -64,7 +70,7 @@ def check_lines(
         else:
             failed += 1
 
-    for total in survey(source, check):
+    for total in survey(source, compare, check):
         progress(total)
     if unseen:
         number = min(unseen)
@@ -72,9 +78,12 @@ def check_lines(
     return total, failed
 
 
-def take_from_output(journal: Journal, output: Path, source: Path, writer: RecordWriter) -> None:
-    """Fill a new journal with the successful records of a complete output, so that only the errors run again.
+def successes_in(
+    output: Path, source: Path, writer: RecordWriter, check: Callable[[], None]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the records of a complete output that are no errors, with the numbers of their lines.
 
+    check  called for every line; may raise an exception to stop
     Raises UsageError if the output was not made from this input by this model with these options.
     """
     numbers: dict[str, int] = {}
@@ -82,9 +91,10 @@ def take_from_output(journal: Journal, output: Path, source: Path, writer: Recor
     def number(line: Line) -> None:
         numbers[writer.record_id(line.number, line.digest)] = line.number
 
-    for _ in survey(source, number):
-        pass
+    for _ in survey(source, number, check):
+        check()
     for record in read_records(output):
+        check()
         record_id = record[8:].partition(b'"')[0].decode(errors="replace")
         try:
             is_good = is_success(record)
@@ -95,4 +105,4 @@ def take_from_output(journal: Journal, output: Path, source: Path, writer: Recor
                 f"{output}: not made from {source} by this model with these options", hint="give the same options"
             )
         if is_good:
-            journal.add(numbers[record_id], record)
+            yield numbers[record_id], record

@@ -3,65 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from llmrun.batching.batch import Batch
 from llmrun.batching.driver import Driver, first_error
-from llmrun.batching.identity import Admission, RefusedWorker
+from llmrun.batching.files import Stamp, stamp_of
+from llmrun.batching.identity import Admission, Identity
 from llmrun.batching.intake import Intake
 from llmrun.batching.journal import Journal
-from llmrun.batching.lines import check_source
 from llmrun.batching.records import RecordWriter
 from llmrun.batching.reporter import Reporter
-from llmrun.batching.requests import CallOptions
-from llmrun.batching.resume import check_header, check_lines, take_from_output
+from llmrun.batching.resume import check_header, check_lines, successes_in
 from llmrun.batching.tally import Tally
+from llmrun.batching.threads import Halt, in_thread
 from llmrun.batching.work import Desk, Work
-from llmrun.batching.workers.base import Worker
+from llmrun.batching.workers.base import RefusedWorker, Worker
 from llmrun.errors import LlmrunError, UsageError
 
 _SYNC_S: Final = 1.0  # how long a finished answer may be lost in a power failure
 _SHOW_S: Final = 0.2
-_MIXED: Final = "mixed"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What to run.
-
-    mixed         accept workers whose answers may differ
-    retry_errors  run the lines again whose records are errors
-    force         start again, and replace an output that exists
-    """
-
-    source: Path
-    output: Path
-    options: CallOptions
-    mixed: bool = False
-    retry_errors: bool = False
-    force: bool = False
-
-    def check_files(self) -> None:
-        """Raise UsageError if the input cannot be read or the output cannot be written."""
-        source, output = self.source, self.output
-        check_source(source)
-        if not output.parent.is_dir():
-            raise UsageError(f"{output}: the folder {output.parent} does not exist")
-        if not output.exists():
-            return
-        if not output.is_file():
-            raise UsageError(f"{output}: not a file")
-        if output.samefile(source):
-            raise UsageError(f"{output}: the output must not be the input")
-        if not (self.force or self.retry_errors):
-            raise UsageError(
-                f"{output}: the file exists", hint="--retry-errors runs its errors again, --force replaces it"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,50 +48,67 @@ async def run_batch(batch: Batch, workers: Sequence[Worker], reporter: Reporter,
     full, and the errors of opening a worker. The journal stays, so that the same command continues the run.
     """
     batch.check_files()
-    with contextlib.closing(Journal.open(batch.output)) as journal:
-        run = _Run(batch, journal, workers, reporter)
-        task = asyncio.create_task(run.run())
-        stopped = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-        finally:
-            for each in (task, stopped):
-                each.cancel()
-            await asyncio.wait((task, stopped))
-            await asyncio.gather(*(worker.close() for worker in workers))
-            journal.sync()
-        return Outcome(run.tally, run.is_complete, run.foreign_models())
+    run = _Run(batch, workers, reporter)
+    task = asyncio.create_task(run.run())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for each in (task, stopped):
+            each.cancel()
+        await asyncio.wait((task, stopped))
+        await asyncio.gather(*(worker.close() for worker in workers))
+        run.close()
+    return Outcome(run.tally, run.is_complete, run.foreign_models())
 
 
 class _Run:
-    """One run with an open journal."""
+    """One run."""
 
-    def __init__(self, batch: Batch, journal: Journal, workers: Sequence[Worker], reporter: Reporter) -> None:
+    def __init__(self, batch: Batch, workers: Sequence[Worker], reporter: Reporter) -> None:
         self._batch = batch
-        self._journal = journal
         self._workers = workers
         self._reporter = reporter
-        self._intake = Intake(batch.source, batch.options)
+        self._halt = Halt()
+        self._intake = Intake(batch.source, batch.options, self._halt.check)
+        self._opened_journal: Journal | None = None
         self._model = ""
         self.tally = Tally()
         self.is_complete = False
+
+    @property
+    def _journal(self) -> Journal:
+        assert self._opened_journal is not None
+        return self._opened_journal
 
     def foreign_models(self) -> list[str]:
         """See Outcome."""
         return sorted(self._intake.foreign_models - {self._model})
 
+    def close(self) -> None:
+        """Make sure that finished answers survive, and close the journal."""
+        if self._opened_journal is not None:
+            try:
+                if not self.is_complete:
+                    self._opened_journal.sync()
+            finally:
+                self._opened_journal.close()
+
     async def run(self) -> None:
         """Run the batch to its end."""
+        await in_thread(self._halt, self._open_journal)
+        self._batch.check_output(self._journal.header)
+        replaced = stamp_of(self._batch.output)  # what appears while a model is loaded must not be replaced
         admission = Admission(mixed=self._batch.mixed, is_alone=len(self._workers) == 1)
         opened = await self._open_first(admission)
         assert admission.expected is not None
         self._model = admission.expected.model
-        header = self._header(self._model, admission.expected.fingerprint)
+        header = self._header(admission.expected)
         writer = RecordWriter(_digest(header), None if self._batch.mixed else self._model)
-        await asyncio.to_thread(self._prepare, header, writer)
-        work = Work(Desk(self._intake, self._journal, writer, self.tally))
+        await in_thread(self._halt, lambda: self._prepare(header, writer, replaced))
+        work = Work(Desk(self._intake, self._journal, writer, self.tally, self._halt))
         self.tally.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -137,8 +118,13 @@ class _Run:
                     helper.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
-        await asyncio.to_thread(self._journal.write_output, self._batch.output)
-        self.is_complete = True
+        finally:
+            await work.close()
+        self._reporter.waiting(f"writing {self._batch.output.name}")
+        await in_thread(self._halt, self._write_output)
+
+    def _open_journal(self) -> None:
+        self._opened_journal = Journal.open(self._batch.output, self._halt.check)
 
     async def _open_first(self, admission: Admission) -> Mapping[str, str | None]:
         """Open the first worker that can be opened. Its identity is that of the run."""
@@ -154,29 +140,41 @@ class _Run:
                 self._reporter.note(f"{worker.name}: {error}")
         raise UsageError("a batch needs at least one worker")
 
-    def _header(self, model: str, fingerprint: str) -> dict[str, Any]:
+    def _header(self, expected: Identity) -> dict[str, Any]:
+        """Return everything that decides the answers. In mixed runs, this is only what the user asked for."""
         options, mixed = self._batch.options, self._batch.mixed
         return {
-            "model": _MIXED if mixed else model,
-            "fingerprint": _MIXED if mixed else fingerprint,
+            "model": self._batch.model if mixed else expected.model,
+            "context_size": None if mixed else expected.context_size,
+            "fingerprint": None if mixed else expected.fingerprint,
             "seed": options.seed,
             "options": options.as_json(),
             "mixed": mixed,
         }
 
-    def _prepare(self, header: Mapping[str, Any], writer: RecordWriter) -> None:
-        """Begin or continue the journal, and count the lines."""
-        batch, journal = self._batch, self._journal
-        if journal.header is None or batch.force:
-            journal.begin(header)
-            if batch.retry_errors:
-                take_from_output(journal, batch.output, batch.source, writer)
+    def _prepare(self, header: Mapping[str, Any], writer: RecordWriter, replaced: Stamp | None) -> None:
+        """Begin or continue the journal, and count the lines. `replaced` is the output that there was."""
+        batch, journal, check = self._batch, self._journal, self._halt.check
+        if batch.force or not batch.may_continue(journal.header):
+            kept: Iterable[tuple[int, bytes]] = ()
+            if batch.retry_errors and replaced is not None:
+                kept = successes_in(batch.output, batch.source, writer, check)
+            journal.begin({**header, "replaces": replaced}, kept)
         check_header(journal, header)
         self.tally.lines, self.tally.failed = check_lines(
-            *(journal, batch.source, writer, batch.retry_errors),
-            lambda count: self._reporter.waiting(f"reading {batch.source.name}: {count:,} lines"),
+            *(journal, batch.source, writer),
+            retry_errors=batch.retry_errors,
+            check=check,
+            progress=lambda count: self._reporter.waiting(f"reading {batch.source.name}: {count:,} lines"),
         )
         self.tally.resumed = self.tally.done = len(journal.places)
+
+    def _write_output(self) -> None:
+        missing = self.tally.lines - len(self._journal.places)
+        if missing > 0:
+            raise LlmrunError(f"bug in llmrun: {missing:,} lines have no answer", hint="run the same command again")
+        self._journal.write_output(self._halt.check)
+        self.is_complete = True
 
     async def _sync(self) -> None:
         while True:

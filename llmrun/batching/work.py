@@ -12,6 +12,7 @@ from llmrun.batching.journal import Journal
 from llmrun.batching.ordering import Job, WorkQueue
 from llmrun.batching.records import LineId, RecordWriter, is_success
 from llmrun.batching.tally import Tally
+from llmrun.batching.threads import Halt, in_thread
 from llmrun.batching.workers.base import Reply
 
 Result = TypeVar("Result")
@@ -29,6 +30,7 @@ class Desk:
     journal: Journal
     writer: RecordWriter
     tally: Tally
+    halt: Halt
 
 
 class Work:
@@ -40,8 +42,9 @@ class Work:
         self._unfinished: dict[bytes, Job] = {}  # by the keys of their calls
         self._finished: dict[bytes, int] = {}  # by the key of a call, the number of a line that has its answer
         self._n_running = 0
+        self._halt = desk.halt
         self._is_read = False
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._over = asyncio.Event()
 
@@ -61,7 +64,9 @@ class Work:
                 self._n_running += 1
                 return job
             if not self._is_read:
-                await self._read_window()
+                # The slots of a worker are cancelled when it is lost, but the window must not be lost with them.
+                self._reading = self._reading or asyncio.create_task(self._read_window())
+                await asyncio.shield(self._reading)
             elif self._n_running:
                 self._news.clear()
                 await self._news.wait()
@@ -90,6 +95,12 @@ class Work:
             self._tally.ignored.update(reply.ignored)
         records = [self._writer.answered(line, job.call, reply, fingerprint) for line in job.lines]
         self._end(job, records, has_failed=reply.status != _OK)
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
     def give_back(self, job: Job) -> None:
         """Return a call that has not been answered."""
@@ -126,15 +137,13 @@ class Work:
         self._tally.failed += has_failed
 
     async def _read_window(self) -> None:
-        async with self._reading:
-            if self._is_read or self._queue:  # it was read while this worker waited for its turn
-                return
-            window = await asyncio.to_thread(self._intake.next_window)
-            self._is_read = not window
-            # Finished lines come first, so that their answers are known when an equal line asks for them.
-            fresh = [line for line in window if not self._note_finished(line)]
-            self._queue.add([job for line in fresh if (job := self._new_job(line)) is not None])
-            self._news.set()
+        window = await in_thread(self._halt, self._intake.next_window)
+        # Finished lines come first, so that their answers are known when an equal line asks for them.
+        fresh = [line for line in window if not self._note_finished(line)]
+        self._queue.add([job for line in fresh if (job := self._new_job(line)) is not None])
+        self._is_read = not window
+        self._reading = None  # after an error, it stays, so that the next slot raises it
+        self._news.set()
 
     def _note_finished(self, line: ReadLine) -> bool:
         if line.id.number not in self._journal.places:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.batching import lines
-from llmrun.batching.lines import read_lines
+from llmrun.batching.lines import check_source, read_lines
+from llmrun.batching.threads import Stopped
 from llmrun.errors import UsageError
 
 
@@ -92,8 +93,39 @@ def test_a_csv_file_needs_names(tmp_path: Path, data: bytes, words: str) -> None
 
 def test_a_csv_file_with_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LONGEST_LINE", 100)
-    with pytest.raises(UsageError, match=r"line 2: more than 100 bytes"):
+    with pytest.raises(UsageError, match=r"line 2: the row has more than 100 bytes"):
         read(tmp_path, b"a\n" + b"x" * 200, "in.csv")
+    with pytest.raises(UsageError, match=r"line 4: the row has more than 100 bytes"):
+        read(tmp_path, b'a\n"' + b"x" * 60 + b"\nshort\n" + b"x" * 60, "in.csv")
+
+
+@pytest.mark.parametrize("header", [b'"a"b,c\n1,2\n', b'"abc\n', b"\xff,\xfe\n1,2\n"])
+def test_a_header_that_is_none_is_one_error(tmp_path: Path, header: bytes) -> None:
+    with pytest.raises(UsageError, match=r"the header is not (valid CSV|UTF-8)"):
+        read(tmp_path, header, "in.csv")
+
+
+def test_columns_are_checked_first(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("text;label\nx;y\n")
+    with pytest.raises(UsageError, match="no column has the name prompt: text;label"):
+        check_source(path, has_template=False)
+    check_source(path, has_template=True)
+    path.write_text("custom_id,prompt\n")
+    check_source(path, has_template=False)
+
+
+def test_reading_can_be_stopped_in_blank_lines(tmp_path: Path) -> None:
+    path, seen = tmp_path / "in.jsonl", list[int]()
+    path.write_bytes(b"\n" * 100)
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) == 50:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        list(read_lines(path, check))
 
 
 def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:

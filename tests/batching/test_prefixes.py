@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.base import OpenOptions
+from llmrun.batching.batch import Batch
 from llmrun.batching.requests import CallOptions
-from llmrun.batching.run import Batch, run_batch
+from llmrun.batching.run import run_batch
 from llmrun.batching.workers.local import LocalWorker
 from llmrun.engine.child.messages import Open
 from llmrun.engine.child.opening import portable_options

@@ -57,10 +57,14 @@ def test_a_line_with_a_prompt_is_a_chat() -> None:
     assert body_of({"messages": messages}, CallOptions(system="Be brief.")) == {"messages": messages}
 
 
+def test_streams_are_left_out() -> None:
+    assert body_of(openai_line({"stream": False, "stream_options": {"include_usage": True}, "n": 1})) == {"n": 1}
+
+
 def test_a_template_gets_the_fields_of_a_line() -> None:
-    options = CallOptions(fill=lambda fields: (f"{fields['a']} and {fields['b']}", "system"))
+    options = CallOptions(fill=lambda fields: (" and ".join(map(str, fields.values())), "system"))
     body = body_of({"custom_id": "x", "a": "1", "b": 2}, options)
-    assert [message["content"] for message in body["messages"]] == ["system", "1 and 2"]
+    assert [message["content"] for message in body["messages"]] == ["system", "x and 1 and 2"]
 
 
 def test_the_fields_of_a_line_take_precedence() -> None:
@@ -113,6 +117,7 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
         (openai_line({}, url="/v1/embeddings"), "url: expected one of"),
         ({"custom_id": "x", "body": {}}, "url: this field is required"),
         ({"custom_id": "x", "url": CHAT, "body": "text"}, "body: expected an object"),
+        (openai_line({"stream": True}), "stream: not supported in a batch"),
         (openai_line({}, max_tokens=5), "max_tokens: no such field beside body; put it into the body"),
     ],
 )

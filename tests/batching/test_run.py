@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmrun.batching import driver
-from llmrun.batching.identity import RefusedWorker
+from llmrun.batching import driver, intake
+from llmrun.batching.batch import Batch
 from llmrun.batching.journal import Journal
 from llmrun.batching.requests import CallOptions
-from llmrun.batching.run import Batch, Outcome, run_batch
-from llmrun.batching.workers.base import Worker
+from llmrun.batching.run import Outcome, run_batch
+from llmrun.batching.workers.base import RefusedWorker, Worker, WorkerLost
 from llmrun.errors import DoesNotFit, LlmrunError, ModelNotFound, NetworkError, UsageError
 from tests.support.batching.fake_workers import CARD, Failing, FakeWorker, Told, asked_by
 
+FOREIGN = {"id": "foreign-model", "owned_by": "llamacpp"}
 PROMPTS = [{"prompt": f"{'a' if number % 2 else 'b'} {number}"} for number in range(60)]
 MIXED_LINES: list[Any] = [
     *PROMPTS,
@@ -48,7 +50,7 @@ class Files:
         self.source.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def run(
-        self, *workers: Worker, stop_at: int | None = None, options: CallOptions | None = None, **flags: bool
+        self, *workers: Worker, stop_at: int | None = None, options: CallOptions | None = None, **flags: Any
     ) -> Outcome:
         """Run a batch until it is over, or until so many lines are done."""
 
@@ -235,7 +237,7 @@ def test_lines_can_be_added(files: Files, tmp_path: Path) -> None:
     [
         ({"id": "b-model"}, CallOptions(), "with another model: a-model before, b-model now"),
         ({"system_fingerprint": "fp_2"}, CallOptions(), "with another fingerprint of the model: bits_"),
-        ({"max_model_len": 5}, CallOptions(), "with another fingerprint of the model"),
+        ({"max_model_len": 5}, CallOptions(), "with another context size: 4096 before, 5 now"),
         ({"default_sampling": {}}, CallOptions(), "with another fingerprint of the model"),
         ({}, CallOptions(seed=1), "with another seed: 0 before, 1 now"),
         ({}, CallOptions(system="x"), "with other options for the answers"),
@@ -274,6 +276,132 @@ def test_errors_are_run_again_on_request(files: Files, tmp_path: Path) -> None:
     assert files.output.read_bytes() == reference(tmp_path)
 
 
+def test_a_refused_retry_changes_nothing(files: Files) -> None:
+    """However often it is repeated."""
+    files.run(FakeWorker())
+    before = files.output.read_bytes()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="not made from"):
+            files.run(FakeWorker(), retry_errors=True, options=CallOptions(seed=5))
+        assert files.output.read_bytes() == before
+        assert not files.partial.exists()
+    worker = FakeWorker()
+    assert files.run(worker, retry_errors=True).is_complete
+    assert len(worker.asked) == 1
+
+
+def test_retrying_the_errors_of_nothing_is_a_run(files: Files, tmp_path: Path) -> None:
+    files.run(FakeWorker(), retry_errors=True)
+    assert files.output.read_bytes() == reference(tmp_path)
+
+
+def test_a_stopped_retry_continues(files: Files, tmp_path: Path) -> None:
+    class Refusing(FakeWorker):
+        async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
+            reply = await super().answer(url, body)
+            return type(reply)(500, {"error": {"message": "no"}}) if self.asked else reply
+
+    files.run(Refusing())
+    broken = files.output.read_bytes()
+    outcome = files.run(FakeWorker(delay_s=0.01), stop_at=20, retry_errors=True)
+    assert not outcome.is_complete
+    assert files.output.read_bytes() == broken
+    worker = FakeWorker()
+    files.run(worker, retry_errors=True)
+    assert len(worker.asked) <= 60 - 20 + 8
+    assert files.output.read_bytes() == reference(tmp_path)
+
+
+def test_a_stopped_start_again_continues_without_force(files: Files, tmp_path: Path) -> None:
+    files.run(FakeWorker())
+    outcome = files.run(FakeWorker(delay_s=0.01), stop_at=30, force=True, options=CallOptions(seed=5))
+    assert not outcome.is_complete
+    with pytest.raises(UsageError, match="with another seed"):
+        files.run(FakeWorker())
+    resumed = files.run(FakeWorker(), options=CallOptions(seed=5))
+    assert resumed.tally.resumed >= 30
+    assert files.output.read_bytes() != reference(tmp_path)
+    with pytest.raises(UsageError, match="the file exists"):
+        files.run(FakeWorker())
+
+
+def test_an_output_that_appears_during_a_run_is_kept(files: Files) -> None:
+    class Writing(FakeWorker):
+        async def close(self) -> None:
+            await super().close()
+
+        async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
+            files.output.write_text("precious")
+            return await super().answer(url, body)
+
+    with pytest.raises(LlmrunError, match="another program has written this file meanwhile"):
+        files.run(Writing())
+    with pytest.raises(UsageError, match="the file exists"):
+        files.run(FakeWorker())
+    assert files.output.read_text() == "precious"
+    files.output.unlink()
+    worker = FakeWorker()
+    assert files.run(worker).is_complete
+    assert worker.asked == []
+
+
+@pytest.mark.parametrize("dies_after", [8, 20])
+def test_no_window_is_lost_with_a_worker(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int
+) -> None:
+    """A slot may be cancelled while it waits for the lines that a thread reads."""
+    expected = reference(tmp_path)
+    monkeypatch.setattr(intake, "_LINES", 7)
+    read = intake.Intake.next_window
+
+    def slow(self: intake.Intake) -> Any:
+        time.sleep(0.002)
+        return read(self)
+
+    monkeypatch.setattr(intake.Intake, "next_window", slow)
+    files.run(*(FakeWorker(f"w{n}", dies_after=dies_after, delay_s=0.001) for n in range(3)))
+    assert files.output.read_bytes() == expected
+
+
+def test_a_run_without_an_answer_for_a_line_is_not_complete(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake.Intake, "next_window", lambda self: [])
+    with pytest.raises(LlmrunError, match="bug in llmrun: 64 lines have no answer"):
+        files.run(FakeWorker())
+    assert not files.output.exists()
+
+
+def test_a_worker_that_answers_nothing_is_given_up(files: Files) -> None:
+    with pytest.raises(WorkerLost, match="no worker is left: lost a worker, its requests run again: fake: gone"):
+        files.run(FakeWorker(dies_after=0))
+
+
+def test_a_worker_that_refuses_all_calls_is_of_no_use(files: Files, tmp_path: Path) -> None:
+    class Denied(FakeWorker):
+        async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
+            if "three machines" in str(body):
+                return await super().answer(url, body)
+            raise RefusedWorker("not authorized", hint="set the key")
+
+    with pytest.raises(RefusedWorker, match="not authorized"):
+        files.run(Denied())
+    files.run(Denied("denied"), FakeWorker("one", delay_s=0.002))
+    assert "not authorized; set the key" in files.told.notes
+    assert files.output.read_bytes() == reference(tmp_path)
+
+
+def test_a_mixed_run_continues_only_with_the_model_that_was_asked_for(files: Files) -> None:
+    files.run(FakeWorker(delay_s=0.01), stop_at=30, mixed=True, model="one")
+    with pytest.raises(UsageError, match="with another model: one before, other now"):
+        files.run(FakeWorker(), mixed=True, model="other")
+    assert files.run(FakeWorker(card=FOREIGN), mixed=True, model="one").is_complete
+
+
+def test_a_bad_line_reserves_its_id(files: Files) -> None:
+    files.write([{"custom_id": "a", "prompt": 5}, {"custom_id": "a", "prompt": "x"}])
+    files.run(FakeWorker())
+    assert [answer["error"]["code"] for answer in files.answers()] == ["invalid_request", "duplicate_custom_id"]
+
+
 def test_errors_of_an_unfinished_run_are_run_again(files: Files, tmp_path: Path) -> None:
     files.write([{"prompt": "refused"}, *PROMPTS])
     files.run(FakeWorker(delay_s=0.002, slots=1), stop_at=61)
@@ -282,7 +410,9 @@ def test_errors_of_an_unfinished_run_are_run_again(files: Files, tmp_path: Path)
     assert any("refused" in text for text in asked_by([worker]))
 
 
-@pytest.mark.parametrize("data", [b"a text\n", b"{}\n", b'{"id": "batch_req_1", "response": null, "error": null}\n'])
+@pytest.mark.parametrize(
+    "data", [b"a text\n", b"{}\n", b'{"id": "batch_req_1", "response": null, "error": null}\n', b"[" * 200_000]
+)
 def test_errors_of_another_output_are_not_run_again(files: Files, data: bytes) -> None:
     files.output.write_bytes(data)
     with pytest.raises(UsageError, match=r"not an output|not made from"):
@@ -307,7 +437,6 @@ def test_a_worker_with_other_bits_is_refused(files: Files, tmp_path: Path) -> No
     assert files.output.read_bytes() == reference(tmp_path)
 
 
-FOREIGN = {"id": "foreign-model", "owned_by": "llamacpp"}
 INVARIANT_NOT = {**CARD, "batch_invariant": False}
 
 

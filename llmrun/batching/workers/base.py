@@ -16,6 +16,10 @@ class WorkerLost(LlmrunError):
     """The worker is gone. Its unfinished calls can be repeated by any worker, including this one after a restart."""
 
 
+class RefusedWorker(LlmrunError):
+    """The worker cannot be used, even if it is opened again, such as one whose answers may differ from the run's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to one call, as an HTTP response: a body of OpenAI's API, or its form of an error.
@@ -45,7 +49,10 @@ class Worker(Protocol):
         """
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:
-        """Answer a call, such as of "/v1/chat/completions". Raises WorkerLost if there can be no answer now."""
+        """Answer a call, such as of "/v1/chat/completions".
+
+        Raises WorkerLost if there can be no answer now, and RefusedWorker if there will never be one.
+        """
 
     async def close(self) -> None:
         """Free all resources. Unfinished calls raise WorkerLost. Idempotent."""

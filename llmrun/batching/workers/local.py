@@ -14,7 +14,7 @@ from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
 from llmrun.engine_process.served_model import Asked
 from llmrun.errors import LlmrunError, Unavailable
-from llmrun.protocol.errors import InvalidField, api_error, openai_body
+from llmrun.protocol.errors import api_error, openai_body
 from llmrun.protocol.openai.models import model_body
 from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
@@ -91,10 +91,7 @@ class LocalWorker:
 
 def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> Parsed:
     """Convert the body of a call into requests. Raises the LlmrunError of one that cannot be answered."""
-    parsed = _CALLS[url][0](dict(body), facts)
-    if parsed.stream:
-        raise InvalidField("stream", "not supported in a batch")
-    return parsed
+    return _CALLS[url][0](dict(body), facts)
 
 
 async def _run(process: ModelProcess, parsed: Parsed, answer: ChatAnswer | CompletionAnswer) -> None:

@@ -73,8 +73,11 @@ class AnswerFlags:
 
     def check_model(self, model: str) -> None:
         """Raise UsageError if the model is remote and its server controls a setting that was given as a flag."""
-        if not is_endpoint(model):
-            return
+        if is_endpoint(model):
+            self.refuse_local()
+
+    def refuse_local(self) -> None:
+        """Raise UsageError if a flag was given that applies only to models on this machine."""
         for name in _NOT_FOR_SERVERS:
             if getattr(self, name) is not None:
                 raise UsageError(

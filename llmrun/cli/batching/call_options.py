@@ -92,7 +92,10 @@ def _filling(prompting: PromptTemplate, params: Mapping[str, str], system: str |
         asked = values.pop("input", "")
         if prompting.needs_input and not asked:
             raise UsageError(f"template {prompting.name}: the line has no field input")
-        prompting.check_complete(values)
+        try:
+            prompting.check_complete(values)
+        except UsageError as error:
+            raise UsageError(str(error)) from None  # its hint is about the command, not about a line
         prompt, own = prompting.filled(asked, values)
         return prompt, system if own is None else own
 

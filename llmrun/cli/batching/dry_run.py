@@ -60,7 +60,7 @@ def dry_run(
     if list(wanted.names) != [LOCAL]:
         hint = "leave out --workers; --machines N predicts for several machines like this one"
         raise UsageError("--dry-run: works only for a model on this machine", hint=hint)
-    check_source(source)
+    check_source(source, has_template=calls.fill is not None)
     show_control_echo = hide_control_echo()
     try:
         estimate = _estimated(source, calls, wanted, settings)

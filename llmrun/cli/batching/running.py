@@ -14,7 +14,7 @@ from llmrun.cli.console.output import out
 from llmrun.engine_process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from llmrun.batching.run import Batch
+    from llmrun.batching.batch import Batch
     from llmrun.batching.tally import Tally
     from llmrun.batching.workers.base import Worker
 
@@ -35,7 +35,8 @@ def run(batch: Batch, workers: Sequence[Worker], *, as_json: bool) -> int:
     _tell_of_lines(outcome)
     if not outcome.is_complete:
         answered = f"{tally.done:,} of {tally.lines:,} lines" if tally.lines else "0 lines"
-        out.note(f"stopped after {answered}; run the same command again to continue")
+        again = "run the command again without --force" if batch.force else "run the same command again"
+        out.note(f"stopped after {answered}; {again} to continue")
         return 128 + signals.number
     out.fields(_statistics(tally))
     if tally.failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
@@ -14,7 +14,9 @@ from llmrun.errors import NetworkError, UsageError
 from llmrun.remote.url import is_endpoint, parse_endpoint
 
 if TYPE_CHECKING:
+    from llmrun.batching.batch import Batch
     from llmrun.batching.workers.base import Worker
+    from llmrun.cli.arguments.flags import AnswerFlags
     from llmrun.settings import Settings
 
 LOCAL: Final = "local"
@@ -55,9 +57,34 @@ def parse_workers(text: str | None, model: str) -> list[str]:
     for name in names:
         if name != LOCAL and not is_endpoint(name):
             raise UsageError(f"--workers: {name!r:.80} is not a worker", hint=_KINDS)
-        if names.count(name) > 1:
+    addresses = [name if name == LOCAL else parse_endpoint(name).address for name in names]
+    for name, address in zip(names, addresses, strict=True):
+        if addresses.count(address) > 1:
             raise UsageError(f"--workers: {name} is given twice")
     return names or [LOCAL]
+
+
+def refuse_local(flags: AnswerFlags, kv_tokens: int | None) -> None:
+    """Raise UsageError for a flag that applies only to a model on this machine."""
+    if flags.model is not None and not is_endpoint(flags.model):
+        raise UsageError("--model: no worker opens it", hint="servers have their own model: --workers URL#MODEL")
+    if kv_tokens is not None:
+        raise UsageError("--kv-tokens: no worker opens a model", hint="set it when you start the server")
+    flags.refuse_local()
+
+
+def as_begun(batch: Batch, settings: Settings) -> Settings:
+    """Return the settings with the context size with which an interrupted run began, unless one was given.
+
+    The default depends on the free memory, which is different every time.
+    """
+    from llmrun.batching.journal import recorded_header
+
+    header = None if batch.force else recorded_header(batch.output)
+    context = None if header is None else header.get("context_size")
+    if settings.ctx_size is not None or type(context) is not int or context < 1:
+        return settings
+    return replace(settings, ctx_size=context)
 
 
 @contextmanager
@@ -72,7 +99,7 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
         endpoint = parse_endpoint(name)
         if settings.offline and not endpoint.is_loopback:
             raise NetworkError(f"endpoint: {endpoint.host}: not available offline, because it is on another machine")
-        found.append(EndpointWorker(endpoint, slots=2 * wanted.parallel))
+        found.append(EndpointWorker(endpoint, slots=2 * wanted.parallel, note=out.note))
     if not wanted.has_local:
         yield found
         return

@@ -82,6 +82,8 @@ def command(
         raise UsageError("--compare-price and --machines: work only with --dry-run")
     if output is None and not is_dry_run:
         raise UsageError("-o: the output file is missing", hint="add -o FILE, or --dry-run to predict the cost")
+    if force and retry_errors:
+        raise UsageError("--force and --retry-errors: contradict each other", hint="use only one")
     prompting, values = chosen_template(template_name, params or ())
     flags = replace(prompting.applied(flags), seed=seed)
     settings = flags.settings()
@@ -94,13 +96,15 @@ def command(
     response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
 
     # No slow imports above this line, so that usage errors appear immediately.
-    from llmrun.batching.run import Batch
+    from llmrun.batching.batch import Batch, resolved
     from llmrun.cli.answers.default_model import tell_of_default_model
     from llmrun.cli.batching.call_options import call_options
     from llmrun.cli.batching.running import run
-    from llmrun.cli.batching.workers import WorkersWanted, parse_workers, workers_of
+    from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
 
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
+    if not wanted.has_local:
+        refuse_local(flags, kv_tokens)
     calls = call_options(
         *(flags, settings),
         prompting=None if template_name is None else prompting,
@@ -115,9 +119,10 @@ def command(
         comparison = Comparison(parse_prices(compare_price), machines)
         return dry_run(source, calls, wanted, settings, comparison=comparison, as_json=json_output)
     assert output is not None  # checked above
-    batch = Batch(source, output, calls, mixed=mixed, retry_errors=retry_errors, force=force)
+    model = settings.model if wanted.has_local else ""
+    batch = Batch(*(source, resolved(output), calls, model), mixed=mixed, retry_errors=retry_errors, force=force)
     batch.check_files()
     if flags.model is None and wanted.has_local:
         tell_of_default_model(settings, "llmrun batch -m")
-    with workers_of(wanted, settings) as opened:
+    with workers_of(wanted, as_begun(batch, settings)) as opened:
         return run(batch, opened, as_json=json_output)

@@ -6,14 +6,14 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
 
 from llmrun.batching.identity import identify
 from llmrun.batching.workers import endpoint
-from llmrun.batching.workers.base import CHAT, COMPLETION, Reply, WorkerLost
+from llmrun.batching.workers.base import CHAT, COMPLETION, RefusedWorker, Reply, WorkerLost
 from llmrun.batching.workers.endpoint import EndpointWorker
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
 from llmrun.remote.url import parse_endpoint
@@ -27,12 +27,18 @@ ANSWER = {"choices": [{"message": {"content": "hello"}}]}
 
 
 def with_worker(
-    url: str, use: Callable[[EndpointWorker], Any], *, slots: int = 4, probe_s: float = 20.0, opens: bool = True
+    url: str,
+    use: Callable[[EndpointWorker], Any],
+    *,
+    slots: int = 4,
+    probe_s: float = 20.0,
+    opens: bool = True,
+    note: Callable[[str], None] = lambda words: None,
 ) -> Any:
     """Open a worker for a server, run the coroutine function `use` with it, and close it."""
 
     async def run() -> Any:
-        worker = EndpointWorker(parse_endpoint(url), slots=slots, probe_s=probe_s)
+        worker = EndpointWorker(parse_endpoint(url), slots=slots, note=note, probe_s=probe_s)
         try:
             if opens:
                 await worker.start()
@@ -101,7 +107,7 @@ def test_the_call_names_the_servers_model() -> None:
 def test_the_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_API_KEY", "secret-key-12345")
     refusal = http(401, {"error": {"message": "bad key secret-key-12345"}})
-    with serving(refusal) as server, pytest.raises(NetworkError, match="HTTP 401") as caught:
+    with serving(refusal) as server, pytest.raises(NetworkError, match="not authorized") as caught:
         with_worker(server.url, answer)
     assert server.asked[0].headers["authorization"] == "Bearer secret-key-12345"
     assert "secret" not in str(caught.value)
@@ -171,10 +177,52 @@ def test_other_errors_are_the_answer(status: int) -> None:
     assert (reply.status, reply.body) == (status, {"error": {"message": "no", "code": "x"}})
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_server_with_other_rights_or_models_is_lost(status: int) -> None:
-    with pytest.raises(WorkerLost, match=f"HTTP {status}"):
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_needs_another_key_is_of_no_use(status: int) -> None:
+    with pytest.raises(RefusedWorker, match=rf"not authorized \(HTTP {status}\)") as caught:
         reply_to(http(status, {}))
+    assert caught.value.exit_code == NetworkError.exit_code
+    assert caught.value.hint == "set LLMRUN_API_KEY to your key"
+
+
+def test_redirects_are_not_followed() -> None:
+    with pytest.raises(RefusedWorker, match=r"redirected to http://127\.0\.0\.1:1/ \(HTTP 307\)"):
+        reply_to(http(307, {}, "Location: http://127.0.0.1:1/"))
+
+
+def test_an_unknown_route_is_the_answer() -> None:
+    assert reply_to(http(404, {"error": {"message": "no such route"}})).body == {"error": {"message": "no such route"}}
+
+
+def test_a_model_that_is_gone_loses_the_server() -> None:
+    lists = [{"data": [CARD]}, {"data": [{"id": "another"}]}]
+
+    def script(asked: Asked, line: socket.socket) -> None:
+        line.sendall(http(200, lists.pop(0)) if asked.path.endswith("/models") else http(404, {}))
+        raise HangUp
+
+    with serving(script) as server, pytest.raises(WorkerLost, match="the model is not there any more"):
+        with_worker(server.url, answer)
+
+
+def test_the_key_is_not_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_API_KEY", "secret-key-12345")
+    echoed = {"error": {"message": "invalid key: Bearer secret-key-12345", "detail": ["\\u0073ecret-key-12345"]}}
+    reply = reply_to(http(400, json.dumps(echoed).replace("\\\\u", "\\u").encode()))
+    assert reply.body["error"] == {"message": "invalid key: Bearer (the key)", "detail": ["(the key)"]}
+
+
+def test_a_busy_server_is_told_once() -> None:
+    busy, notes = http(429, {}, "retry-after: 0"), list[str]()
+    with serving(scripted(busy, busy, http(200, ANSWER))) as server:
+        with_worker(server.url, answer, note=notes.append)
+    assert [note.partition("#tiny: ")[2] for note in notes] == ["busy (HTTP 429), trying again"]
+
+
+def test_an_endless_list_of_models_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_MOST_MODELS", 1000)
+    with serving(http(200, b" " * 5000)) as server, pytest.raises(NetworkError, match="more than 1,000 bytes"):
+        with_worker(server.url, answer)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"choices": 5}', b"\xff", b'{"choices": ["\\ud800"]}'])
@@ -184,9 +232,10 @@ def test_an_answer_that_is_none_is_an_error(body: bytes) -> None:
     assert "error" in reply.body
 
 
-def test_an_error_without_words_gets_some() -> None:
-    reply = reply_to(http(500, b"oops"))
-    assert reply.body["error"]["message"] == "the response is not valid JSON: Expecting value: line 1, column 1"
+@pytest.mark.parametrize("body", [b"oops", b'{"error": null}', b"{}", b'{"error": "text"}'])
+def test_an_error_without_words_gets_some(body: bytes) -> None:
+    message = reply_to(http(500, body)).body["error"]["message"]
+    assert "HTTP 500" in message or "the response is not valid JSON" in message
 
 
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +305,3 @@ def test_a_server_that_never_answers_cannot_be_opened() -> None:
 def test_a_worker_that_is_closed_is_lost() -> None:
     with serving(scripted(http(200, ANSWER))) as server, pytest.raises(WorkerLost, match="closed"):
         with_worker(server.url, answer, opens=False)
-
-
-def test_redirects_are_not_followed() -> None:
-    moved: Mapping[str, Any] = {"error": {"message": "moved"}}
-    reply = reply_to(http(307, moved, "Location: http://127.0.0.1:1/"))
-    assert reply.status == 307
