@@ -122,6 +122,41 @@ def test_answers_have_the_format(tmp_path: Path, output: Path, flag: list[str], 
     assert found <= text if text else all(len(each) == 3 and set(each) <= set("ab") for each in found)
 
 
+def test_the_columns_of_a_csv_file_are_checked_first(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("text;label\na;b\n")
+    done = batch(source, "-o", output, *SCRIPTED)
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        f"error: {source}: no column has the name prompt: text;label\n"
+        "hint: add --template, whose variables are columns\n"
+    )
+
+
+def test_the_output_behind_a_link_is_written(tmp_path: Path, output: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}])
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(output)
+    assert batch(source, "-o", link, *SCRIPTED).returncode == 0
+    assert link.is_symlink()
+    assert texts_in(output) == ["You said: one"]
+
+
+def test_an_interrupted_run_keeps_its_context_size(tmp_path: Path, output: Path) -> None:
+    """The default depends on the free memory, which is different every time."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(40)])
+    model = slow_model(tmp_path)
+    command = [*LLMRUN, "batch", str(source), "-o", str(output), *model, "-c", "2048"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        partial = output.with_name("out.jsonl.partial")
+        while not partial.exists() or partial.read_bytes().count(b"\n") < 3:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    other = batch(source, "-o", output, *model, "-c", "1024")
+    assert "the run began with another context size: 2048 before, 1024 now" in other.stderr.decode()
+    assert batch(source, "-o", output, *model).returncode == 0  # without -c, it would be 8192
+
+
 def test_tools_are_called(tmp_path: Path, output: Path) -> None:
     script = tool_script_file(tmp_path, ("Weather?", call("get_weather", city="Paris", days=2)), ("Hello?", "Hello!"))
     properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
@@ -169,6 +204,19 @@ def test_ctrl_c_leaves_a_run_that_continues(tmp_path: Path, output: Path) -> Non
     assert texts_in(output) == [f"You said: number {number}" for number in range(60)]
 
 
+def test_ctrl_c_does_not_wait_for_a_large_input(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"{}\n" * 5_000_000)  # reading it takes longer than the limit below
+    command = [*LLMRUN, "batch", str(source), "-o", str(output), *SCRIPTED]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        while not output.with_name("out.jsonl.partial").exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, written = process.communicate(timeout=5)
+    assert process.returncode == 130
+    assert b"Traceback" not in written
+
+
 def test_sigterm_stops_a_run_cleanly(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(60)])
     command = [*LLMRUN, "batch", str(source), "-o", str(output), *slow_model(tmp_path)]
@@ -212,8 +260,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_one_line_and_the_run_continues(tmp_path: Path, small: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"{'long ' * 400}{number}"} for number in range(40)])
-    (small / "ballast").write_bytes(bytes(200 << 10))
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(190)])
+    (small / "ballast").write_bytes(bytes(190 << 10))
     output = small / "out.jsonl"
     done = batch(source, "-o", output, *SCRIPTED)
     assert done.returncode == 7
@@ -224,14 +272,14 @@ def test_a_full_disk_is_one_line_and_the_run_continues(tmp_path: Path, small: Pa
     (small / "ballast").unlink()
     again = batch(source, "-o", output, *SCRIPTED, "--json")
     assert again.returncode == 0, again.stderr
-    assert 0 < json.loads(again.stdout)["resumed"] < 40
-    assert len(texts_in(output)) == 40
+    assert 0 < json.loads(again.stdout)["resumed"] < 190
+    assert len(texts_in(output)) == 190
 
 
 def test_servers_are_workers(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", random_lines(5, 40))
     script = tmp_path / "model.json"
-    script.write_text("{}")
+    script.write_text('{"step_seconds": 0.01}')  # slow enough that both servers are needed
     model = ["--backend", "scripted", "--speculate", "off", "-c", "4096", str(script)]
     local = tmp_path / "local.jsonl"
     batch(source, "-o", local, "-m", *model[-1:], *model[:-1])
@@ -267,7 +315,7 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--output is missing"),
+        ([], "-o: the output file is missing"),
         (["-o", "in.jsonl"], "in.jsonl: the output must not be the input"),
         (["-o", "/nowhere/out.jsonl"], "the folder /nowhere does not exist"),
         (["-o", "out", "--workers", "nonsense"], "--workers: 'nonsense' is not a worker"),
@@ -278,6 +326,14 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
         ),
         (["-o", "out", "--workers", "ftp://x"], "--workers: 'ftp://x' is not a worker"),
         (["-o", "out", "-T", "no-such-template"], "template: no-such-template: no such template"),
+        (["-o", "out", "--force", "--retry-errors"], "--force and --retry-errors: contradict each other"),
+        (
+            ["-o", "out", "--workers", "http://127.0.0.1:1", "-t", "3"],
+            "--threads: not supported for models on a server",
+        ),
+        (["-o", "out", "--workers", "http://127.0.0.1:1", "-m", "x"], "--model: no worker opens it"),
+        (["-o", "out", "--workers", "http://127.0.0.1:1", "--kv-tokens", "9"], "--kv-tokens: no worker opens a model"),
+        (["-o", "out", "--workers", "http://127.0.0.1:1,http://127.0.0.1:1/v1/"], "is given twice"),
         (["-o", "out", "--parallel", "0"], "--parallel: 0 is not a whole number from 1 to 256"),
         (["-o", "out", "--choice", ""], "--choice: the text must not be empty"),
     ],
