@@ -285,7 +285,7 @@ def test_servers_are_workers(tmp_path: Path, output: Path) -> None:
     batch(source, "-o", local, "-m", *model[-1:], *model[:-1])
     with serve(*model, log=tmp_path / "one.log") as one, serve(*model, log=tmp_path / "two.log") as two:
         urls = f"http://127.0.0.1:{one.port},http://127.0.0.1:{two.port}"
-        done = batch(source, "-o", output, "--workers", urls)
+        done = batch(source, "-o", output, "--workers", urls, "--parallel", "4")
         assert done.returncode == 1, done.stderr
         alone = tmp_path / "alone.jsonl"
         assert batch(source, "-o", alone, "-m", urls.split(",")[0]).returncode == 1
