@@ -138,6 +138,25 @@ class Journal:
             for number in sorted(self.places):
                 check()
                 stream.write(self.record(number) + b"\n")
+        self.remove()
+
+    def is_written(self, check: Callable[[], None]) -> bool:
+        """Return whether the output has all records, because a process was killed just before it removed the journal.
+
+        check  called often; may raise an exception to stop
+        """
+        if self.header is None or not self._output.is_file():
+            return False
+        with self._output.open("rb") as stream:
+            for number in sorted(self.places):
+                check()
+                record = self.record(number) + b"\n"
+                if stream.read(len(record)) != record:
+                    return False
+            return not stream.read(1)
+
+    def remove(self) -> None:
+        """Remove the journal. After this, only `close` may be called."""
         with writing(self.path):
             self._open_file.close()  # Windows cannot remove open files
             self.path.unlink(missing_ok=True)

@@ -99,6 +99,8 @@ class _Run:
     async def run(self) -> None:
         """Run the batch to its end."""
         await in_thread(self._halt, self._open_journal)
+        if self.is_complete:
+            return
         self._batch.check_output(self._journal.header)
         replaced = stamp_of(self._batch.output)  # what appears while a model is loaded must not be replaced
         admission = Admission(mixed=self._batch.mixed, is_alone=len(self._workers) == 1)
@@ -124,7 +126,12 @@ class _Run:
         await in_thread(self._halt, self._write_output)
 
     def _open_journal(self) -> None:
-        self._opened_journal = Journal.open(self._batch.output, self._halt.check)
+        journal = self._opened_journal = Journal.open(self._batch.output, self._halt.check)
+        may_replace = self._batch.force or self._batch.retry_errors
+        if not may_replace and journal.is_written(self._halt.check):
+            self.tally.lines = self.tally.done = self.tally.resumed = len(journal.places)
+            journal.remove()
+            self.is_complete = True
 
     async def _open_first(self, admission: Admission) -> Mapping[str, str | None]:
         """Open the first worker that can be opened. Its identity is that of the run."""

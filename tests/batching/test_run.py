@@ -186,6 +186,23 @@ def test_a_stopped_run_continues(files: Files, tmp_path: Path, stop_at: int) -> 
     assert len(first.asked) + len(second.asked) <= 61 + first.slots
 
 
+def test_a_run_that_was_killed_at_its_very_end_is_complete(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(journal: Journal) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "remove", killed)
+        with pytest.raises(ZeroDivisionError):
+            files.run(FakeWorker())
+    before = files.output.read_bytes()
+    assert files.partial.exists()
+    worker = FakeWorker()
+    outcome = files.run(worker)
+    assert (outcome.is_complete, outcome.tally.done, worker.started) == (True, 64, 0)
+    assert files.output.read_bytes() == before
+    assert not files.partial.exists()
+
+
 def test_a_copy_of_a_finished_line_is_not_run_again(files: Files) -> None:
     files.write([{"prompt": "a"}])
     files.run(FakeWorker(), stop_at=None)
