@@ -43,33 +43,42 @@ class Driver:
         """Keep one worker busy until all work is done or the worker is refused."""
         is_open = worker.name in opened
         fingerprint = opened.get(worker.name)
-        failures = 0
         while True:
             if not is_open:
-                try:
-                    fingerprint = await self._admission.open(worker)
-                except RefusedWorker as error:
-                    await worker.close()
-                    if not self._busy:
-                        raise
-                    self._reporter.note(f"{error}; {error.hint}")
-                    return
-                except LlmrunError as error:
-                    failures += 1
-                    if failures >= _ATTEMPTS and not self._busy:
-                        hint = "run the same command again to continue"
-                        raise type(error)(f"no worker is left: {error}", hint=hint) from error
-                    if failures == 1:
-                        self._reporter.note(f"{worker.name}: cannot be reached, trying again: {error}")
-                    if await self._work.over_within(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
-                        return
-                    continue
-            failures = 0
+                is_open, fingerprint = await self._open(worker)
+            if not is_open:
+                return
             lost = await self._serve(worker, fingerprint)
             if lost is None:
                 return
             is_open = False
             self._reporter.note(f"lost a worker, its requests run again: {lost}")
+
+    async def _open(self, worker: Worker) -> tuple[bool, str | None]:
+        """Open a worker, in several attempts if necessary.
+
+        Returns whether it is open, and the fingerprint for its records. It is not if all work was done meanwhile, or if
+        it is refused while others are working. Raises the error of the last worker.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                opened = await self._work.unless_over(self._admission.open(worker))
+                return (False, None) if opened is None else (True, opened.fingerprint)
+            except RefusedWorker as error:
+                await worker.close()
+                if not self._busy:
+                    raise
+                self._reporter.note(f"{error}; {error.hint}")
+                return False, None
+            except LlmrunError as error:
+                if attempt >= _ATTEMPTS and not self._busy:
+                    hint = "run the same command again to continue"
+                    raise type(error)(f"no worker is left: {error}", hint=hint) from error
+                if attempt == 1:
+                    self._reporter.note(f"{worker.name}: cannot be reached, trying again: {error}")
+            await self._work.unless_over(asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S)) - 1]))
 
     async def _serve(self, worker: Worker, fingerprint: str | None) -> WorkerLost | None:
         """Give calls to an open worker until all work is done, or return how the worker was lost."""

@@ -39,6 +39,13 @@ class Identity:
     is_foreign: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A worker that is open. `fingerprint` is for its records, or None if all workers have the same."""
+
+    fingerprint: str | None
+
+
 class RefusedWorker(LlmrunError):
     """The worker's answers may differ from those of the run."""
 
@@ -56,16 +63,13 @@ class Admission:
         self._is_alone = is_alone
         self.expected = expected
 
-    async def open(self, worker: Worker) -> str | None:
-        """Open a worker, and return the fingerprint for its records, or None if all workers have the same.
-
-        Raises RefusedWorker, and the errors of `Worker.start`.
-        """
+    async def open(self, worker: Worker) -> Admitted:
+        """Open a worker. Raises RefusedWorker, and the errors of `Worker.start`."""
         identity = await identify(worker, await worker.start())
         if self.expected is None:
             self.expected = identity
         if self._mixed:
-            return identity.fingerprint
+            return Admitted(identity.fingerprint)
         hint = "add --mixed to accept such workers"
         if identity.is_foreign:
             raise RefusedWorker(f"{worker.name}: not llmrun, so its answers may differ from run to run", hint=hint)
@@ -77,7 +81,7 @@ class Admission:
             )
             hint = f"use the same model file, llmrun version and --ctx-size everywhere, or {hint}"
             raise RefusedWorker(f"{worker.name}: gives other answers than the run's first worker: {differs}", hint=hint)
-        return None
+        return Admitted(None)
 
 
 async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:

@@ -116,7 +116,7 @@ class Journal:
     def write_output(self, output: Path) -> None:
         """Write all records to the output file in the order of their lines, and remove the journal.
 
-        The file gets its name when it is complete.
+        The file gets its name when it is complete. After this, only `close` may be called.
         """
         self.sync()
         complete = output.with_name(f".{output.name}.complete")
@@ -128,17 +128,20 @@ class Journal:
                 os.fsync(stream.fileno())
             with writing(output):
                 complete.replace(output)
+                self._file.close()  # Windows cannot remove open files
                 self.path.unlink()
                 sync_folder(output.parent)
         finally:
             complete.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the journal, and remove it if no run has begun. Idempotent."""
+        """Close the journal, and remove it if it is empty. Idempotent."""
         if not self._file.closed:
+            is_empty = os.fstat(self._file.fileno()).st_size == 0
             self._file.close()
-            if self.header is None:
+            if is_empty:
                 self.path.unlink(missing_ok=True)
+        if self._lock.is_locked:
             self._lock.release()
             Path(self._lock.lock_file).unlink(missing_ok=True)
 

@@ -70,8 +70,9 @@ def _bounded_lines(stream: BinaryIO) -> Iterator[Line]:
             continue
         hashed, size = hashlib.sha256(), 0
         while piece:
-            hashed.update(piece)
-            size += len(piece)
+            text = piece.removesuffix(b"\n")
+            hashed.update(text)
+            size += len(text)
             piece = b"" if piece.endswith(b"\n") else stream.readline(_CHUNK)
         yield Line(0, b"", hashed.digest(), f"the line has {size:,} bytes, limit {LONGEST_LINE:,}")
 

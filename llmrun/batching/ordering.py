@@ -11,7 +11,6 @@ from typing import Any
 from llmrun.batching.records import LineId
 from llmrun.batching.requests import Call
 
-_LEAST_TO_SPLIT = 2
 _CUTS = 32  # places that are compared when a range is divided
 
 
@@ -77,7 +76,7 @@ class WorkQueue:
         self._returned.extend(jobs)
 
     def take(self, owner: Hashable) -> Job | None:
-        """Return the next call for a worker, or None if there is none."""
+        """Return the next call for a worker, or None if there are no calls at all."""
         if self._returned:
             return self._returned.popleft()
         if not self._ranges.get(owner):
@@ -95,9 +94,7 @@ class WorkQueue:
         if self._unowned:
             return self._unowned.pop(0)
         largest = max(self._ranges.values(), key=len, default=deque())
-        if len(largest) < _LEAST_TO_SPLIT:
-            return deque()
-        cut = _best_cut(largest)
+        cut = _best_cut(largest) if len(largest) > 1 else 0
         return deque(reversed([largest.pop() for _ in range(len(largest) - cut)]))
 
 

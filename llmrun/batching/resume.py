@@ -14,13 +14,13 @@ from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
 _AGAIN = "to start again, add --force"
-# What a journal's header says about its run, and how messages call it.
+# What a journal's header says about its run, and what messages say if it differs.
 _DECISIVE = {
-    "model": "model",
-    "fingerprint": "fingerprint of the model",
-    "seed": "seed",
-    "options": "options for the answers",
-    "mixed": "use of --mixed",
+    "model": "another model",
+    "fingerprint": "another fingerprint of the model",
+    "seed": "another seed",
+    "options": "other options for the answers",
+    "mixed": "another choice of --mixed",
 }
 
 
@@ -31,7 +31,7 @@ def check_header(journal: Journal, header: Mapping[str, Any]) -> None:
         before, now = journal.header.get(name), header.get(name)
         if before != now:
             values = "" if isinstance(now, dict) else f": {shown(str(before))} before, {shown(str(now))} now"
-            raise UsageError(f"{journal.path}: the run began with another {words}{values}", hint=_AGAIN)
+            raise UsageError(f"{journal.path}: the run began with {words}{values}", hint=_AGAIN)
 
 
 def check_lines(

@@ -149,7 +149,7 @@ class _Run:
         for number, worker in enumerate(self._workers, 1):
             self._reporter.waiting(f"opening {worker.name}")
             try:
-                return {worker.name: await admission.open(worker)}
+                return {worker.name: (await admission.open(worker)).fingerprint}
             except RefusedWorker:
                 raise
             except LlmrunError as error:

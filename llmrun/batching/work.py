@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Hashable
+from collections.abc import Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from llmrun.batching.intake import Intake, ReadLine
 from llmrun.batching.journal import Journal
@@ -14,6 +13,8 @@ from llmrun.batching.ordering import Job, WorkQueue
 from llmrun.batching.records import LineId, RecordWriter, is_success
 from llmrun.batching.tally import Tally
 from llmrun.batching.workers.base import Reply
+
+Result = TypeVar("Result")
 
 _MOST_LOSSES: Final = 5  # of a call's workers, after which the call is probably the reason
 _OK: Final = 200
@@ -64,12 +65,16 @@ class Work:
                 self._over.set()
                 return None
 
-    async def over_within(self, seconds: float) -> bool:
-        """Wait until all lines are done, but not longer than this, and return whether they are."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
-        return self._over.is_set()
+    async def unless_over(self, doing: Coroutine[Any, Any, Result]) -> Result | None:
+        """Run a coroutine and return its result, but cancel it and return None once all lines are done."""
+        task, over = asyncio.create_task(doing), asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((task, over), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, over):
+                each.cancel()
+            await asyncio.wait((task, over))
 
     def finish(self, job: Job, reply: Reply, fingerprint: str | None) -> None:
         """Write the records of a call that was answered. Raises DoesNotFit if the disk is full."""
@@ -78,7 +83,8 @@ class Work:
         self._tally.copied += len(job.lines) - 1
         if len(self._tally.ignored) < _MOST_IGNORED:
             self._tally.ignored.update(reply.ignored)
-        self._end(job, [self._writer.answered(line, job.call, reply, fingerprint) for line in job.lines])
+        records = [self._writer.answered(line, job.call, reply, fingerprint) for line in job.lines]
+        self._end(job, records, has_failed=reply.status != _OK)
 
     def give_back(self, job: Job) -> None:
         """Return a call that has not been answered."""
@@ -93,29 +99,30 @@ class Work:
             self.give_back(job)
             return
         words = f"{job.losses} workers were lost while they ran this request"
-        self._end(job, [self._writer.failed(line, "worker_lost", words) for line in job.lines])
+        records = [self._writer.failed(line, "worker_lost", words) for line in job.lines]
+        self._end(job, records, has_failed=True)
 
     def leave(self, owner: Hashable) -> None:
         """Give the calls that were meant for a lost worker to the others."""
         self._queue.leave(owner)
         self._news.set()
 
-    def _end(self, job: Job, records: list[bytes]) -> None:
+    def _end(self, job: Job, records: list[bytes], *, has_failed: bool) -> None:
         self._n_running -= 1
         del self._unfinished[job.call.key]
         for line, record in zip(job.lines, records, strict=True):
-            self._write(line, record)
+            self._write(line, record, has_failed=has_failed)
         self._finished[job.call.key] = job.lines[0].number
         self._news.set()
 
-    def _write(self, line: LineId, record: bytes) -> None:
+    def _write(self, line: LineId, record: bytes, *, has_failed: bool) -> None:
         self._journal.add(line.number, record)
         self._tally.done += 1
-        self._tally.failed += not is_success(record)
+        self._tally.failed += has_failed
 
     async def _read_window(self) -> None:
         async with self._reading:
-            if self._is_read or len(self._queue):  # another worker has read it
+            if self._is_read or self._queue:  # it was read while this worker waited for its turn
                 return
             window = await asyncio.to_thread(self._intake.next_window)
             self._is_read = not window
@@ -134,13 +141,14 @@ class Work:
     def _new_job(self, line: ReadLine) -> Job | None:
         """Return the job for a line, or None if it needs none of its own."""
         if line.problem is not None:
-            self._write(line.id, self._writer.bad(line.id, line.problem))
+            self._write(line.id, self._writer.bad(line.id, line.problem), has_failed=True)
             return None
         assert line.call is not None
         key = line.call.key
         if key in self._finished:
             self._tally.copied += 1
-            self._write(line.id, self._writer.copied(line.id, self._journal.record(self._finished[key])))
+            record = self._writer.copied(line.id, self._journal.record(self._finished[key]))
+            self._write(line.id, record, has_failed=not is_success(record))
             return None
         if key in self._unfinished:
             self._unfinished[key].lines.append(line.id)

@@ -11,13 +11,18 @@ from types import FrameType
 
 
 class StopSignals:
-    """SIGINT and SIGTERM. A server drains after the first one, and stops at once after the second one."""
+    """SIGINT and SIGTERM. A server drains after the first one, and stops at once after the second one.
+
+    number  the last signal
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self.number = signal.SIGINT
 
-    def receive(self) -> None:
+    def receive(self, number: int = signal.SIGINT) -> None:
+        self.number = signal.Signals(number)
         (self.second if self.first.is_set() else self.first).set()
 
     @contextmanager
@@ -26,7 +31,7 @@ class StopSignals:
         loop = asyncio.get_running_loop()
 
         def handle(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.receive)
+            loop.call_soon_threadsafe(self.receive, number)
 
         # The loop wakes up for signals only if it knows of them; Windows has no such function, and needs none.
         numbers = (signal.SIGINT, signal.SIGTERM)
@@ -35,7 +40,7 @@ class StopSignals:
             if sys.platform == "win32":
                 signal.signal(number, handle)
             else:
-                loop.add_signal_handler(number, self.receive)
+                loop.add_signal_handler(number, self.receive, number)
         try:
             yield
         finally:

@@ -74,6 +74,8 @@ class EndpointWorker:
             card = self._chosen(await self._models())
         except WorkerLost as error:
             raise NetworkError(str(error), hint="check the address and that the server is running") from error
+        except TimeoutError:
+            raise NetworkError(f"{self.name}: no list of models within {self._probe_s:g} s") from None
         self._endpoint = Endpoint(endpoint.base, str(card["id"]), endpoint.host, endpoint.is_loopback)
         self._fingerprint = str(card.get("system_fingerprint") or "")
         return card

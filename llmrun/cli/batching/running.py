@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import counted, format_clock, format_number, format_percent, format_seconds
@@ -17,15 +18,14 @@ if TYPE_CHECKING:
     from llmrun.batching.tally import Tally
     from llmrun.batching.workers.base import Worker
 
-_INTERRUPTED = 130
 _SHOWN_NAMES = 5
 
 
 def run(batch: Batch, workers: Sequence[Worker], *, as_json: bool) -> int:
-    """Run a batch, print its statistics, and return the exit code: 0, 1 if a line has an error, or 130 for Ctrl-C."""
-    show_control_echo = hide_control_echo()
+    """Run a batch, print its statistics, and return the exit code: 0, 1 if a line has an error, or 130 after Ctrl-C."""
+    signals, show_control_echo = StopSignals(), hide_control_echo()
     try:
-        outcome = asyncio.run(_run(batch, workers))
+        outcome = asyncio.run(_run(batch, workers, signals, show_control_echo))
     finally:
         show_control_echo()
         out.clear_progress()
@@ -36,7 +36,7 @@ def run(batch: Batch, workers: Sequence[Worker], *, as_json: bool) -> int:
     if not outcome.is_complete:
         answered = f"{tally.done:,} of {tally.lines:,} lines" if tally.lines else "0 lines"
         out.note(f"stopped after {answered}; run the same command again to continue")
-        return _INTERRUPTED
+        return 128 + signals.number
     out.fields(_statistics(tally))
     if tally.failed:
         retry = "--retry-errors runs them again"
@@ -44,10 +44,20 @@ def run(batch: Batch, workers: Sequence[Worker], *, as_json: bool) -> int:
     return 1 if tally.failed else 0
 
 
-async def _run(batch: Batch, workers: Sequence[Worker]) -> Outcome:
-    signals = StopSignals()
+async def _run(
+    batch: Batch, workers: Sequence[Worker], signals: StopSignals, show_control_echo: Callable[[], None]
+) -> Outcome:
+    async def leave_at_once() -> None:
+        await signals.second.wait()
+        show_control_echo()
+        os._exit(128 + signals.number)  # the journal has all answers, and the engine ends with this process
+
     with signals.installed():
-        return await run_batch(batch, workers, _TerminalReporter(), signals.first)
+        leaving = asyncio.create_task(leave_at_once())
+        try:
+            return await run_batch(batch, workers, _TerminalReporter(), signals.first)
+        finally:
+            leaving.cancel()
 
 
 class _TerminalReporter:
