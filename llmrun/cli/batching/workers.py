@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from llmrun.batching.workers.ray_address import check_ray, is_ray
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import show_loading
+from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.errors import NetworkError, UsageError
 from llmrun.remote.url import is_endpoint, parse_endpoint
 
 if TYPE_CHECKING:
     from llmrun.batching.workers.base import Worker
+    from llmrun.engine.child.messages import Open
     from llmrun.settings import Settings
 
 LOCAL: Final = "local"
-_KINDS: Final = "use local, or URLs of servers, separated by commas"
+_KINDS: Final = "use local, URLs of servers, ray or ray:HOST:PORT, separated by commas"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
     """The workers that the user asked for.
 
-    names      local, or URLs of servers
+    names      local, URLs of servers, or a Ray cluster
     parallel   the maximum number of answers that a worker generates at a time
     kv_tokens  the size of a local worker's KV cache in tokens, or None for what fits
     template   the source of a chat template for local workers, or None
@@ -37,9 +39,9 @@ class WorkersWanted:
     template: str | None
 
     @property
-    def has_local(self) -> bool:
-        """Whether one of the workers opens the model here."""
-        return LOCAL in self.names
+    def needs_model(self) -> bool:
+        """Whether the model must be on this machine, because a worker opens it here or gets it from here."""
+        return any(name == LOCAL or is_ray(name) for name in self.names)
 
 
 def parse_workers(text: str | None, model: str) -> list[str]:
@@ -53,36 +55,61 @@ def parse_workers(text: str | None, model: str) -> list[str]:
             raise UsageError("--workers: cannot be combined with a model on a server", hint="name all servers there")
         names = [model]
     for name in names:
-        if name != LOCAL and not is_endpoint(name):
+        if is_ray(name):
+            check_ray(name)
+        elif name != LOCAL and not is_endpoint(name):
             raise UsageError(f"--workers: {name!r:.80} is not a worker", hint=_KINDS)
         if names.count(name) > 1:
             raise UsageError(f"--workers: {name} is given twice")
+    if sum(map(is_ray, names)) > 1:
+        raise UsageError("--workers: only one Ray cluster can be used")
     return names or [LOCAL]
 
 
 @contextmanager
 def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worker]]:
-    """Yield the workers, which are not open yet. Finds the model and downloads it if a worker needs it here."""
-    from llmrun.batching.workers.endpoint import EndpointWorker
-
-    found: list[Worker] = []
-    for name in wanted.names:
-        if name == LOCAL:
-            continue
-        endpoint = parse_endpoint(name)
-        if settings.offline and not endpoint.is_loopback:
-            raise NetworkError(f"endpoint: {endpoint.host}: not available offline, because it is on another machine")
-        found.append(EndpointWorker(endpoint, slots=2 * wanted.parallel))
-    if not wanted.has_local:
-        yield found
+    """Yield the workers, which are not open yet. Finds the model and downloads it if it must be on this machine."""
+    servers = [_server(name, wanted, settings) for name in wanted.names if is_endpoint(name)]
+    if not wanted.needs_model:
+        yield servers
         return
-    from llmrun.batching.workers.local import LocalWorker
     from llmrun.cli.answers.opening import to_open
 
-    tell_of_too_many_threads(settings)
-    with model_files(settings) as files, smaller_ones_named(files.found.entry):
+    with ExitStack() as held:
+        files = held.enter_context(model_files(settings))
+        held.enter_context(smaller_ones_named(files.found.entry))
         opening = to_open(
             settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
         )
-        local = LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail)
-        yield [local, *found]
+        found: list[Worker] = []
+        if LOCAL in wanted.names:
+            from llmrun.batching.workers.local import LocalWorker
+
+            tell_of_too_many_threads(settings)
+            found.append(LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail))
+        for name in filter(is_ray, wanted.names):
+            found += held.enter_context(_on_ray(name, opening, settings))
+        yield [*found, *servers]
+
+
+def _server(name: str, wanted: WorkersWanted, settings: Settings) -> Worker:
+    from llmrun.batching.workers.endpoint import EndpointWorker
+
+    endpoint = parse_endpoint(name)
+    if settings.offline and not endpoint.is_loopback:
+        raise NetworkError(f"endpoint: {endpoint.host}: not available offline, because it is on another machine")
+    return EndpointWorker(endpoint, slots=2 * wanted.parallel)
+
+
+@contextmanager
+def _on_ray(name: str, opening: Open, settings: Settings) -> Iterator[Sequence[Worker]]:
+    """Yield the workers of a Ray cluster, and disconnect from it at the end."""
+    from llmrun.batching.workers.ray_cluster import ModelToSend, RayCluster, Shows
+
+    out.progress(f"connecting to {name}")
+    cluster = RayCluster.connect(name, offline=settings.offline)
+    try:
+        model = ModelToSend.of(opening, HubReporter())
+        yield cluster.workers(model, Shows(loading=show_loading, note=out.note, detail=out.detail))
+    finally:
+        cluster.kill()

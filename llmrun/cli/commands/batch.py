@@ -47,7 +47,7 @@ def command(
         typer.Option(
             "--workers",
             metavar="LIST",
-            help="Where to run: local, or URLs, separated by commas.  [default: local]",
+            help="Where to run: local, URLs, ray or ray:HOST:PORT.  [default: local]",
         ),
     ] = None,
     mixed: Annotated[bool, typer.Option("--mixed", help="Accept workers whose answers may differ.")] = False,
@@ -91,7 +91,7 @@ def command(
     )
     batch = Batch(source, output, calls, mixed=mixed, retry_errors=retry_errors, force=force)
     batch.check_files()
-    if flags.model is None and wanted.has_local:
+    if flags.model is None and wanted.needs_model:
         tell_of_default_model(settings, "llmrun batch -m")
     with workers_of(wanted, settings) as opened:
         return run(batch, opened, as_json=json_output)
