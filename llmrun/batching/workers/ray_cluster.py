@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from llmrun.batching.identity import RefusedWorker
 from llmrun.batching.workers import ray_messages
 from llmrun.batching.workers.base import Reply, WorkerLost
 from llmrun.batching.workers.ray_address import check_token, find_address, is_loopback
 from llmrun.batching.workers.ray_process import CONNECT_S, RayProcess
 from llmrun.engine.child.codec import codec_of
 from llmrun.engine.child.messages import Open
-from llmrun.errors import LlmrunError, NetworkError
+from llmrun.errors import LlmrunError, NetworkError, UsageError
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.upkeep.model_copies import OriginalFile, originals
 
@@ -32,9 +33,13 @@ class ModelToSend:
 
     @classmethod
     def of(cls, asked: Open, reporter: Reporter) -> ModelToSend:
-        """Describe a model's files. They are hashed the first time, which takes a while. Raises LlmrunError."""
-        paths = {"path": asked.path, "draft": asked.draft}
-        return cls(asked, {field: originals(Path(path), reporter) for field, path in paths.items() if path})
+        """Describe a model's files. They are hashed the first time, which takes a while. Raises LlmrunError.
+
+        A stand-in for a model needs no file.
+        """
+        named = {"path": asked.path, "draft": asked.draft}
+        paths = {field: Path(path) for field, path in named.items() if path and Path(path).exists()}
+        return cls(asked, {field: originals(path, reporter) for field, path in paths.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +135,27 @@ class RayWorker:
         self._process: RayProcess | None = None
 
     async def start(self) -> Mapping[str, Any]:
-        """See Worker. Sends the model to the node if it is not there."""
+        """See Worker. Sends the model to the node if it is not there.
+
+        Raises RefusedWorker if the node has another version of llmrun, or is not protected by a token.
+        """
         await self._stop()
         node = await self._cluster.node_of(self.name)
         process = self._process = await self._cluster.process()
         process.listen(self.name, self._take_news)
-        card: Mapping[str, Any] = await process.call(
-            "open",
-            name=self.name,
-            node=node,
-            model=codec_of(Open).encode(self._model.asked),
-            files={field: codec_of(Sequence[OriginalFile]).encode(each) for field, each in self._model.files.items()},
-            needs_token=not is_loopback(self._cluster.address),
-            start_s=self._start_s,
-        )
+        files = {field: codec_of(Sequence[OriginalFile]).encode(each) for field, each in self._model.files.items()}
+        try:
+            card: Mapping[str, Any] = await process.call(
+                "open",
+                name=self.name,
+                node=node,
+                model=codec_of(Open).encode(self._model.asked),
+                files=files,
+                needs_token=not is_loopback(self._cluster.address),
+                start_s=self._start_s,
+            )
+        except UsageError as error:
+            raise RefusedWorker(str(error), hint=error.hint) from error
         return card
 
     async def answer(self, url: str, body: Mapping[str, Any]) -> Reply:

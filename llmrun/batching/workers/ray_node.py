@@ -25,7 +25,7 @@ from llmrun.batching.workers.ray_messages import LOADING, value_of
 from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.errors import LlmrunError, UsageError
 
-SILENCE_S: Final = 60.0  # the longest time that an actor may be silent
+SILENCE_S: Final = 30.0  # the longest time that an actor may be silent
 _CHUNK_BYTES: Final = 8 << 20
 _BUSY_S: Final = 1.0  # between two looks whether another process has received the model
 _MOST_CALLS: Final = 1000  # that an actor runs at a time; the batch bounds how many there are
