@@ -21,6 +21,7 @@ from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.upkeep.model_copies import OriginalFile, originals
 
 START_S: Final = 60.0  # how long to wait for a node's CPUs
+_CLOSE_S: Final = 5.0  # Ray waits longer for a head that has gone
 _SHORT_ID: Final = 6  # digits
 
 
@@ -175,9 +176,10 @@ class RayWorker:
         process, self._process = self._process, None
         if process is not None and process.is_alive:
             try:
-                await process.call("close", name=self.name)
-            except LlmrunError:
-                return  # the actor has gone, together with the process or the cluster
+                async with asyncio.timeout(_CLOSE_S):
+                    await process.call("close", name=self.name)
+            except (LlmrunError, TimeoutError):
+                return  # the actor has gone, or ends with the process
 
     def _take_news(self, kind: str, *news: Any) -> None:
         match kind:

@@ -175,6 +175,8 @@ class RayNode:
 def _reason(error: RayError) -> str:
     """Return in a few words why an actor cannot answer."""
     text = " ".join(str(error).split())
+    if "No module named 'llmrun" in text:
+        return "the node has no llmrun, or an older one, in the Python that runs Ray"
     match error:
         case OutOfMemoryError():
             return "Ray ended the worker because the node is out of memory"
@@ -182,8 +184,6 @@ def _reason(error: RayError) -> str:
             return "the node has left the cluster"
         case ActorUnavailableError():
             return "the node cannot be reached"
-        case ActorDiedError() if "No module named" in text or "failed to be imported" in text:
-            return f"llmrun cannot be imported on the node: {text[-200:]}"
         case ActorDiedError() if "node" in text.partition("The actor is dead because")[2].partition(".")[0]:
             return "the node has left the cluster"
         case ActorDiedError():

@@ -104,6 +104,10 @@ def test_errors_keep_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
         (ActorDiedError(), "the worker's process has ended"),
         (ActorUnavailableError("x", None), "the node cannot be reached"),
         (RayError("line\none"), "line one"),
+        (
+            RayError("ModuleNotFoundError: No module named 'llmrun'"),
+            "the node has no llmrun, or an older one, in the Python that runs Ray",
+        ),
     ],
 )
 def test_errors_of_ray_are_put_in_a_few_words(error: RayError, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -79,7 +78,7 @@ def cluster(nodes: int, variables: Mapping[str, str] | None = None) -> Iterator[
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=folder,
-            env={**os.environ, **_QUIET, **(variables or {}), "PYTHONPATH": str(Path(__file__).parents[3])},
+            env={**os.environ, **_QUIET, **(variables or {})},
         )
         try:
             running = TestCluster(process)
