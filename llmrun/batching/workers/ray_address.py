@@ -48,46 +48,44 @@ def find_address(name: str) -> str:
     if not _HOST_AND_PORT.fullmatch(found):
         raise NetworkError(
             "ray: no cluster was started on this machine",
-            hint="start one with `ray start --head --node-ip-address=127.0.0.1`, or name one: --workers ray:HOST:PORT",
+            hint="start one with `RAY_AUTH_MODE=token ray start --head`, or name one: --workers ray:HOST:PORT",
         )
     return found
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether HOST:PORT can be reached only from this machine."""
-    host = address.rpartition(":")[0].strip("[]")
+def host_of(address: str) -> str:
+    """Return the host of HOST:PORT."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def check_token(address: str) -> None:
+def check_token(host: str) -> None:
     """Raise UsageError if a cluster on a network would be used without a token.
 
     Anyone who can connect to a Ray cluster without tokens can run programs on all its nodes.
+
+    host  the head or a node of the cluster
     """
-    if is_loopback(address):
+    if is_loopback(host):
         return
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         raise UsageError(
-            f"ray:{address}: clusters on a network must authenticate with a token",
+            f"ray:{host}: clusters on a network must authenticate with a token",
             hint="run `ray get-auth-token --generate`, set RAY_AUTH_MODE=token on all nodes, and restart them",
         )
-    if not has_token():
+    token_file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    if not os.environ.get("RAY_AUTH_TOKEN") and not token_file.is_file():
         raise UsageError(
-            f"ray:{address}: there is no token: {_token_file()} does not exist",
+            f"ray:{host}: there is no token: {token_file} does not exist",
             hint="copy the file from the head, or run `ray get-auth-token --generate` if there is none yet",
         )
-
-
-def has_token() -> bool:
-    """Return whether Ray finds a token."""
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or _token_file().is_file()
-
-
-def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
 
 
 def _started_here() -> str:

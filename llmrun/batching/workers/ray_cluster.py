@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmrun.batching.identity import RefusedWorker
 from llmrun.batching.workers import ray_messages
 from llmrun.batching.workers.base import Reply, WorkerLost
-from llmrun.batching.workers.ray_address import check_token, find_address, is_loopback
+from llmrun.batching.workers.ray_address import check_token, find_address, host_of, is_loopback
 from llmrun.batching.workers.ray_process import CONNECT_S, RayProcess
 from llmrun.engine.child.codec import codec_of
 from llmrun.engine.child.messages import Open
@@ -69,13 +69,19 @@ class RayCluster:
         offline  refuse clusters that are not on this machine alone
         """
         address = find_address(name)
-        if offline and not is_loopback(address):
+        if offline and not is_loopback(host_of(address)):
             raise NetworkError(f"ray:{address}: not available offline, because it is on a network")
-        check_token(address)
-        cluster = cls(address, RayProcess.connected(address, connect_s=connect_s))
-        if not cluster._process.nodes:
-            raise NetworkError(f"ray:{address}: no node has a CPU", hint="`ray status` shows the cluster's nodes")
-        return cluster
+        check_token(host_of(address))
+        process = RayProcess.connected(address, connect_s=connect_s)
+        try:
+            if not process.nodes:
+                raise NetworkError(f"ray:{address}: no node has a CPU", hint="`ray status` shows the cluster's nodes")
+            for node in process.nodes:
+                check_token(str(node["host"]))  # the head of a cluster on a network also listens on 127.0.0.1
+        except LlmrunError:
+            process.kill()
+            raise
+        return cls(address, process)
 
     def workers(self, model: ModelToSend, shows: Shows, *, start_s: float = START_S) -> list[RayWorker]:
         """Return a worker for each node."""
@@ -152,7 +158,7 @@ class RayWorker:
                 node=node,
                 model=codec_of(Open).encode(self._model.asked),
                 files=files,
-                needs_token=not is_loopback(self._cluster.address),
+                needs_token=not is_loopback(str(node["host"])),
                 start_s=self._start_s,
             )
         except UsageError as error:

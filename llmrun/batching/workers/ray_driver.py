@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import AuthenticationError, RayError
 
 from llmrun.batching.workers.base import WorkerLost
+from llmrun.batching.workers.ray_address import host_of
 from llmrun.batching.workers.ray_messages import CONNECTED, FAILED, GONE, LOST, NEWS, OK
 from llmrun.batching.workers.ray_node import RayNode
 from llmrun.engine.child.codec import error_to_json
@@ -100,14 +101,14 @@ class RayDriver:
 
     async def _watch_head(self) -> None:
         """Tell the other process when the head of the cluster has gone."""
-        host, _, port = self._address.rpartition(":")
+        host, port = host_of(self._address), int(self._address.rpartition(":")[2])
         loop = asyncio.get_running_loop()
         seen = loop.time()
         while loop.time() - seen < _GONE_S:
             await asyncio.sleep(_PROBE_EACH_S)
             try:
                 async with asyncio.timeout(_PROBE_S):
-                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                    _, writer = await asyncio.open_connection(host, port)
                 writer.close()
                 seen = loop.time()
             except OSError:

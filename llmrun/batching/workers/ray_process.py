@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 
 from llmrun import child_processes
 from llmrun.batching.workers.base import WorkerLost
-from llmrun.batching.workers.ray_address import has_token, is_loopback
+from llmrun.batching.workers.ray_address import host_of
 from llmrun.batching.workers.ray_messages import GONE, LOST, NEWS, value_of
 from llmrun.engine.isolation.frames import HEADER_BYTES, decoded, encoded, frame_length, framed, read_frame
 from llmrun.errors import NetworkError
@@ -23,6 +23,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _PING_EACH_S: Final = 10.0
 _SILENCE_S: Final = 60.0
 _EXIT_S: Final = 10.0
+_PROBE_S: Final = 10.0
 _REFUSED: Final = b"InvalidAuthToken"  # in what Ray prints while it tries again, for minutes
 _NODES_HINT: Final = "this machine must be a node of the cluster, too: `ray start --address={address}`"
 
@@ -60,7 +61,7 @@ class RayProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C in the terminal must not reach it
                 cwd="/",  # Ray adds this folder to the module search path of all nodes
-                env=_environment(address),
+                env=_environment(),
             )
         new = cls(address, process, ours)
         try:
@@ -185,9 +186,9 @@ class RayProcess:
 
 def _probe(address: str) -> None:
     """Raise NetworkError if nobody listens at an address, because Ray would try for two minutes."""
-    host, _, port = address.rpartition(":")
+    port = int(address.rpartition(":")[2])
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        socket.create_connection((host_of(address), port), timeout=_PROBE_S).close()
     except OSError as error:
         raise NetworkError(
             f"ray:{address}: cannot be reached: {error.strerror or error}",
@@ -195,11 +196,7 @@ def _probe(address: str) -> None:
         ) from error
 
 
-def _environment(address: str) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     environment = child_processes.environment()
     environment["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # it would run `uv run` on all nodes
-    if is_loopback(address):
-        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else, Ray replaces 127.0.0.1 by another address
-        if has_token():
-            environment.setdefault("RAY_AUTH_MODE", "token")  # as `ray start` does
     return {name: value for name, value in environment.items() if name not in ("RAY_ADDRESS", "RAY_RUNTIME_ENV_HOOK")}

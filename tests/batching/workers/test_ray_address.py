@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.batching.workers.ray_address import check_ray, check_token, find_address, is_loopback, is_ray
+from llmrun.batching.workers.ray_address import check_ray, check_token, find_address, host_of, is_loopback, is_ray
+from llmrun.batching.workers.ray_cluster import RayCluster
 from llmrun.batching.workers.ray_process import RayProcess
-from llmrun.errors import NetworkError, UsageError
+from llmrun.errors import LlmrunError, NetworkError, UsageError
 
 VARIABLES = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TMPDIR")
 
@@ -71,20 +72,20 @@ def test_the_cluster_of_this_machine_is_found(monkeypatch: pytest.MonkeyPatch, t
     [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("10.0.0.5:1", False), ("example.org:1", False)],
 )
 def test_loopback_addresses(address: str, alone: bool) -> None:
-    assert is_loopback(address) is alone
+    assert is_loopback(host_of(address)) is alone
 
 
 def test_networks_need_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    check_token("127.0.0.1:6379")
+    check_token("127.0.0.1")
     with pytest.raises(UsageError, match="must authenticate with a token") as raised:
-        check_token("10.0.0.5:6379")
+        check_token("10.0.0.5")
     assert "ray get-auth-token --generate" in raised.value.hint
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UsageError, match="there is no token"):
-        check_token("10.0.0.5:6379")
+        check_token("10.0.0.5")
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
-    check_token("10.0.0.5:6379")
+    check_token("10.0.0.5")
 
 
 def test_an_address_without_a_cluster_fails_at_once() -> None:
@@ -100,3 +101,29 @@ def test_a_silent_server_fails_within_the_limit() -> None:
         with pytest.raises(NetworkError, match=r"no connection within 0\.5 s") as raised:
             RayProcess.connected(address, connect_s=0.5)
     assert "ray start --address" in raised.value.hint
+
+
+class Connected:
+    """A process that is connected to a cluster with one node."""
+
+    def __init__(self, host: str) -> None:
+        self.nodes = [{"id": "a1b2c3", "host": host, "cpus": 4.0, "gpus": 0.0}] if host else []
+        self.is_killed = False
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+@pytest.mark.parametrize(("host", "words"), [("10.0.0.5", "must authenticate with a token"), ("", "no node has a CPU")])
+def test_loopback_does_not_hide_a_network(host: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of a cluster on a network also listens on 127.0.0.1."""
+    process = Connected(host)
+    monkeypatch.setattr(RayProcess, "connected", lambda address, connect_s: process)
+    with pytest.raises(LlmrunError, match=words):
+        RayCluster.connect("ray:127.0.0.1:6379")
+    assert process.is_killed
+
+
+def test_clusters_on_a_network_are_refused_offline() -> None:
+    with pytest.raises(NetworkError, match="not available offline"):
+        RayCluster.connect("ray:10.0.0.5:6379", offline=True)

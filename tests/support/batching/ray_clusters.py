@@ -19,6 +19,10 @@ import psutil
 _STORE_BYTES = 80 << 20  # the least that Ray accepts
 _LOOPBACK = "127.0.0.1"
 
+# For clusters and for everything that connects to them. Otherwise, Ray replaces 127.0.0.1 by the machine's address.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
 
 class TestCluster:
     """A running cluster, whose head has no CPUs. `address` is HOST:PORT."""
@@ -78,7 +82,7 @@ def cluster(nodes: int, variables: Mapping[str, str] | None = None) -> Iterator[
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=folder,
-            env={**os.environ, **_QUIET, **(variables or {})},
+            env={**os.environ, **(variables or {})},
         )
         try:
             running = TestCluster(process)
@@ -89,12 +93,6 @@ def cluster(nodes: int, variables: Mapping[str, str] | None = None) -> Iterator[
             assert process.stdin is not None
             process.stdin.close()
             process.wait(60)
-
-
-_QUIET: Mapping[str, str] = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps 127.0.0.1 as it is
-}
 
 
 def main() -> None:
