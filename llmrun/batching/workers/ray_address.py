@@ -7,7 +7,6 @@ import ipaddress
 import os
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Final
 
@@ -101,6 +100,8 @@ def _started_here() -> str:
 
 def _requirement() -> str:
     """Return the pip requirement for Ray, read from the metadata of the installed package."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires(_DISTRIBUTION) or ()
     except PackageNotFoundError:
