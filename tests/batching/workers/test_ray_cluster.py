@@ -18,10 +18,11 @@ import pytest
 from llmrun.batching.workers.base import CHAT, WorkerLost
 from llmrun.batching.workers.ray_cluster import ModelToSend, RayCluster, RayWorker, Shows
 from llmrun.engine.child.messages import Open
+from llmrun.errors import UsageError
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.upkeep.model_copies import OriginalFile
 from tests.support.batching.batch_runs import batch, write_lines
-from tests.support.batching.ray_clusters import TestCluster, cluster
+from tests.support.batching.ray_clusters import TestCluster, cluster, open_with_token
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.serving.processes import scripted_model
 
@@ -113,6 +114,11 @@ def test_a_model_is_sent_to_nodes_that_lack_it(ray: TestCluster, tmp_path: Path)
 
     texts = with_workers(ray, model, run)
     assert sum(text.startswith(f"sending {received.name} to ray:127.0.0.1/") for text in texts) == 1
+
+
+def test_a_node_without_a_token_says_so(ray: TestCluster, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the node was started without RAY_AUTH_MODE=token"):
+        open_with_token(ray.address, tmp_path)
 
 
 def test_a_node_that_another_job_uses_is_named(ray: TestCluster, tmp_path: Path) -> None:

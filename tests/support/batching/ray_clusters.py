@@ -5,6 +5,7 @@ The tests themselves do not import Ray. The process reads commands, such as "add
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,9 +13,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+from llmrun.batching.workers.ray_process import RayProcess
+from llmrun.engine.child.codec import codec_of
+from llmrun.engine.child.messages import Open
+from tests.support.serving.processes import scripted_model
 
 _STORE_BYTES = 80 << 20  # the least that Ray accepts
 _LOOPBACK = "127.0.0.1"
@@ -76,13 +83,13 @@ def cluster(nodes: int, variables: Mapping[str, str] | None = None) -> Iterator[
     """
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, "-P", __file__],
+            [sys.executable, "-P", "-m", "tests.support.batching.ray_clusters"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=folder,
-            env={**os.environ, **(variables or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(variables or {})},
         )
         try:
             running = TestCluster(process)
@@ -93,6 +100,28 @@ def cluster(nodes: int, variables: Mapping[str, str] | None = None) -> Iterator[
             assert process.stdin is not None
             process.stdin.close()
             process.wait(60)
+
+
+def open_with_token(address: str, folder: Path) -> Mapping[str, Any]:
+    """Open a scripted model on the first node of a cluster, as if the cluster were on a network."""
+
+    async def opened(process: RayProcess) -> Mapping[str, Any]:
+        await process.attach()
+        try:
+            card: Mapping[str, Any] = await process.call(
+                "open",
+                name="worker",
+                node=process.nodes[0],
+                model=codec_of(Open).encode(scripted_model(folder)),
+                files={},
+                needs_token=True,
+                start_s=60.0,
+            )
+            return card
+        finally:
+            await process.close()
+
+    return asyncio.run(opened(RayProcess.connected(address)))
 
 
 def main() -> None:
