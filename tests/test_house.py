@@ -36,6 +36,7 @@ ONLY_ROOM_FOR = {
     "starlette": {"serving"},
     "uvicorn": {"serving"},
     "h11": {"bench", "serving"},
+    "ray": {"batching"},
     "click": set(),  # Typer has its own copy, and another Click would raise other exceptions
 }
 HEAVY = (  # modules that --help, --version and usage errors must not import
@@ -53,6 +54,7 @@ HEAVY = (  # modules that --help, --version and usage errors must not import
     "prompt_toolkit",
     "psutil",
     "pydantic",
+    "ray",
     "referencing",
     "regex",
     "rich",

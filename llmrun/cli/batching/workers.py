@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from llmrun.batching.workers.ray_address import check_ray, is_ray
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import show_loading
+from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.errors import NetworkError, UsageError
 from llmrun.remote.url import is_endpoint, parse_endpoint
 
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
     from llmrun.batching.batch import Batch
     from llmrun.batching.workers.base import Worker
     from llmrun.cli.arguments.flags import AnswerFlags
+    from llmrun.engine.child.messages import Open
     from llmrun.settings import Settings
 
 LOCAL: Final = "local"
-_KINDS: Final = "use local, or URLs of servers, separated by commas"
+_KINDS: Final = "use local, URLs of servers, ray or ray:HOST:PORT, separated by commas"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
     """The workers that the user asked for.
 
-    names      local, or URLs of servers
+    names      local, URLs of servers, or a Ray cluster
     parallel   the maximum number of answers that a worker generates at a time
     kv_tokens  the size of a local worker's KV cache in tokens, or None for what fits
     template   the source of a chat template for local workers, or None
@@ -39,9 +41,9 @@ class WorkersWanted:
     template: str | None
 
     @property
-    def has_local(self) -> bool:
-        """Whether one of the workers opens the model here."""
-        return LOCAL in self.names
+    def needs_model(self) -> bool:
+        """Whether the model must be on this machine, because a worker opens it here or gets it from here."""
+        return any(name == LOCAL or is_ray(name) for name in self.names)
 
 
 def parse_workers(text: str | None, model: str) -> list[str]:
@@ -55,12 +57,16 @@ def parse_workers(text: str | None, model: str) -> list[str]:
             raise UsageError("--workers: cannot be combined with a model on a server", hint="name all servers there")
         names = [model]
     for name in names:
-        if name != LOCAL and not is_endpoint(name):
+        if is_ray(name):
+            check_ray(name)
+        elif name != LOCAL and not is_endpoint(name):
             raise UsageError(f"--workers: {name!r:.80} is not a worker", hint=_KINDS)
-    addresses = [name if name == LOCAL else parse_endpoint(name).address for name in names]
+    addresses = [parse_endpoint(name).address if is_endpoint(name) else name for name in names]
     for name, address in zip(names, addresses, strict=True):
         if addresses.count(address) > 1:
             raise UsageError(f"--workers: {name} is given twice")
+    if sum(map(is_ray, names)) > 1:
+        raise UsageError("--workers: only one Ray cluster can be used")
     return names or [LOCAL]
 
 
@@ -89,27 +95,48 @@ def as_begun(batch: Batch, settings: Settings) -> Settings:
 
 @contextmanager
 def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worker]]:
-    """Yield the workers, which are not open yet. Finds the model and downloads it if a worker needs it here."""
-    from llmrun.batching.workers.endpoint import EndpointWorker
-
-    found: list[Worker] = []
-    for name in wanted.names:
-        if name == LOCAL:
-            continue
-        endpoint = parse_endpoint(name)
-        if settings.offline and not endpoint.is_loopback:
-            raise NetworkError(f"endpoint: {endpoint.host}: not available offline, because it is on another machine")
-        found.append(EndpointWorker(endpoint, slots=2 * wanted.parallel, note=out.note))
-    if not wanted.has_local:
-        yield found
+    """Yield the workers, which are not open yet. Finds the model and downloads it if it must be on this machine."""
+    servers = [_server(name, wanted, settings) for name in wanted.names if is_endpoint(name)]
+    if not wanted.needs_model:
+        yield servers
         return
-    from llmrun.batching.workers.local import LocalWorker
     from llmrun.cli.answers.opening import to_open
 
-    tell_of_too_many_threads(settings)
-    with model_files(settings) as files, smaller_ones_named(files.found.entry):
+    with ExitStack() as held:
+        files = held.enter_context(model_files(settings))
+        held.enter_context(smaller_ones_named(files.found.entry))
         opening = to_open(
             settings, files, parallel=wanted.parallel, kv_tokens=wanted.kv_tokens, template=wanted.template
         )
-        local = LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail)
-        yield [local, *found]
+        found: list[Worker] = []
+        if LOCAL in wanted.names:
+            from llmrun.batching.workers.local import LocalWorker
+
+            tell_of_too_many_threads(settings)
+            found.append(LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail))
+        for name in filter(is_ray, wanted.names):
+            found += held.enter_context(_on_ray(name, opening, settings))
+        yield [*found, *servers]
+
+
+def _server(name: str, wanted: WorkersWanted, settings: Settings) -> Worker:
+    from llmrun.batching.workers.endpoint import EndpointWorker
+
+    endpoint = parse_endpoint(name)
+    if settings.offline and not endpoint.is_loopback:
+        raise NetworkError(f"endpoint: {endpoint.host}: not available offline, because it is on another machine")
+    return EndpointWorker(endpoint, slots=2 * wanted.parallel, note=out.note)
+
+
+@contextmanager
+def _on_ray(name: str, opening: Open, settings: Settings) -> Iterator[Sequence[Worker]]:
+    """Yield the workers of a Ray cluster, and disconnect from it at the end."""
+    from llmrun.batching.workers.ray_cluster import ModelToSend, RayCluster, Shows
+
+    out.progress(f"connecting to {name}")
+    cluster = RayCluster.connect(name, offline=settings.offline)
+    try:
+        model = ModelToSend.of(opening, HubReporter())
+        yield cluster.workers(model, Shows(loading=show_loading, note=out.note, detail=out.detail))
+    finally:
+        cluster.kill()

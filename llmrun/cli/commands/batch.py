@@ -51,7 +51,7 @@ def command(
         typer.Option(
             "--workers",
             metavar="LIST",
-            help="Where to run: local, or URLs, separated by commas.  [default: local]",
+            help="Where to run: local, URLs, ray or ray:HOST:PORT.  [default: local]",
         ),
     ] = None,
     mixed: Annotated[bool, typer.Option("--mixed", help="Accept workers whose answers may differ.")] = False,
@@ -103,7 +103,7 @@ def command(
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
 
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
-    if not wanted.has_local:
+    if not wanted.needs_model:
         refuse_local(flags, kv_tokens)
     calls = call_options(
         *(flags, settings),
@@ -119,10 +119,10 @@ def command(
         comparison = Comparison(parse_prices(compare_price), machines)
         return dry_run(source, calls, wanted, settings, comparison=comparison, as_json=json_output)
     assert output is not None  # checked above
-    model = settings.model if wanted.has_local else ""
+    model = settings.model if wanted.needs_model else ""
     batch = Batch(*(source, resolved(output), calls, model), mixed=mixed, retry_errors=retry_errors, force=force)
     batch.check_files()
-    if flags.model is None and wanted.has_local:
+    if flags.model is None and wanted.needs_model:
         tell_of_default_model(settings, "llmrun batch -m")
     with workers_of(wanted, as_begun(batch, settings)) as opened:
         return run(batch, opened, as_json=json_output)

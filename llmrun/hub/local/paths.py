@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llmrun.errors import UsageError
 from llmrun.folders import data_folder
-from llmrun.hub.local.scandir import expanded
+from llmrun.hub.local.scandir import expanded, folders_in
 from llmrun.hub.names.file_names import safe_segments
 
 PARTIAL = ".llmrun.incomplete"  # suffix of partial downloads in the shared cache
@@ -34,6 +34,18 @@ def own_model(file: str) -> Path:
 def web_file(url: str, file: str) -> Path:
     """Return the path of a file from a web server. Each URL has its own folder, because file names may collide."""
     return models_folder() / "web" / _hashed(url)[:32] / _name(file)
+
+
+def received_file(sha256: str, file: str) -> Path:
+    """Return the path of a file from another machine. Each model has its own folder, named by a sha256."""
+    if not _SHA256.fullmatch(sha256):
+        raise UsageError(f"sha256: {sha256[:100]!r}: not 64 lower-case hexadecimal digits")
+    return models_folder() / "received" / sha256 / _name(file)
+
+
+def single_model_folders() -> list[Path]:
+    """Return the folders in our own folder that contain one model each: from a URL or from another machine."""
+    return [folder for kind in ("web", "received") for folder in folders_in(models_folder() / kind)]
 
 
 def work_folder(key: str) -> Path:

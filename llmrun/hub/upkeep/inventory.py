@@ -21,7 +21,7 @@ from llmrun.hub.local import lm_studio, ollama
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.hub_cache import Repository, repositories
 from llmrun.hub.local.model_records import ModelRecord, read_record
-from llmrun.hub.local.scandir import entries, folders_in, is_file, model_files
+from llmrun.hub.local.scandir import entries, is_file, model_files
 from llmrun.hub.names.file_names import models_among, quantization_of, safe_segments, shards_of
 from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
 
@@ -214,9 +214,8 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Yield the models in our own folder and its `web` folders. A model is named by its record or else by its path."""
-    folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
-    for folder in folders:
+    """Yield the models in our own folder and the folders in it. A model is named by its record or else by its path."""
+    for folder in (places.models_folder(), *places.single_model_folders()):
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
         for names in models_among(present).values():
             files = tuple(present[name] for name in names)

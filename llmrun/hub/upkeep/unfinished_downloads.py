@@ -45,8 +45,8 @@ def _shared() -> Iterator[UnfinishedDownload]:
 
 
 def _own() -> Iterator[UnfinishedDownload]:
-    for address in folders_in(paths.models_folder() / "web"):
-        yield from _in_folder(address, "")
+    for folder in paths.single_model_folders():
+        yield from _in_folder(folder, "")
 
 
 def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:

@@ -34,6 +34,8 @@ BUILDERS: dict[str, Callable[[str], Path]] = {
     "own_model": paths.own_model,
     "web_file": lambda name: paths.web_file("https://x.example/m.gguf", name),
     "web_file, the address": lambda name: paths.web_file(name, "m.gguf"),
+    "received_file, the file": lambda name: paths.received_file(SHA256, name),
+    "received_file, the sha256": lambda name: paths.received_file(name, "m.gguf"),
     "work_folder": paths.work_folder,
     "lock_file": paths.lock_file,
     "record_file": lambda name: paths.record_file(Path(name)),
@@ -65,7 +67,9 @@ def test_every_builder_of_a_path_is_tried_here() -> None:
         "UsageError",
         "Path",
         "expanded",
+        "folders_in",
         "partial_of",
+        "single_model_folders",
     }
     assert builders - not_of_names == {name.partition(",")[0] for name in BUILDERS}
 

@@ -1,0 +1,179 @@
+"""Copies of models that another machine has: finds them here by their sha256, or receives them.
+
+A received model is in a folder of its own below the models folder. Like a download, it gets its final name only after
+its sha256 has been verified, and an interrupted transfer resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.errors import IntegrityError, LlmrunError
+from llmrun.hub.local import paths
+from llmrun.hub.local.model_records import known_digest, remember_digests
+from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, writing
+from llmrun.hub.local.scandir import model_files
+from llmrun.hub.progress_reporter import Reporter
+from llmrun.hub.transfer.partial_file import ByteRun, PartialFile, remove
+from llmrun.hub.upkeep.inventory import models
+
+_SYNC_BYTES = 256 << 20  # received bytes between two syncs to disk
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalFile:
+    """One file of a model on the other machine. `path` is its absolute path there."""
+
+    path: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder."""
+        return Path(self.path).name
+
+
+def originals(first: Path, reporter: Reporter) -> list[OriginalFile]:
+    """Return the files of a model on this machine, whose first file is `first`. Unchanged files are hashed only once.
+
+    Raises LlmrunError if a file cannot be read.
+    """
+    files = [path.absolute() for path in model_files(first)]
+    try:
+        digests = _digests(files, reporter, "hashing")
+        return [
+            OriginalFile(str(path), path.stat().st_size, sha256) for path, sha256 in zip(files, digests, strict=True)
+        ]
+    except OSError as error:
+        raise LlmrunError(f"{error.filename or first}: cannot be read: {error.strerror}") from error
+
+
+def find_copy(files: Sequence[OriginalFile], reporter: Reporter) -> Path | None:
+    """Return the first file of a model here with the same contents, or None.
+
+    Looks at the same paths first, because the machines may share a folder, then at received models, then at all others.
+    Models with other sizes are not read.
+    """
+    for candidate in _candidates(files):
+        try:
+            sizes = [path.stat().st_size for path in candidate]
+            if sizes == [file.size for file in files] and _digests(candidate, reporter, "checking") == [
+                file.sha256 for file in files
+            ]:
+                return candidate[0]
+        except OSError:
+            continue  # it is not here, or it was removed in the meantime
+    return None
+
+
+class IncomingModel:
+    """A model that another machine is sending. Only one process receives a model at a time."""
+
+    def __init__(self, files: Sequence[OriginalFile]) -> None:
+        """Prepare to receive a model. Raises DoesNotFit if it does not fit on the disk, LlmrunError and UsageError."""
+        self._files = files
+        self._finals = _received(files)
+        self._held = contextlib.ExitStack()
+        self._partial: PartialFile | None = None
+        self._run: ByteRun | None = None
+        self._index = 0
+        self._unsynced = 0
+
+    def take(self) -> bool:
+        """Lock the model, and return whether no other process is receiving it."""
+        import filelock
+
+        first = self._finals[0]
+        lock = paths.lock_file(str(first))
+        make_folder(lock.parent, paths.models_folder())
+        make_folder(first.parent, paths.models_folder())
+        with writing(lock):
+            try:
+                self._held.enter_context(filelock.FileLock(lock, timeout=0))
+            except filelock.Timeout:
+                return False
+        require_space(first.parent, sum(file.size for file in self._files) - self._present_bytes(), first.name)
+        return True
+
+    def begin(self, index: int) -> int:
+        """Begin or continue the file with this index, and return how many of its bytes are already here."""
+        file, final = self._files[index], self._finals[index]
+        self._index = index
+        self._partial = PartialFile(paths.partial_of(final), file.size, file.sha256)
+        frontier = self._partial.frontier
+        self._run = self._partial.begin(frontier)
+        return frontier
+
+    def write(self, data: bytes) -> None:
+        """Append bytes to the current file. Raises DoesNotFit if the disk is full."""
+        assert self._partial is not None
+        assert self._run is not None
+        self._partial.write(self._run, data)
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNC_BYTES:
+            self._partial.sync()
+            self._unsynced = 0
+
+    def end(self, reporter: Reporter) -> None:
+        """Verify the current file and give it its final name. Raises IntegrityError, after which it starts over."""
+        assert self._partial is not None
+        partial, file, final = self._partial, self._files[self._index], self._finals[self._index]
+        partial.sync()
+        with writing(partial.path):
+            seen = digest(partial.path, reporter, f"checking {final.name}")
+        if seen != file.sha256:
+            partial.clear()
+            raise IntegrityError(f"{final.name}: its sha256 is {seen}, expected {file.sha256}")
+        put_in_place(partial.path, final)
+        partial.close()
+        self._partial = None
+        with writing(final):
+            remove(paths.partial_of(final))
+
+    def finish(self) -> Path:
+        """Record the digests of all files, and return the first one."""
+        remember_digests(self._finals, [file.sha256 for file in self._files], name="", source="")
+        self.close()
+        return self._finals[0]
+
+    def close(self) -> None:
+        """Release the lock. Received bytes are kept, and another transfer continues there. Idempotent."""
+        if self._partial is not None:
+            self._partial.close()
+            self._partial = None
+        self._held.close()
+
+    def _present_bytes(self) -> int:
+        present = 0
+        for path in (*self._finals, *map(paths.partial_of, self._finals)):
+            with contextlib.suppress(OSError):
+                present += path.stat().st_size  # a partial file has no gaps, because it arrives in order
+        return present
+
+
+def _candidates(files: Sequence[OriginalFile]) -> Iterator[Sequence[Path]]:
+    yield [Path(file.path) for file in files]
+    yield _received(files)
+    for model in models():
+        if len(model.files) == len(files):
+            yield model.files
+
+
+def _received(files: Sequence[OriginalFile]) -> list[Path]:
+    return [paths.received_file(files[0].sha256, file.name) for file in files]
+
+
+def _digests(files: Sequence[Path], reporter: Reporter, doing: str) -> list[str]:
+    """Return the sha256 of each file of a model, and record them. Raises OSError."""
+    known = [known_digest(path) for path in files]
+    if None not in known:
+        return [sha256 for sha256 in known if sha256 is not None]
+    found = [
+        sha256 or digest(path, reporter, f"{doing} {path.name}") for path, sha256 in zip(files, known, strict=True)
+    ]
+    remember_digests(files, found, name="", source="")
+    return found
