@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measure what a batch gains over one request at a time, and how many rows of prompts it computes.
 
-Every round runs `llmrun batch` on new prompts with one answer at a time, and with 16 at a time, in turn. The seconds
-are those that the command reports, which begin when the model is open. Then the prompts get a common prefix, and the
-rows that were computed are compared with the unique tokens of all prompts.
+Every round runs `llmrun batch` on new prompts with one answer at a time, and with 16 at a time, in turn. One at a time
+gets every eighth prompt. The seconds are those that the command reports, which begin when the model is open. Then the
+prompts get a common prefix, and the rows that were computed are compared with the unique tokens of all prompts.
 
 Example:
     scripts/measure_batch.py model.gguf -t 2 --rounds 6
@@ -39,7 +39,8 @@ def main() -> int:
         for number in range(options.rounds):
             lines = _lines(options.lines, seed=number, prefix="", answer=options.answer)
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                body = _run(folder, lines, options, parallel=(1, options.parallel)[side])
+                some = lines[:: options.parallel // 2] if side == 0 else lines  # about as many seconds for each
+                body = _run(folder, some, options, parallel=(1, options.parallel)[side])
                 speeds[side].append(body["generated_tokens"] / body["seconds"])
             print(f"round {number}: {speeds[0][-1]:.1f} and {speeds[1][-1]:.1f} tok/s", flush=True)
         ratio = paired_ratio(speeds[1], speeds[0], is_speed=True)
@@ -60,13 +61,22 @@ def _lines(count: int, *, seed: int, prefix: str, answer: int) -> list[dict[str,
         text = f"Write a story about {' '.join(draw.choices(WORDS, k=8))} and the number {draw.randrange(10**6)}."
         messages = [{"role": "system", "content": prefix}] if prefix else []
         messages.append({"role": "user", "content": text})
-        lines.append(openai_line(str(number), {"messages": messages, "max_tokens": answer, "ignore_eos": True}))
+        lines.append(openai_line(str(number), {"messages": messages, "max_tokens": answer}))
     return lines
 
 
 def _run(folder: Path, lines: Sequence[Any], options: argparse.Namespace, *, parallel: int) -> Mapping[str, Any]:
     source, output = write_lines(folder / "in.jsonl", lines), folder / "out.jsonl"
-    arguments = ["-m", options.model, "--parallel", str(parallel), "--json", "--force"]
+    arguments = [
+        "-m",
+        options.model,
+        "--parallel",
+        str(parallel),
+        "--json",
+        "--force",
+        "--speculate",
+        options.speculate,
+    ]
     if options.threads:
         arguments += ["-t", str(options.threads)]
     done = batch(source, "-o", output, *arguments)
@@ -90,8 +100,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("model", help="a .gguf file")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--parallel", type=int, default=16)
-    parser.add_argument("--lines", type=int, default=96)
-    parser.add_argument("--answer", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--lines", type=int, default=256)
+    parser.add_argument("--answer", type=int, default=256, help="the most tokens of an answer")
+    parser.add_argument("--speculate", default="auto", help="auto or off")
     parser.add_argument("--rounds", type=int, default=6)
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from llmrun.batching.files import Stamp, stamp_of
 from llmrun.batching.identity import Admission, Identity
 from llmrun.batching.intake import Intake
 from llmrun.batching.journal import Journal
-from llmrun.batching.records import RecordWriter
+from llmrun.batching.records import RecordWriter, is_success
 from llmrun.batching.reporter import Reporter
 from llmrun.batching.resume import check_header, check_lines, successes_in
 from llmrun.batching.tally import Tally
@@ -130,6 +130,7 @@ class _Run:
         may_replace = self._batch.force or self._batch.retry_errors
         if not may_replace and journal.is_written(self._halt.check):
             self.tally.lines = self.tally.done = self.tally.resumed = len(journal.places)
+            self.tally.failed = sum(not is_success(journal.record(number)) for number in journal.places)
             journal.remove()
             self.is_complete = True
 

@@ -198,7 +198,7 @@ def test_a_run_that_was_killed_at_its_very_end_is_complete(files: Files, monkeyp
     assert files.partial.exists()
     worker = FakeWorker()
     outcome = files.run(worker)
-    assert (outcome.is_complete, outcome.tally.done, worker.started) == (True, 64, 0)
+    assert (outcome.is_complete, outcome.tally.done, outcome.tally.failed, worker.started) == (True, 64, 3, 0)
     assert files.output.read_bytes() == before
     assert not files.partial.exists()
 
