@@ -22,7 +22,7 @@ class Batch:
     source, output  the input and the output; the output must not be a link (see `resolved`)
     model         the name by which the user asked for the model, or "" if only servers know it
     mixed         accept workers whose answers may differ
-    retry_errors  run the lines again whose records are errors
+    retry_errors  rerun the lines whose records are errors
     force         start again, and replace an output that exists
     """
 
@@ -60,7 +60,7 @@ class Batch:
             raise UsageError(f"{self.output}: the file exists", hint=hint)
 
     def may_continue(self, header: Mapping[str, Any] | None) -> bool:
-        """Return whether the journal belongs to a run whose output is, if there is one, the one that it replaces."""
+        """Return whether the journal belongs to a run that may replace the existing output, if there is one."""
         return header is not None and header.get("replaces") == stamp_of(self.output)
 
 
@@ -72,5 +72,5 @@ def resolved(path: Path) -> Path:
     try:
         found = path.resolve()
     except (OSError, RuntimeError):
-        raise UsageError(f"{path}: the link leads nowhere") from None
+        raise UsageError(f"{path}: the symbolic links form a loop") from None
     return found if path.is_symlink() else path

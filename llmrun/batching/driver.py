@@ -73,7 +73,7 @@ class Driver:
         except RefusedWorker:
             raise
         except LlmrunError as error:
-            raise WorkerLost(f"{worker.name}: cannot be reached, trying again: {error}") from error
+            raise WorkerLost(f"{_named(worker, error)}; trying again", hint=error.hint) from error
         return None if admitted is None else admitted.fingerprint
 
     async def _pause(self, failures: int, lost: WorkerLost) -> None:
@@ -83,7 +83,9 @@ class Driver:
         """
         if failures >= _ATTEMPTS and not self._busy and not self._work.is_over:
             reason = lost.__cause__ if isinstance(lost.__cause__, LlmrunError) else lost
-            raise type(reason)(f"no worker is left: {reason}", hint="run the same command again to continue") from lost
+            again = "run the same command again to continue"
+            hint = f"{reason.hint}; then {again}" if reason.hint else again
+            raise type(reason)(f"no worker is left: {reason}", hint=hint) from lost
         if failures:
             await self._work.unless_over(asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]))
 
@@ -97,7 +99,7 @@ class Driver:
         except BaseExceptionGroup as errors:
             error = first_error(errors)
             if isinstance(error, WorkerLost):
-                raise WorkerLost(f"lost a worker, its requests run again: {error}") from errors
+                raise WorkerLost(f"{error}; the worker is lost, and its requests will run again") from errors
             raise error from errors
         finally:
             self._busy.discard(worker.name)
@@ -115,6 +117,12 @@ class Driver:
                 raise
             self._answered[worker.name] = self._answered.get(worker.name, 0) + 1
             self._work.finish(job, reply, fingerprint)
+
+
+def _named(worker: Worker, error: LlmrunError) -> str:
+    """Return the message of an error, which begins with the name of the worker."""
+    words = str(error)
+    return words if words.startswith(worker.name) else f"{worker.name}: {words}"
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

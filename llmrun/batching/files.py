@@ -55,7 +55,7 @@ def new_file(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[F
 
 
 def remove_leftovers(*paths: Path) -> None:
-    """Remove the temporary files of `new_file` that processes have left which were killed."""
+    """Remove temporary files of `new_file` that killed processes have left behind."""
     for path in paths:
         name = re.compile(rf"\.{re.escape(path.name)}(\.partial)?\.llmrun-[0-9a-f]{{16}}")
         with suppress(OSError):  # a folder that cannot be listed has no leftovers that matter

@@ -30,7 +30,7 @@ class Identity:
     model        the name of its model
     context_size  the most tokens of a prompt and its answer together, or None if it is unknown
     fingerprint  equal for workers that give the same answers if their contexts have the same size
-    is_certain   whether the worker gives the same answers in any company, so that equal fingerprints are a promise
+    is_certain   whether answers do not depend on concurrent requests, so that equal fingerprints mean equal answers
     is_foreign   whether the worker is another program than llmrun, so that nothing about its answers is known
     """
 
@@ -70,20 +70,21 @@ class Admission:
             return Admitted(identity.fingerprint)
         hint = "add --mixed to accept such workers"
         if identity.is_foreign:
-            raise RefusedWorker(f"{worker.name}: not llmrun, so its answers may differ from run to run", hint=hint)
+            words = "the server is not llmrun, so its answers may change from run to run"
+            raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
         if not identity.is_certain and not self._is_alone:
-            raise RefusedWorker(f"{worker.name}: its answers depend on what runs at the same time", hint=hint)
-        if identity.fingerprint != self.expected.fingerprint:
-            differs = (
-                f"{identity.model}, {identity.fingerprint}, not {self.expected.model}, {self.expected.fingerprint}"
-            )
+            words = "its answers depend on which other requests run at the same time; those of the CPU engine do not"
+            raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
+        here, there = identity, self.expected
+        if (here.fingerprint, here.context_size) != (there.fingerprint, there.context_size):
+            words = f"its answers would differ from those of the first worker: {_words(here)}; expected {_words(there)}"
             hint = f"use the same model file, llmrun version and --ctx-size everywhere, or {hint}"
-            raise RefusedWorker(f"{worker.name}: gives other answers than the run's first worker: {differs}", hint=hint)
+            raise RefusedWorker(f"{worker.name}: {words}", hint=hint)
         return Admitted(None)
 
 
 async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:
-    """Return the identity of an open worker. Raises WorkerLost.
+    """Return the identity of an open worker. Raises WorkerLost and RefusedWorker.
 
     card  its entry of /v1/models
 
@@ -97,14 +98,15 @@ async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:
         return Identity(name, size, said, is_certain=False)
     reply = await worker.answer(COMPLETION, _PROOF)
     if reply.status != _OK:
-        return Identity(name, size, said, is_certain=False)
+        hint = "the context may be too small: set --ctx-size"
+        raise RefusedWorker(f"{worker.name}: rejected the test prompt (HTTP {reply.status})", hint=hint)
     decisive = [said, card.get("default_sampling"), reply.body.get("choices")]
     return Identity(name, size, f"bits_{_digest(decisive)}")
 
 
 def _words(identity: Identity) -> str:
     context = "" if identity.context_size is None else f", {identity.context_size:,} tokens of context"
-    return f"{identity.model}, {identity.fingerprint}{context}"
+    return f"{identity.model}{context}, fingerprint {identity.fingerprint}"
 
 
 def _foreign_fingerprint(worker: Worker, card: Mapping[str, Any]) -> str:

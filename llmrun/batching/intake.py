@@ -13,7 +13,7 @@ from llmrun.batching.lines import Line, read_lines
 from llmrun.batching.records import LineId
 from llmrun.batching.requests import BadLine, Call, CallOptions, read_request
 
-_LINES: Final = 10_000  # in a window; of the lines before it, only a few hundred bytes each stay in memory
+_LINES: Final = 10_000  # in a window; only a few hundred bytes of each line before it stay in memory
 _BYTES: Final = 64 << 20
 _MOST_MODELS: Final = 100
 
@@ -65,7 +65,7 @@ class Intake:
     def _check_id(self, line: Line, custom_id: str) -> None:
         first = self._first_uses.setdefault(_digest(custom_id), line.number)
         if first != line.number:
-            raise BadLine(f"custom_id: line {first:,} has the same one", "duplicate_custom_id", custom_id)
+            raise BadLine(f"custom_id: already used in line {first:,}", "duplicate_custom_id", custom_id)
 
 
 def _digest(custom_id: str) -> bytes:
@@ -73,7 +73,7 @@ def _digest(custom_id: str) -> bytes:
 
 
 def survey(path: Path, each: Callable[[Line], None], check: Callable[[], None]) -> Iterator[int]:
-    """Call `each` with every line, and yield their count so far every now and then.
+    """Call `each` with every line, and yield their count so far after each window.
 
     check  called for every line, even if it is blank; may raise an exception to stop
     """

@@ -129,7 +129,7 @@ class Journal:
         def check_output() -> None:
             if stamp_of(self._output) != self.header_value("replaces"):
                 raise LlmrunError(
-                    f"{self._output}: another program has written this file meanwhile",
+                    f"{self._output}: another program has changed this file in the meantime",
                     hint="move it away, then run the same command again",
                 )
 

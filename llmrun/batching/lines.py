@@ -51,14 +51,15 @@ def check_source(path: Path, *, has_template: bool) -> None:
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if not path.is_file():
-        raise UsageError(f"{path}: not a file", hint="a continued run reads the input again, so it must be a file")
+        raise UsageError(f"{path}: not a file", hint="save the input to a file first; continuing a run reads it again")
     if not is_csv(path):
         return
     names = _csv_names(path)
     if not has_template and not {"prompt", "messages"} & {*names}:
         shown_names = shown(", ".join(names), 200)
         raise UsageError(
-            f"{path}: no column has the name prompt: {shown_names}", hint="add --template, whose variables are columns"
+            f"{path}: no column is named prompt; the columns are {shown_names}",
+            hint="rename a column, or add --template with a template that uses the columns",
         )
 
 

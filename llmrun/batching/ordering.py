@@ -50,8 +50,8 @@ def _text(value: Any) -> str:
 class WorkQueue:
     """The calls that no worker has, sorted by their prefixes.
 
-    A worker takes its calls from one range. When that is empty, it gets a half of the largest other range, divided
-    where two neighbors have the shortest common prefix.
+    A worker takes its calls from one range. When that is empty, it steals half of the largest other range, which is
+    divided where two neighbors have the shortest common prefix.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes the lines of the output, in the format of OpenAI's batches.
+"""Writes the lines of the output, in the format of OpenAI's Batch API.
 
 A record depends only on the run, its line and the answer, never on the time or on what else was running. That is why an
 interrupted run has the same output as an uninterrupted one.

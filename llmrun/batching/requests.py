@@ -33,7 +33,7 @@ class Default:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a run adds to the calls of its lines.
+    """Options that a run adds to its calls.
 
     seed      decides the seeds of calls that have none
     defaults  fields for calls that do not have them
@@ -51,12 +51,12 @@ class CallOptions:
     def as_json(self) -> dict[str, Any]:
         """Return everything but the seed as JSON, to recognize a run with other options."""
         defaults = {default.names[0]: default.value for default in self.defaults}
-        return {"defaults": defaults, "system": self.system, "template": self.template}
+        return {**defaults, "--system": self.system, "--template": self.template}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, without anything that does not change its answer.
+    """One request of a batch, reduced to the fields that affect its answer.
 
     key    identifies the call: calls with equal keys have equal answers
     model  the model that the line named, or ""; the run's own model answers
@@ -92,7 +92,7 @@ class BadLine(LlmrunError):
 def read_request(line: Line, options: CallOptions) -> Asked:
     """Read a line. Raises BadLine.
 
-    A line is an object with `custom_id`, `method`, `url` and `body`, as in OpenAI's batches, or an object with either
+    A line is an object with `custom_id`, `method`, `url` and `body`, as in OpenAI's Batch API, or an object with either
     `messages` or `prompt`, which may have a `custom_id` and any field of a chat completion. With `options.fill`, a line
     has the values for a prompt template.
     """
@@ -132,14 +132,14 @@ def _openai_line(fields: Fields, custom_id: str, options: CallOptions) -> Asked:
     body = fields.object("body")
     assert body is not None
     if unknown := fields.unread():
-        raise LlmrunError(f"{unknown[0]}: no such field beside body", hint="put it into the body")
+        raise LlmrunError(f"{unknown[0]}: unknown field next to body", hint="put it into the body")
     return _asked(custom_id, url, body, options)
 
 
 def _plain_line(fields: Fields, custom_id: str, options: CallOptions) -> Asked:
     prompt = fields.text("prompt")
     if (prompt is None) == (fields.peek("messages") is None):
-        raise LlmrunError("the line needs either messages or a prompt")
+        raise LlmrunError("the line must have exactly one of prompt and messages")
     body = dict(fields.rest())
     if prompt is not None:
         body["messages"] = _messages(prompt, options.system)

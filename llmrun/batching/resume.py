@@ -1,4 +1,4 @@
-"""Continues an interrupted run: compares its journal with the input, the model and the options of today."""
+"""Continues an interrupted run: compares its journal with the present input, model and options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from llmrun.batching.records import RecordWriter, is_success
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
-_AGAIN = "to start again, add --force"
+_AGAIN = "use the original input, model and options to continue, or add --force to start over"
 # What a journal's header says about its run, and what messages say if it differs.
 _DECISIVE = {
-    "model": "another model",
-    "context_size": "another context size",
-    "fingerprint": "another fingerprint of the model",
-    "seed": "another seed",
-    "options": "other options for the answers",
-    "mixed": "another choice of --mixed",
+    "model": "a different model",
+    "context_size": "a different context size",
+    "fingerprint": "a model file or an llmrun version with a different fingerprint",
+    "seed": "a different seed",
+    "options": "different options",
+    "mixed": "a different choice of --mixed",
 }
 
 
@@ -30,8 +30,10 @@ def check_header(journal: Journal, header: Mapping[str, Any]) -> None:
     for name, words in _DECISIVE.items():
         before, now = journal.header_value(name), header.get(name)
         if before != now:
-            values = "" if isinstance(now, dict) else f": {shown(str(before))} before, {shown(str(now))} now"
-            raise UsageError(f"{journal.path}: the run began with {words}{values}", hint=_AGAIN)
+            values = f"{shown(str(before))} before, {shown(str(now))} now"
+            if isinstance(before, dict) and isinstance(now, dict):
+                values = ", ".join(sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)))
+            raise UsageError(f"{journal.path}: the interrupted run used {words}: {values}", hint=_AGAIN)
 
 
 def check_lines(
@@ -81,7 +83,7 @@ def check_lines(
 def successes_in(
     output: Path, source: Path, writer: RecordWriter, check: Callable[[], None]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the records of a complete output that are no errors, with the numbers of their lines.
+    """Yield the records of a complete output that are not errors, with the numbers of their lines.
 
     check  called for every line; may raise an exception to stop
     Raises UsageError if the output was not made from this input by this model with these options.
@@ -102,7 +104,8 @@ def successes_in(
             raise UsageError(f"{output}: not an output of llmrun batch") from None
         if record_id not in numbers:
             raise UsageError(
-                f"{output}: not made from {source} by this model with these options", hint="give the same options"
+                f"{output}: not made from {source} by this model with these options",
+                hint="use the same input, model and options, including --ctx-size, or add --force to start over",
             )
         if is_good:
             yield numbers[record_id], record

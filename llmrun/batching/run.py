@@ -20,7 +20,7 @@ from llmrun.batching.reporter import Reporter
 from llmrun.batching.resume import check_header, check_lines, successes_in
 from llmrun.batching.tally import Tally
 from llmrun.batching.threads import Halt, in_thread
-from llmrun.batching.work import Desk, Work
+from llmrun.batching.work import RunContext, Work
 from llmrun.batching.workers.base import RefusedWorker, Worker
 from llmrun.errors import LlmrunError, UsageError
 
@@ -110,7 +110,7 @@ class _Run:
         header = self._header(admission.expected)
         writer = RecordWriter(_digest(header), None if self._batch.mixed else self._model)
         await in_thread(self._halt, lambda: self._prepare(header, writer, replaced))
-        work = Work(Desk(self._intake, self._journal, writer, self.tally, self._halt))
+        work = Work(RunContext(self._intake, self._journal, writer, self.tally, self._halt))
         self.tally.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -145,7 +145,7 @@ class _Run:
             except LlmrunError as error:
                 if number == len(self._workers):
                     raise
-                self._reporter.note(f"{worker.name}: {error}")
+                self._reporter.note(f"{error}; continuing with the other workers")
         raise UsageError("a batch needs at least one worker")
 
     def _header(self, expected: Identity) -> dict[str, Any]:

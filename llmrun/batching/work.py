@@ -23,8 +23,8 @@ _MOST_IGNORED: Final = 100  # names
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What all parts of a run share: where its lines come from, and where its records go."""
+class RunContext:
+    """What the parts of a run share: its input, journal, record writer, tally and stop flag."""
 
     intake: Intake
     journal: Journal
@@ -36,13 +36,18 @@ class Desk:
 class Work:
     """The calls of a run. All methods must be called on one event loop."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._intake, self._journal, self._writer, self._tally = desk.intake, desk.journal, desk.writer, desk.tally
+    def __init__(self, context: RunContext) -> None:
+        self._intake, self._journal, self._writer, self._tally = (
+            context.intake,
+            context.journal,
+            context.writer,
+            context.tally,
+        )
         self._queue = WorkQueue()
         self._unfinished: dict[bytes, Job] = {}  # by the keys of their calls
         self._finished: dict[bytes, int] = {}  # by the key of a call, the number of a line that has its answer
         self._n_running = 0
-        self._halt = desk.halt
+        self._halt = context.halt
         self._is_read = False
         self._reading: asyncio.Task[None] | None = None
         self._news = asyncio.Event()

@@ -136,7 +136,7 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(output: Path) -> None:
         journal.begin(HEADER)
         journal.add(1, record(1))
         output.write_text("precious")
-        with pytest.raises(LlmrunError, match="another program has written this file meanwhile"):
+        with pytest.raises(LlmrunError, match="another program has changed this file in the meantime"):
             journal.write_output()
     assert output.read_text() == "precious"
     output.unlink()

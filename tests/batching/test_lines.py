@@ -108,7 +108,7 @@ def test_a_header_that_is_none_is_one_error(tmp_path: Path, header: bytes) -> No
 def test_columns_are_checked_first(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("text;label\nx;y\n")
-    with pytest.raises(UsageError, match="no column has the name prompt: text;label"):
+    with pytest.raises(UsageError, match="no column is named prompt; the columns are text;label"):
         check_source(path, has_template=False)
     check_source(path, has_template=True)
     path.write_text("custom_id,prompt\n")

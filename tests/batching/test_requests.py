@@ -107,8 +107,8 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
         (b'{"prompt": "a", "prompt": "b"}', "occurs twice"),
         (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
-        ({}, "needs either messages or a prompt"),
-        ({"prompt": "a", "messages": []}, "needs either messages or a prompt"),
+        ({}, "must have exactly one of prompt and messages"),
+        ({"prompt": "a", "messages": []}, "must have exactly one of prompt and messages"),
         ({"prompt": 5}, "prompt: expected a string"),
         ({"prompt": "a", "custom_id": 5}, "custom_id: expected a string"),
         ({"prompt": "a", "custom_id": ""}, "custom_id: expected 1 to 512 characters"),
@@ -118,7 +118,7 @@ def test_other_calls_have_other_keys_and_seeds() -> None:
         ({"custom_id": "x", "body": {}}, "url: this field is required"),
         ({"custom_id": "x", "url": CHAT, "body": "text"}, "body: expected an object"),
         (openai_line({"stream": True}), "stream: not supported in a batch"),
-        (openai_line({}, max_tokens=5), "max_tokens: no such field beside body; put it into the body"),
+        (openai_line({}, max_tokens=5), "max_tokens: unknown field next to body; put it into the body"),
     ],
 )
 def test_a_line_that_is_no_request_says_why(content: object, words: str) -> None:

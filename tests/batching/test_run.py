@@ -17,7 +17,7 @@ from llmrun.batching.batch import Batch
 from llmrun.batching.journal import Journal
 from llmrun.batching.requests import CallOptions
 from llmrun.batching.run import Outcome, run_batch
-from llmrun.batching.workers.base import RefusedWorker, Worker, WorkerLost
+from llmrun.batching.workers.base import RefusedWorker, Reply, Worker, WorkerLost
 from llmrun.errors import DoesNotFit, LlmrunError, ModelNotFound, NetworkError, UsageError
 from tests.support.batching.fake_workers import CARD, Failing, FakeWorker, Told, asked_by
 
@@ -143,7 +143,7 @@ def test_nothing_is_lost_or_repeated_when_workers_are_lost(files: Files, tmp_pat
     files.run(*workers)
     assert files.output.read_bytes() == reference(tmp_path)
     assert sorted(asked_by(workers)) == sorted({*asked_by(workers)})  # each answered once
-    assert any("lost a worker, its requests run again: w0: gone" in note for note in files.told.notes)
+    assert any("w0: gone; the worker is lost, and its requests will run again" in note for note in files.told.notes)
 
 
 def test_a_worker_that_never_comes_back_is_not_needed(files: Files, tmp_path: Path) -> None:
@@ -252,12 +252,12 @@ def test_lines_can_be_added(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("card", "options", "words"),
     [
-        ({"id": "b-model"}, CallOptions(), "with another model: a-model before, b-model now"),
-        ({"system_fingerprint": "fp_2"}, CallOptions(), "with another fingerprint of the model: bits_"),
-        ({"max_model_len": 5}, CallOptions(), "with another context size: 4096 before, 5 now"),
-        ({"default_sampling": {}}, CallOptions(), "with another fingerprint of the model"),
-        ({}, CallOptions(seed=1), "with another seed: 0 before, 1 now"),
-        ({}, CallOptions(system="x"), "with other options for the answers"),
+        ({"id": "b-model"}, CallOptions(), "used a different model: a-model before, b-model now"),
+        ({"system_fingerprint": "fp_2"}, CallOptions(), "with a different fingerprint: bits_"),
+        ({"max_model_len": 5}, CallOptions(), "used a different context size: 4096 before, 5 now"),
+        ({"default_sampling": {}}, CallOptions(), "with a different fingerprint: bits_"),
+        ({}, CallOptions(seed=1), "used a different seed: 0 before, 1 now"),
+        ({}, CallOptions(system="x"), "used different options: --system"),
     ],
 )
 def test_another_run_is_refused(files: Files, card: Mapping[str, Any], options: CallOptions, words: str) -> None:
@@ -265,7 +265,7 @@ def test_another_run_is_refused(files: Files, card: Mapping[str, Any], options: 
     before = files.partial.read_bytes()
     with pytest.raises(UsageError, match=words) as caught:
         files.run(FakeWorker(card={**CARD, **card}), options=options)
-    assert caught.value.hint == "to start again, add --force"
+    assert caught.value.hint.endswith("or add --force to start over")
     assert files.partial.read_bytes() == before
     files.run(FakeWorker(card={**CARD, **card}), options=options, force=True)
     assert len(files.answers()) == 64
@@ -333,7 +333,7 @@ def test_a_stopped_start_again_continues_without_force(files: Files, tmp_path: P
     files.run(FakeWorker())
     outcome = files.run(FakeWorker(delay_s=0.01), stop_at=30, force=True, options=CallOptions(seed=5))
     assert not outcome.is_complete
-    with pytest.raises(UsageError, match="with another seed"):
+    with pytest.raises(UsageError, match="used a different seed"):
         files.run(FakeWorker())
     resumed = files.run(FakeWorker(), options=CallOptions(seed=5))
     assert resumed.tally.resumed >= 30
@@ -351,7 +351,7 @@ def test_an_output_that_appears_during_a_run_is_kept(files: Files) -> None:
             files.output.write_text("precious")
             return await super().answer(url, body)
 
-    with pytest.raises(LlmrunError, match="another program has written this file meanwhile"):
+    with pytest.raises(LlmrunError, match="another program has changed this file in the meantime"):
         files.run(Writing())
     with pytest.raises(UsageError, match="the file exists"):
         files.run(FakeWorker())
@@ -388,7 +388,7 @@ def test_a_run_without_an_answer_for_a_line_is_not_complete(files: Files, monkey
 
 
 def test_a_worker_that_answers_nothing_is_given_up(files: Files) -> None:
-    with pytest.raises(WorkerLost, match="no worker is left: lost a worker, its requests run again: fake: gone"):
+    with pytest.raises(WorkerLost, match="no worker is left: fake: gone; the worker is lost"):
         files.run(FakeWorker(dies_after=0))
 
 
@@ -408,7 +408,7 @@ def test_a_worker_that_refuses_all_calls_is_of_no_use(files: Files, tmp_path: Pa
 
 def test_a_mixed_run_continues_only_with_the_model_that_was_asked_for(files: Files) -> None:
     files.run(FakeWorker(delay_s=0.01), stop_at=30, mixed=True, model="one")
-    with pytest.raises(UsageError, match="with another model: one before, other now"):
+    with pytest.raises(UsageError, match="used a different model: one before, other now"):
         files.run(FakeWorker(), mixed=True, model="other")
     assert files.run(FakeWorker(card=FOREIGN), mixed=True, model="one").is_complete
 
@@ -446,10 +446,29 @@ def test_the_end_does_not_wait_for_a_worker_that_never_opens(files: Files) -> No
     assert files.run(FakeWorker("one"), Endless("two")).is_complete
 
 
+def test_a_worker_with_another_context_size_is_refused(files: Files, tmp_path: Path) -> None:
+    other = FakeWorker("other", card={**CARD, "max_model_len": 2048})
+    files.run(FakeWorker("one", delay_s=0.002), other)
+    (note,) = files.told.notes
+    assert "a-model, 2,048 tokens of context, fingerprint bits_" in note
+    assert "expected a-model, 4,096 tokens of context, fingerprint bits_" in note
+    assert other.asked == []
+    assert files.output.read_bytes() == reference(tmp_path)
+
+
+def test_a_worker_that_cannot_prove_its_bits_is_refused(files: Files) -> None:
+    class Tiny(FakeWorker):
+        async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
+            return Reply(400, {"error": {"message": "too long"}})
+
+    with pytest.raises(RefusedWorker, match=r"rejected the test prompt \(HTTP 400\)"):
+        files.run(Tiny())
+
+
 def test_a_worker_with_other_bits_is_refused(files: Files, tmp_path: Path) -> None:
     other = FakeWorker("other", card={**CARD, "system_fingerprint": "fp_other"})
     files.run(FakeWorker("one", delay_s=0.002), other)
-    assert any("other: gives other answers than the run's first worker" in note for note in files.told.notes)
+    assert any("other: its answers would differ from those of the first worker" in note for note in files.told.notes)
     assert other.asked == []
     assert files.output.read_bytes() == reference(tmp_path)
 
@@ -458,7 +477,7 @@ INVARIANT_NOT = {**CARD, "batch_invariant": False}
 
 
 def test_a_foreign_server_needs_mixed(files: Files) -> None:
-    with pytest.raises(RefusedWorker, match="not llmrun"):
+    with pytest.raises(RefusedWorker, match="the server is not llmrun"):
         files.run(FakeWorker(card=FOREIGN))
     files.run(FakeWorker("one", delay_s=0.001), FakeWorker("two", card=FOREIGN, delay_s=0.001), mixed=True)
     answers = [answer for answer in files.answers() if answer["response"]]
@@ -467,14 +486,14 @@ def test_a_foreign_server_needs_mixed(files: Files) -> None:
 
 
 def test_a_backend_whose_answers_depend_on_company_works_only_alone(files: Files) -> None:
-    with pytest.raises(RefusedWorker, match="depend on what runs at the same time"):
+    with pytest.raises(RefusedWorker, match="depend on which other requests run at the same time"):
         files.run(FakeWorker("one", card=INVARIANT_NOT), FakeWorker("two", card=INVARIANT_NOT))
     assert files.run(FakeWorker(card=INVARIANT_NOT)).is_complete
 
 
 def test_the_first_worker_that_opens_decides(files: Files) -> None:
     files.run(Failing(NetworkError("nobody is there")), FakeWorker("one"), FakeWorker("two"))
-    assert files.told.notes[0] == "failing: nobody is there"
+    assert files.told.notes[0] == "nobody is there; continuing with the other workers"
     assert len(files.answers()) == 64
 
 

@@ -128,8 +128,8 @@ def test_the_columns_of_a_csv_file_are_checked_first(tmp_path: Path, output: Pat
     done = batch(source, "-o", output, *SCRIPTED)
     assert done.returncode == 2
     assert done.stderr.decode() == (
-        f"error: {source}: no column has the name prompt: text;label\n"
-        "hint: add --template, whose variables are columns\n"
+        f"error: {source}: no column is named prompt; the columns are text;label\n"
+        "hint: rename a column, or add --template with a template that uses the columns\n"
     )
 
 
@@ -153,7 +153,7 @@ def test_an_interrupted_run_keeps_its_context_size(tmp_path: Path, output: Path)
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     other = batch(source, "-o", output, *model, "-c", "1024")
-    assert "the run began with another context size: 2048 before, 1024 now" in other.stderr.decode()
+    assert "the interrupted run used a different context size: 2048 before, 1024 now" in other.stderr.decode()
     assert batch(source, "-o", output, *model).returncode == 0  # without -c, it would be 8192
 
 
@@ -176,13 +176,13 @@ def test_json_reports_the_counts(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "one"}, b"?"])
     done = batch(source, "-o", output, *SCRIPTED, "--json")
     body = json.loads(done.stdout)
-    assert {name: body[name] for name in ("complete", "lines", "done", "failed", "copied", "calls")} == {
+    assert {name: body[name] for name in ("complete", "lines", "done", "failed", "duplicates", "requests")} == {
         "complete": True,
         "lines": 3,
         "done": 3,
         "failed": 1,
-        "copied": 1,
-        "calls": 1,
+        "duplicates": 1,
+        "requests": 1,
     }
 
 
@@ -308,14 +308,14 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
             two.process.kill()
             _, written = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, written
-    assert b"note: lost a worker, its requests run again: http://127.0.0.1:" in written
+    assert b"the worker is lost, and its requests will run again" in written
     assert texts_in(output) == [f"You said: number {number}" for number in range(80)]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "-o: the output file is missing"),
+        ([], "-o: no output file was given"),
         (["-o", "in.jsonl"], "in.jsonl: the output must not be the input"),
         (["-o", "/nowhere/out.jsonl"], "the folder /nowhere does not exist"),
         (["-o", "out", "--workers", "nonsense"], "--workers: 'nonsense' is not a worker"),
@@ -331,8 +331,11 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
             ["-o", "out", "--workers", "http://127.0.0.1:1", "-t", "3"],
             "--threads: not supported for models on a server",
         ),
-        (["-o", "out", "--workers", "http://127.0.0.1:1", "-m", "x"], "--model: no worker opens it"),
-        (["-o", "out", "--workers", "http://127.0.0.1:1", "--kv-tokens", "9"], "--kv-tokens: no worker opens a model"),
+        (
+            ["-o", "out", "--workers", "http://127.0.0.1:1", "-m", "x"],
+            "--model: has no effect, because all workers are servers",
+        ),
+        (["-o", "out", "--workers", "http://127.0.0.1:1", "--kv-tokens", "9"], "--kv-tokens: has no effect"),
         (["-o", "out", "--workers", "http://127.0.0.1:1,http://127.0.0.1:1/v1/"], "is given twice"),
         (["-o", "out", "--parallel", "0"], "--parallel: 0 is not a whole number from 1 to 256"),
         (["-o", "out", "--choice", ""], "--choice: the text must not be empty"),

@@ -44,7 +44,8 @@ def test_a_run_with_our_servers_and_another_one_outlives_a_kill(tmp_path: Path) 
     assert {answer["response"]["status_code"] for answer in answers} == {200}
     fingerprints = {answer["fingerprint"] for answer in answers}
     assert sorted(name.partition("_")[0] for name in fingerprints) == ["bits", "foreign"]
-    assert f"note: lost a worker, its requests run again: http://127.0.0.1:{two.port}/v1" in written.decode()
+    assert f"note: http://127.0.0.1:{two.port}/v1: " in written.decode()
+    assert "the worker is lost, and its requests will run again" in written.decode()
 
 
 @pytest.mark.slow
@@ -61,7 +62,7 @@ def test_a_foreign_server_is_refused_without_mixed(tmp_path: Path) -> None:
         )
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == [
-        f"error: http://127.0.0.1:{port}/v1: not llmrun, so its answers may differ from run to run",
+        f"error: http://127.0.0.1:{port}/v1: the server is not llmrun, so its answers may change from run to run",
         "hint: add --mixed to accept such workers",
     ]
     assert json.dumps(sorted(path.name for path in tmp_path.iterdir())) == '["in.jsonl"]'

@@ -33,7 +33,7 @@ _PROBE_S: Final = 60.0  # a server that runs one request at a time may take as l
 
 
 class _TooLarge(Exception):
-    """A response is larger than any can be."""
+    """A response exceeds the size limit."""
 
 
 class UnusableServer(RefusedWorker, NetworkError):
@@ -89,7 +89,7 @@ class EndpointWorker:
         except _TooLarge:
             raise NetworkError(f"{self.name}: the list of models has more than {_MOST_MODELS:,} bytes") from None
         except TimeoutError:
-            raise NetworkError(f"{self.name}: no list of models within {self._probe_s:g} s") from None
+            raise NetworkError(f"{self.name}: the server did not list its models within {self._probe_s:g} s") from None
         self._endpoint = Endpoint(endpoint.base, str(card["id"]), endpoint.host, endpoint.is_loopback)
         self._fingerprint = str(card.get("system_fingerprint") or "")
         return card
@@ -127,7 +127,7 @@ class EndpointWorker:
             try:  # the server may have been restarted with another model
                 self._chosen(await self._models())
             except (TimeoutError, LlmrunError, _TooLarge) as error:
-                raise WorkerLost(f"{self.name}: the model is not there any more (HTTP {status})") from error
+                raise WorkerLost(f"{self.name}: the server no longer has the model (HTTP {status})") from error
 
     async def close(self) -> None:
         """See Worker."""
@@ -148,7 +148,10 @@ class EndpointWorker:
             raise NetworkError(f"{self.name}: request rejected: {words} (HTTP {status})", hint=hint)
         found = body.get("data")
         if not isinstance(found, list) or not all(isinstance(each, dict) and "id" in each for each in found):
-            raise NetworkError(f"{self.name}: not a list of models", hint="check that the server has OpenAI's API")
+            raise NetworkError(
+                f"{self.name}: /v1/models did not return a list of models",
+                hint="check that the server has OpenAI's API",
+            )
         return found
 
     def _chosen(self, models: list[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -205,7 +208,7 @@ class EndpointWorker:
         if status == 200 and "choices" in body and self._fingerprint and fingerprint != self._fingerprint:
             raise WorkerLost(f"{self.name}: the server was restarted with another model")
         if status == 200 and not isinstance(body.get("choices"), list):
-            return Reply(502, _error(f"{self.name}: the response is not an answer"))
+            return Reply(502, _error(f"{self.name}: the response has no choices"))
         if status != 200 and not isinstance(body.get("error"), dict):
             body = _error(f"{self.name}: HTTP {status}")
         ignored = (name.strip() for name in headers.get("x-llmrun-ignored", "").split(","))

@@ -58,7 +58,7 @@ def dry_run(
     answered, and the errors of opening a model.
     """
     if list(wanted.names) != [LOCAL]:
-        hint = "leave out --workers; --machines N predicts for several machines like this one"
+        hint = "name a model with -m, and leave out --workers; --machines N predicts for several machines like this one"
         raise UsageError("--dry-run: works only for a model on this machine", hint=hint)
     check_source(source, has_template=calls.fill is not None)
     show_control_echo = hide_control_echo()
@@ -79,10 +79,10 @@ def _warn(estimate: Estimate) -> None:
     counts, at_a_time = estimate.counts, estimate.sample.most_at_a_time
     if counts.first_problem is not None:
         number, words = counts.first_problem
-        out.note(f"{counted(counts.failing, 'line')} cannot be answered; line {number:,}: {words}")
+        out.note(f"{counted(counts.failing, 'line')} cannot be answered; the first is line {number:,}: {words}")
     if at_a_time < min(estimate.parallel, counts.calls) and not estimate.is_complete:
-        run = f"only {counted(at_a_time, 'answer')} began at a time while measuring, fewer than in a run"
-        out.note(f"{run}, which may be faster")
+        run = f"the sample ran only {counted(at_a_time, 'answer')} at a time"
+        out.note(f"{run}; the real run uses more, and may be faster")
 
 
 def _estimated(source: Path, calls: CallOptions, wanted: WorkersWanted, settings: Settings) -> Estimate:

@@ -87,7 +87,7 @@ def _predicted(estimate: Estimate, comparison: Comparison) -> Iterator[tuple[str
 def _energy(estimate: Estimate, seconds: Interval, machines: int) -> str:
     watts = estimate.watts
     if watts is None:
-        return "not counted by this machine"
+        return "unknown (no RAPL or NVML counter can be read)"
     kwh = seconds.times(watts * machines / _JOULES_PER_KWH)
     return f"{_ranged(kwh, format_number, ' kWh')}, {format_number(watts)} W by {estimate.sample.source}"
 

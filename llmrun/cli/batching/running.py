@@ -96,7 +96,7 @@ def _statistics(tally: Tally) -> list[str]:
     if tally.resumed:
         words.append(f"{tally.resumed:,} from an earlier run")
     if tally.copied:
-        words.append(f"{tally.copied:,} equal to others")
+        words.append(f"{counted(tally.copied, 'duplicate')}")
     if tally.calls:
         words.append(f"{tally.prompt_tokens:,} prompt tokens, {format_percent(tally.cached_share)} cached")
         speed = format_number(tally.generated_tokens / tally.seconds)
@@ -127,8 +127,8 @@ def _body(batch: Batch, outcome: Outcome) -> dict[str, Any]:
         "done": tally.done,
         "resumed": tally.resumed,
         "failed": tally.failed,
-        "copied": tally.copied,
-        "calls": tally.calls,
+        "duplicates": tally.copied,
+        "requests": tally.calls,
         "prompt_tokens": tally.prompt_tokens,
         "cached_tokens": tally.cached_tokens,
         "generated_tokens": tally.generated_tokens,

@@ -54,7 +54,10 @@ def parse_workers(text: str | None, model: str) -> list[str]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     if is_endpoint(model):
         if names:
-            raise UsageError("--workers: cannot be combined with a model on a server", hint="name all servers there")
+            raise UsageError(
+                "--workers: cannot be combined with a model on a server",
+                hint="list all servers in --workers, and leave out --model",
+            )
         names = [model]
     for name in names:
         if is_ray(name):
@@ -73,9 +76,13 @@ def parse_workers(text: str | None, model: str) -> list[str]:
 def refuse_local(flags: AnswerFlags, kv_tokens: int | None) -> None:
     """Raise UsageError for a flag that applies only to a model on this machine."""
     if flags.model is not None and not is_endpoint(flags.model):
-        raise UsageError("--model: no worker opens it", hint="servers have their own model: --workers URL#MODEL")
+        raise UsageError(
+            "--model: has no effect, because all workers are servers", hint="choose a model with --workers URL#MODEL"
+        )
     if kv_tokens is not None:
-        raise UsageError("--kv-tokens: no worker opens a model", hint="set it when you start the server")
+        raise UsageError(
+            "--kv-tokens: has no effect, because all workers are servers", hint="set it when you start the server"
+        )
     flags.refuse_local()
 
 

@@ -1,10 +1,11 @@
 """Answer all requests in a file, and continue after a crash.
 
-IN is a JSON Lines file whose lines have a prompt, messages, or the form of OpenAI's batches (custom_id, method, url,
-body). With --template, the lines, or the rows of a CSV file, have the values for a prompt template.
+IN is a JSON Lines file. Each line has a prompt, messages, or a request in the format of OpenAI's Batch API. A CSV file
+needs a column prompt, or --template with a prompt template that uses its columns.
 
 The output has the answers in the order of the input. Finished answers are kept in FILE.partial until the output is
-complete, so the same command continues an interrupted run. The same input, model and options give the same output.
+complete, so the same command continues an interrupted run. On the CPU engine, the same input, model and options give
+the same output.
 
 Examples:
     llmrun batch prompts.jsonl -o answers.jsonl -m qwen3:4b
@@ -37,7 +38,8 @@ LISTING = {"place": 27}
 def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A .jsonl, .csv or .tsv file.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the answers to this file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Output file; optional with --dry-run."),
     ] = None,
     *,
     flags: AnswerFlags,
@@ -81,7 +83,7 @@ def command(
     if not is_dry_run and (compare_price is not None or machines is not None):
         raise UsageError("--compare-price and --machines: work only with --dry-run")
     if output is None and not is_dry_run:
-        raise UsageError("-o: the output file is missing", hint="add -o FILE, or --dry-run to predict the cost")
+        raise UsageError("-o: no output file was given", hint="add -o FILE, or --dry-run to predict the cost")
     if force and retry_errors:
         raise UsageError("--force and --retry-errors: contradict each other", hint="use only one")
     prompting, values = chosen_template(template_name, params or ())

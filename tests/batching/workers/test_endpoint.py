@@ -119,10 +119,10 @@ def test_the_key_is_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"data": []}, ModelNotFound, "no model tiny"),
         ({"data": [{"id": "a"}, {"id": "b"}]}, ModelNotFound, "no model tiny"),
-        ({"data": [{"name": "a"}]}, NetworkError, "not a list of models"),
-        ({"models": 5}, NetworkError, "not a list of models"),
-        (b"<html>", NetworkError, "not a list of models"),
-        (b"[" * 5000, NetworkError, "not a list of models"),
+        ({"data": [{"name": "a"}]}, NetworkError, "did not return a list of models"),
+        ({"models": 5}, NetworkError, "did not return a list of models"),
+        (b"<html>", NetworkError, "did not return a list of models"),
+        (b"[" * 5000, NetworkError, "did not return a list of models"),
     ],
 )
 def test_a_server_must_have_the_model(models: Any, kind: type[LlmrunError], words: str) -> None:
@@ -201,7 +201,7 @@ def test_a_model_that_is_gone_loses_the_server() -> None:
         line.sendall(http(200, lists.pop(0)) if asked.path.endswith("/models") else http(404, {}))
         raise HangUp
 
-    with serving(script) as server, pytest.raises(WorkerLost, match="the model is not there any more"):
+    with serving(script) as server, pytest.raises(WorkerLost, match="no longer has the model"):
         with_worker(server.url, answer)
 
 
@@ -298,7 +298,7 @@ def test_a_server_that_never_answers_cannot_be_opened() -> None:
         time.sleep(1)
         raise HangUp
 
-    with serving(script) as server, pytest.raises(NetworkError, match=r"no list of models within 0\.1 s"):
+    with serving(script) as server, pytest.raises(NetworkError, match=r"did not list its models within 0\.1 s"):
         with_worker(server.url, answer, probe_s=0.1)
 
 

@@ -118,7 +118,7 @@ def test_nothing_to_answer_is_an_error(tmp_path: Path, lines: list[object], exit
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["in.jsonl", "-m", "any"], "-o: the output file is missing"),
+        (["in.jsonl", "-m", "any"], "-o: no output file was given"),
         (["in.jsonl", "-o", "x", "--machines", "2"], "work only with --dry-run"),
         (["in.jsonl", "-o", "x", "--compare-price", "1,2"], "work only with --dry-run"),
         (["in.jsonl", "--dry-run", "--compare-price", "1"], "--compare-price: '1' is not a pair of prices"),

@@ -52,7 +52,7 @@ def test_energy_is_predicted_where_it_is_counted() -> None:
 
 
 def test_missing_counters_are_mentioned() -> None:
-    assert report(estimate())["energy"] == "not counted by this machine"
+    assert report(estimate())["energy"] == "unknown (no RAPL or NVML counter can be read)"
     assert body_of(estimate(), Comparison())["energy"] is None
 
 
