@@ -82,7 +82,7 @@ def test_the_report_is_on_stdout(tmp_path: Path) -> None:
     assert [line[:10].strip() for line in lines] == [*labels, "3 machines", "API price"]
     assert lines[0] == "input       6 lines, 1 cannot be answered, 1 equal to others, 4 to answer"
     assert lines[2].startswith("sample      4 requests answered in ")
-    assert b"note: 1 line cannot be answered; line 6: " in done.stderr
+    assert b"note: 1 line cannot be answered; the first is line 6: " in done.stderr
 
 
 def test_one_line_is_enough(tmp_path: Path) -> None:
