@@ -58,7 +58,7 @@ def _lines(count: int, *, seed: int, prefix: str, answer: int) -> list[dict[str,
     draw = random.Random(seed)
     lines = []
     for number in range(count):
-        text = f"Write a story about {' '.join(draw.choices(WORDS, k=8))} and the number {draw.randrange(10**6)}."
+        text = f"{draw.randrange(10**6)}: write a story about {' '.join(draw.choices(WORDS, k=8))}."
         messages = [{"role": "system", "content": prefix}] if prefix else []
         messages.append({"role": "user", "content": text})
         lines.append(openai_line(str(number), {"messages": messages, "max_tokens": answer}))
