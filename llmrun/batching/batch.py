@@ -17,7 +17,7 @@ from llmrun.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What to run.
+    """A batch to run.
 
     source, output  the input and the output; the output must not be a link (see `resolved`)
     model         the name by which the user asked for the model, or "" if only servers know it

@@ -25,7 +25,7 @@ _OK: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a worker says and proves about its answers.
+    """The identity of a worker, as far as it decides its answers.
 
     model        the name of its model
     context_size  the most tokens of a prompt and its answer together, or None if it is unknown

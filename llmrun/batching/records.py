@@ -21,7 +21,7 @@ _PREFIXES: Final = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 
 @dataclass(frozen=True, slots=True)
 class LineId:
-    """What identifies a line: its number, the digest of its bytes, and its own ID, or None if it could not be read."""
+    """The identity of a line: its number, the digest of its bytes, and its own ID, or None if it could not be read."""
 
     number: int
     digest: bytes

@@ -14,7 +14,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
 _AGAIN = "use the original input, model and options to continue, or add --force to start over"
-# What a journal's header says about its run, and what messages say if it differs.
+# The values in a journal's header that decide answers, and the words of messages about a difference.
 _DECISIVE = {
     "model": "a different model",
     "context_size": "a different context size",

@@ -24,7 +24,7 @@ _MOST_IGNORED: Final = 100  # names
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the parts of a run share: its input, journal, record writer, tally and stop flag."""
+    """The shared state of a run: its input, journal, record writer, tally and stop flag."""
 
     intake: Intake
     journal: Journal

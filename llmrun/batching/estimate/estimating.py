@@ -15,7 +15,7 @@ from llmrun.errors import LlmrunError
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a batch takes on machines like this one.
+    """The predicted tokens, time and energy of a batch on machines like this one.
 
     counts    what was counted
     sample    what was measured

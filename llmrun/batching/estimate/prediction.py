@@ -20,7 +20,7 @@ _MILLION: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a batch computes.
+    """The amount of work in a batch.
 
     calls      calls to answer
     parallel   the most answers that a machine generates at a time
@@ -82,7 +82,7 @@ def _steps(lengths: Sequence[int], parallel: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ApiPrice:
-    """What an API takes for a million tokens of prompts and of answers, in any currency."""
+    """An API's prices for a million prompt tokens and a million generated tokens, in any currency."""
 
     prompt: float
     generated: float

@@ -21,7 +21,7 @@ FINISH_S: Final = 100.0  # how long the begun ones may take to finish after that
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured.
+    """The measurements of a sample.
 
     steps      all steps, in order
     steady     the steps with as many answers at a time as in a run

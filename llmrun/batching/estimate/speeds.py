@@ -31,7 +31,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What the tokens of a batch take on this machine.
+    """The seconds that tokens and steps take on this machine.
 
     prompt_s     seconds for a computed prompt token
     generated_s  seconds for a generated token, with as many answers at a time as in the run

@@ -1,4 +1,4 @@
-"""What runs on each node of a Ray cluster: an engine in a child process, and the model file that it needs.
+"""The actor on each node of a Ray cluster: an engine in a child process, and the model file that it needs.
 
 Ray starts this class in a process of its own. Arguments and results are JSON and bytes, because Ray would otherwise
 pickle objects whose classes may differ between the machines. This module does not import Ray.

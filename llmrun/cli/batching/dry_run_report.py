@@ -22,7 +22,7 @@ _LEAST_LABEL: Final = 9  # columns
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What else to predict: the price of an API, or None, and the time on several machines, or None."""
+    """More predictions: the price of an API, or None, and the time on several machines, or None."""
 
     price: ApiPrice | None = None
     machines: int | None = None
