@@ -285,7 +285,8 @@ def test_draining_finishes_what_runs(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S)) as model:
             long = asyncio.create_task(hear(model, chat("x" * 6000)))
-            short = asyncio.create_task(hear(model, chat("short")))
+            text = "short" * 20  # long enough to run until the other requests are there
+            short = asyncio.create_task(hear(model, chat(text)))
             await until(lambda: model.load.running == 2)
             more = [asyncio.create_task(hear(model, noise(2, 100))) for _ in range(2)]
             await until(lambda: model.load.running == 4)
@@ -300,7 +301,7 @@ def test_draining_finishes_what_runs(tmp_path: Path) -> None:
             with pytest.raises(Unavailable):
                 Listening(model, chat("late"))
             await draining
-            assert (await short).text == "You said: short"
+            assert (await short).text == f"You said: {text}"
             assert len(await asyncio.gather(*more)) == 2
             with pytest.raises(Unavailable):
                 await long

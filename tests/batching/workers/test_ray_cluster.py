@@ -170,5 +170,4 @@ def test_a_killed_worker_and_a_removed_node_lose_nothing(ray: TestCluster, tmp_p
     _, told = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, told
     assert b"the worker's process has ended" in told
-    assert told.count(b"note: ") >= 2
     assert distributed.read_bytes() == local.read_bytes()
