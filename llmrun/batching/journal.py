@@ -24,7 +24,7 @@ from llmrun.folders import cache_folder
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-ENDING: Final = ".partial"
+_ENDING: Final = ".partial"
 _FORMAT: Final = "llmrun batch journal, version 1"
 _LONGEST_HEADER: Final = 1 << 20
 _MOST_DIGITS: Final = 18  # of the number of a line
@@ -203,7 +203,7 @@ class Journal:
 
 def journal_path(output: Path) -> Path:
     """Return the path of the journal of an output file."""
-    return output.with_name(output.name + ENDING)
+    return output.with_name(output.name + _ENDING)
 
 
 def recorded_header(output: Path) -> Mapping[str, Any] | None:

@@ -14,9 +14,8 @@ from typing import Any, BinaryIO, Final
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
-MIB: Final = 1 << 20
-LONGEST_LINE: Final = 16 * MIB  # bytes, the same limit as for the body of a request to the server
-_CHUNK: Final = MIB
+LONGEST_LINE: Final = 16 << 20  # bytes, the same limit as for the body of a request to the server
+_CHUNK: Final = 1 << 20
 _CSV: Final = {".csv": ",", ".tsv": "\t"}
 _BLANK: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"

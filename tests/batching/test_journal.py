@@ -13,7 +13,7 @@ import pytest
 from llmrun.batching.journal import Journal
 from llmrun.batching.threads import Halt, Stopped
 from llmrun.errors import DoesNotFit, LlmrunError, UsageError
-from tests.support.hub.small_disks import SmallDisk, mount, unmount
+from tests.support.hub.small_disks import SmallDisk, mounted_disk
 
 HEADER = {"model": "a-model", "seed": 1}
 
@@ -211,16 +211,8 @@ def test_a_number_of_a_line_has_a_limit(output: Path) -> None:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[SmallDisk]:
-    """Yield a real disk with room for 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if not mount(folder, 1 << 20):
-        pytest.skip("mounting needs a privilege")
-    try:
-        (folder / "ballast").write_bytes(bytes((1 << 20) - (64 << 10)))
-        yield SmallDisk(folder, True, 0)
-    finally:
-        unmount(folder)
+    with mounted_disk(tmp_path / "disk", 1 << 20, room=64 << 10) as disk:
+        yield disk
 
 
 def fill(journal: Journal) -> None:

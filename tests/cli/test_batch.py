@@ -16,7 +16,7 @@ import pytest
 from tests.support.batching.batch_runs import answers_in, batch, openai_line, random_lines, texts_in, write_lines
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, on_terminal
 from tests.support.cli.tool_chats import call, tool_script_file
-from tests.support.hub.small_disks import mount, unmount
+from tests.support.hub.small_disks import SmallDisk, mounted_disk
 from tests.support.serving.served import serve
 
 SCRIPTED = ("--backend", "scripted", "-m", "x")
@@ -248,28 +248,21 @@ def test_a_killed_run_continues_with_the_same_bytes(tmp_path: Path, output: Path
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if not mount(folder, 256 << 10):
-        pytest.skip("mounting needs a privilege")
-    try:
-        yield folder
-    finally:
-        unmount(folder)
+def small(tmp_path: Path) -> Iterator[SmallDisk]:
+    with mounted_disk(tmp_path / "disk", 256 << 10, room=66 << 10) as disk:
+        yield disk
 
 
-def test_a_full_disk_is_one_line_and_the_run_continues(tmp_path: Path, small: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_run_continues(tmp_path: Path, small: SmallDisk) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(190)])
-    (small / "ballast").write_bytes(bytes(190 << 10))
-    output = small / "out.jsonl"
+    output = small.folder / "out.jsonl"
     done = batch(source, "-o", output, *SCRIPTED)
     assert done.returncode == 7
     assert done.stderr.decode().splitlines()[-2:] == [
-        f"error: disk: {small}: full, 0 bytes free",
+        f"error: disk: {small.folder}: full, 0 bytes free",
         "hint: free up space, then run the same command again to continue",
     ]
-    (small / "ballast").unlink()
+    small.make_room()
     again = batch(source, "-o", output, *SCRIPTED, "--json")
     assert again.returncode == 0, again.stderr
     assert 0 < json.loads(again.stdout)["resumed"] < 190

@@ -22,7 +22,7 @@ END_S = 600.0
 
 @dataclass
 class Kills:
-    """What happened.
+    """The results of a soak.
 
     killed     how often the process was killed
     in_time    how many of these kills came before the first answer, while calls ran, and after the last answer

@@ -90,7 +90,7 @@ class FakeWorker:
 
 
 class Told:
-    """A reporter that remembers what it is told."""
+    """A reporter that records notes and progress."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

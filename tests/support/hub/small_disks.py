@@ -66,6 +66,22 @@ def small_disk(folder: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield disk
 
 
+@contextlib.contextmanager
+def mounted_disk(folder: Path, size: int, room: int) -> Iterator[SmallDisk]:
+    """Yield a real disk of `size` bytes with `room` bytes free, which child processes see too.
+
+    Skips the test if this user may not mount disks; `--no-skips` turns that into a failure.
+    """
+    folder.mkdir()
+    if not mount(folder, size):
+        pytest.skip("mounting needs a privilege")
+    try:
+        (folder / "ballast").write_bytes(bytes(size - room))
+        yield SmallDisk(folder, True, 0)
+    finally:
+        unmount(folder)
+
+
 def mount(folder: Path, size: int) -> bool:
     """Mount a tmpfs of this size at the folder and return True, or return False if this user may not."""
     try:
