@@ -62,8 +62,10 @@ class TemplateAbilities:
 
     reasoning_on   variables for `ChatPrompt.template_kwargs` that switch thinking on; may be empty if thinking is on by
                    default
-    reasoning_off  variables that switch thinking off; empty if the template has no switch
+    reasoning_off  variables that switch thinking off; empty if the template has no such variable
     is_off_by_default  True if a prompt that does not set these variables is the same as with `reasoning_off`
+    off_word       the word that switches thinking off at the end of the last user message, such as "/no_think"; "" if
+                   there is none, or if the template has variables for this
     thinking_tags  the tags around thinking; None if the template does not reveal them
     tools          what the template can do with tools
     """
@@ -71,5 +73,6 @@ class TemplateAbilities:
     reasoning_on: Mapping[str, object] = field(default_factory=dict)
     reasoning_off: Mapping[str, object] = field(default_factory=dict)
     is_off_by_default: bool = False
+    off_word: str = ""
     thinking_tags: ThinkingTags | None = None
     tools: ToolAbilities = ToolAbilities()

@@ -30,6 +30,7 @@ _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
 _WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
 _REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # matches a list of parts that the template prints verbatim
 _LONGEST_TAG = 200  # characters
+_OFF_WORD = "/no_think"  # Nemotron Nano 2
 _CLOSED, _FREE, _OPENED = range(3)  # the prompt ends with a closed thinking block, without a block, or inside a block
 
 
@@ -41,10 +42,10 @@ def probe(source: str) -> TemplateAbilities:
     switch = _switch(tries, named.variables, tags)
     tools = tool_abilities(source, tries, tags)
     if switch is None:
-        return TemplateAbilities(thinking_tags=tags, tools=tools)
+        return TemplateAbilities(off_word=_off_word(tries, tags), thinking_tags=tags, tools=tools)
     plain = tries.prompt()
     is_off_by_default = plain is not None and tries.prompt(switch.off) == plain
-    return TemplateAbilities(switch.on, switch.off, is_off_by_default, tags, tools)
+    return TemplateAbilities(switch.on, switch.off, is_off_by_default, thinking_tags=tags, tools=tools)
 
 
 class _Tries:
@@ -215,6 +216,13 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
     if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None
+
+
+def _off_word(tries: _Tries, tags: ThinkingTags | None) -> str:
+    """Return _OFF_WORD if this word in a question makes the prompt end with a closed thinking block, else ""."""
+    asked = {"role": "user", "content": f"{_ASKED} {_OFF_WORD}"}
+    closes = tags is not None and _ending(tries.text([asked]), tags) == _CLOSED
+    return _OFF_WORD if closes and _ending(tries.prompt(), tags) != _CLOSED else ""
 
 
 def _ending(text: str | None, tags: ThinkingTags | None) -> int:

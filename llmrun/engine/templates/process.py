@@ -83,6 +83,7 @@ class TemplateProcess(IsolatedProcess):
                 {**found["reasoning_on"]},
                 {**found["reasoning_off"]},
                 bool(found["is_off_by_default"]),
+                str(found["off_word"]),
                 ThinkingTags(**tags) if tags else None,
                 ToolAbilities.from_json(found["tools"]),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.templates.abilities import TemplateAbilities
 from llmrun.engine.thinking.decoder import Spelling, spelled
@@ -75,8 +75,8 @@ class ModelThinking:
 
     @property
     def has_switch(self) -> bool:
-        """True if the template has a variable that switches thinking off."""
-        return bool(self._variables(on=False))
+        """True if the template has a variable or a word that switches thinking off."""
+        return bool(self._variables(on=False) or self._abilities.off_word)
 
     @property
     def can_think(self) -> bool:
@@ -93,7 +93,7 @@ class ModelThinking:
             )
 
     def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
-        """Return the prompt with the template variables that switch thinking on or off.
+        """Return the prompt with template variables that switch thinking on or off, or the word that switches it off.
 
         Variables that the caller has set take precedence. Raises UsageError if `on` is True and the model does not
         support thinking.
@@ -101,7 +101,10 @@ class ModelThinking:
         if on:
             self.require()
         variables = {} if on is None else self._variables(on=on)
-        return replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
+        asked = replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
+        if on is False and self._abilities.off_word:
+            asked = replace(asked, messages=_with_word(prompt.messages, self._abilities.off_word))
+        return asked
 
     def begun(self, rendered: str, on: bool | None, given: Mapping[str, object] | None = None) -> Beginning:
         """Return the prompt and the initial state of its answer. `given` are the caller's template variables.
@@ -132,3 +135,15 @@ class ModelThinking:
     def _variables(self, *, on: bool) -> dict[str, object]:
         """Return the variables that switch thinking on or off. They may be empty; see TemplateAbilities."""
         return dict(self._abilities.reasoning_on if on else self._abilities.reasoning_off)
+
+
+def _with_word(messages: Sequence[Mapping[str, Any]], word: str) -> list[Mapping[str, Any]]:
+    """Return the messages with a word appended to the last user message, if its content is plain text."""
+    changed = [*messages]
+    for at in reversed(range(len(changed))):
+        if changed[at].get("role") == "user":
+            content = changed[at].get("content")
+            if isinstance(content, str):
+                changed[at] = {**changed[at], "content": f"{content} {word}"}
+            break
+    return changed

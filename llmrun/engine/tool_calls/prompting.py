@@ -72,7 +72,8 @@ class ModelTools:
         assert found is not None, "`prepared` has been called"
         placeholders = Placeholders(self._tokenizer)
         thinking = spelled(style, self._tokenizer, placeholders) if style else None
-        calls, tools = spelled_tools(found, placeholders), read_tools(prompt.tools or ())
+        calls = spelled_tools(found, placeholders, self._tokenizer.end_of_generation)
+        tools = read_tools(prompt.tools or ())
         wanted = self._enforced_format(prompt, calls, tools, check)
         # The number of messages makes the ids of calls differ from those of earlier answers.
         return thinking, CallDecoder(calls, tools, str(len(prompt.messages))), wanted

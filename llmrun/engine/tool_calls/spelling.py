@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from llmrun.engine.templates.tool_format import ToolCallFormat, ValueForm
@@ -28,8 +28,12 @@ class ToolSpelling:
         return {character: token for token, character in self.characters.items()}
 
 
-def spelled_tools(found: ToolCallFormat, placeholders: Placeholders) -> ToolSpelling:
-    """Return a format as spelled in the vocabulary of these placeholders, which thinking tags may share."""
+def spelled_tools(found: ToolCallFormat, placeholders: Placeholders, ends: Collection[int] = ()) -> ToolSpelling:
+    """Return a format as spelled in the vocabulary of these placeholders, which thinking tags may share.
+
+    ends  the tokens that end an answer. Some templates write one right after the calls, but it never appears in the
+          text of an answer, so `section_end` stops before it.
+    """
     write = placeholders.spelled
     form = found.arguments
     arguments = replace(
@@ -48,9 +52,15 @@ def spelled_tools(found: ToolCallFormat, placeholders: Placeholders) -> ToolSpel
         arguments=arguments,
         section_start=write(found.section_start),
         separator=write(found.separator),
-        section_end=write(found.section_end),
+        section_end=_before_end(write(found.section_end), placeholders, ends),
         other_starts=tuple(map(write, found.other_starts)),
         plain_start=write(found.plain_start),
         after_plain=write(found.after_plain),
     )
     return ToolSpelling(format_, placeholders.characters, placeholders.texts)
+
+
+def _before_end(text: str, placeholders: Placeholders, ends: Collection[int]) -> str:
+    """Return a text up to the first token that ends the answer."""
+    last = {character for token, character in placeholders.characters.items() if token in ends}
+    return text[: next((at for at, letter in enumerate(text) if letter in last), len(text))]

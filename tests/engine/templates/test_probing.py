@@ -132,6 +132,35 @@ def test_the_switch_changes_the_prompt(name: str) -> None:
     assert not off.rstrip().endswith(tags.opening)
 
 
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("NVIDIA-Nemotron-Nano-v2", "/no_think"),
+        ("Qwen-Qwen3-0.6B", ""),  # it has a variable
+        ("Kimi-K2-Thinking", ""),
+        ("ibm-granite-granite-4.0", ""),
+    ],
+)
+def test_a_word_that_switches_thinking_off_is_found(name: str, word: str) -> None:
+    assert real(name).off_word == word
+
+
+def test_the_variants_of_qwens_template_have_the_same_switch() -> None:
+    """Qwen3.5 0.8B and 2B think only if asked, and Qwen3.6 has a second variable that keeps past thinking."""
+    source, off = source_of("Qwen3.5-4B"), "{{- '<think>\\n\\n</think>\\n\\n' }}"
+    on = "{{- '<think>\\n' }}"
+    switch = "enable_thinking is defined and enable_thinking is "
+    small = source.replace(switch + "false", switch + "true")
+    small = small.replace(off, "OFF").replace(on, off).replace("OFF", on)
+    later = source.replace("if loop.index0 > ns.last", "if preserve_thinking or loop.index0 > ns.last")
+    assert source not in (small, later)
+    for variant in (small, later):
+        found = probe(variant)
+        assert (found.reasoning_on, found.reasoning_off) == ({"enable_thinking": True}, {"enable_thinking": False})
+        assert found.is_off_by_default == (variant == small)
+        assert found.thinking_tags == ThinkingTags(*THINK)
+
+
 # --- small templates
 
 

@@ -59,6 +59,27 @@ def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
     assert not beginning.may_close
 
 
+def test_a_word_in_the_question_switches_thinking_off() -> None:
+    source = (TEMPLATES[0].parent / "NVIDIA-Nemotron-Nano-v2.jinja").read_text()
+    known, template, tokens = thinking(source), ChatTemplate(source, "model", "t"), ScriptedTokenizer()
+    messages = [{"role": "user", "content": "Is it so?"}, {"role": "assistant", "content": "No."}]
+    messages += [{"role": "user", "content": "Why?"}]
+    prompts = {on: template.render(known.asked(ChatPrompt(messages), on), tokens, PROCESS) for on in (None, False)}
+    assert known.has_switch
+    assert prompts[None].endswith("User\nWhy?\n<SPECIAL_11>Assistant\n<think>\n")
+    assert prompts[False] == prompts[None].removesuffix("<think>\n") + "<think></think>"
+    assert known.begun(prompts[False], False).text == prompts[False]
+    assert [message["content"] for message in messages] == ["Is it so?", "No.", "Why?"]
+
+
+def test_the_word_is_added_only_to_plain_text() -> None:
+    source = (TEMPLATES[0].parent / "NVIDIA-Nemotron-Nano-v2.jinja").read_text()
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
+    system = [{"role": "system", "content": "Be brief."}]
+    for messages in (parts, system):
+        assert thinking(source).asked(ChatPrompt(messages), False).messages == messages
+
+
 def test_a_model_that_thinks_only_if_asked_begins_none_by_default() -> None:
     source = (
         "{% for message in messages %}{{ message.content }}{{ message.reasoning_content }}{% endfor %}"

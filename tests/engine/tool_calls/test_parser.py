@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from time import process_time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.engine.thinking.decoder import Placeholders
 from llmrun.engine.tool_calls.events import AnswerText, ArgumentsText, CallStarted
 from llmrun.engine.tool_calls.parser import ToolCallParser
 from llmrun.engine.tool_calls.schemas import read_tools
+from llmrun.engine.tool_calls.spelling import spelled_tools
 from tests.support.tool_calls.answers import Parsed, parsed
-from tests.support.tool_calls.formats import Case, real_case
+from tests.support.tool_calls.formats import Case, real_case, tools_of
 
 SCHEMA = {
     "type": "object",
@@ -227,3 +231,17 @@ def test_long_answers_are_parsed_in_linear_time(piece: str) -> None:
         parser.feed(piece)
     parser.finish()
     assert process_time() - began < 5
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (5,)])
+def test_the_end_token_is_not_part_of_a_call(sizes: tuple[int, ...]) -> None:
+    """Nemotron Nano 2 and others write that token right after the calls, but answers come without it."""
+    form = tools_of("NVIDIA-Nemotron-Nano-v2").tool_format
+    assert form is not None
+    found = replace(form, section_end="]</TOOLCALL><|im_end|>")
+    tokenizer = ScriptedTokenizer()
+    spelling = spelled_tools(found, Placeholders(tokenizer), tokenizer.end_of_generation)
+    text = '<TOOLCALL>[{"name": "get", "arguments": {"days": 2}}, {"name": "now", "arguments": {}}]</TOOLCALL>'
+    answer = parsed(Case("", spelling, tokenizer), TOOLS, text + "\n", sizes)
+    assert calls(answer) == [("get", {"days": 2}), ("now", {})]
+    assert (answer.text, answer.broken) == ("", [])

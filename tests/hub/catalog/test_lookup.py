@@ -79,6 +79,22 @@ def test_no_two_of_our_names_are_one_file() -> None:
             assert seen.setdefault(str(quant.sources[0]), name) == name
 
 
+# The names of the models whose architecture has recurrent layers.
+HYBRIDS = re.compile(r"qwen3-(coder-)?next:|qwen3\.[5-8]:|nemotron-|falcon-h1|granite4:.*-h$")
+
+
+def test_our_hybrids_have_their_authors_settings(ours: Catalog) -> None:
+    hybrids = [ours.entry(name) for name in ours.names() if HYBRIDS.match(name)]
+    assert len(hybrids) == 30
+    for entry in hybrids:
+        assert "temperature" in entry.sampling, entry.name
+        assert entry.thinking is not None, entry.name
+        assert entry.end_of_turn, entry.name
+        assert entry.context, entry.name
+    thinkers = {entry.family for entry in hybrids if entry.thinking}
+    assert {entry.family for entry in hybrids} - thinkers == {"falcon-h1", "granite4", "qwen3-coder-next"}
+
+
 def test_our_families_name_a_model_that_is_there(ours: Catalog) -> None:
     families = {name.partition(":")[0] for name in ours.names()}
     for family in families:
@@ -153,6 +169,11 @@ def test_it_lies_above_the_package_in_a_source_tree() -> None:
         ("ministral", "ministral-3:8b"),
         ("gpt-oss", "gpt-oss:20b"),
         ("qwen3.6:35b-ud-q5_k_m", "qwen3.6:35b-ud-q5_k_m"),
+        ("qwen3.5:122b-a10b-q8_0", "qwen3.5:122b-q8_0"),
+        ("qwen3-next", "qwen3-next:80b-instruct"),
+        ("qwen3-next:80b-a3b-thinking", "qwen3-next:80b-thinking"),
+        ("nemotron-3-nano:30b-a3b-q8_0", "nemotron-3-nano:30b-q8_0"),
+        ("falcon-h1:1.5b-deep-instruct-q4_k_m", "falcon-h1:1.5b-deep"),
     ],
 )
 def test_names_mean_what_ollama_users_expect(ours: Catalog, typed: str, meant: str) -> None:
