@@ -69,11 +69,6 @@ def is_stand_in(name: str) -> bool:
     return name in HIDDEN_CHOICES
 
 
-def may_use_gpus(name: str) -> bool:
-    """Return whether this backend can use GPUs or, for "auto", whether any backend can."""
-    return any(entry.kind().gpus is not None for entry in BACKENDS if name in (AUTO, entry.name))
-
-
 def choices_in_words() -> str:
     """Return the choices as text for a help page: "auto, cpu, or llama (llama.cpp)"."""
     *others, last = [AUTO, *(f"{one.name} ({one.program})" if one.program else one.name for one in BACKENDS)]

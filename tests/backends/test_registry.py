@@ -18,7 +18,6 @@ from llmrun.backends.registry import (
     backend_named,
     choices_in_words,
     is_stand_in,
-    may_use_gpus,
     stand_in_named,
 )
 from llmrun.backends.select import open_backend
@@ -72,7 +71,3 @@ def test_stand_ins_are_accepted_but_not_told() -> None:
     assert not is_stand_in("cpu")
     assert stand_in_named("cpu") is None
     assert backend_named("scripted") is None
-
-
-def test_only_some_backends_may_use_gpus() -> None:
-    assert [name for name in (*CHOICES, *HIDDEN_CHOICES) if may_use_gpus(name)] == ["auto", "llama"]

@@ -7,6 +7,7 @@ from typing import Any
 
 _RPC = b"RPC"
 _GPU, _INTEGRATED = 1, 2  # ggml device types
+_WITHOUT_GPUS = frozenset({"CPU", "BLAS", "RPC", "ZenDNN", "zDNN"})  # backends that never have a GPU of this machine
 
 
 def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
@@ -48,6 +49,21 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
             found[kind].append((backend, gpu))
     chosen = found[_GPU] or [pair for pair in found[_INTEGRATED] if pair[0] == found[_INTEGRATED][0][0]]
     return [*remote, *(gpu for _, gpu in chosen)]
+
+
+def supports_gpus(ggml: Any) -> bool:
+    """Return whether this build of llama.cpp can use GPUs, even if this machine has none or hides them.
+
+    llama.cpp's own answer, `llama_supports_gpu_offload`, is true only if a GPU is found or the build has RPC.
+    """
+    ggml.ggml_backend_reg_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_reg_get.restype = ctypes.c_void_p
+    ggml.ggml_backend_reg_name.restype = ctypes.c_char_p
+    for index in range(ggml.ggml_backend_reg_count()):
+        backend = ctypes.c_void_p(ggml.ggml_backend_reg_get(ctypes.c_size_t(index)))
+        if ggml.ggml_backend_reg_name(backend).decode(errors="replace") not in _WITHOUT_GPUS:
+            return True
+    return False
 
 
 def supports_rpc(ggml: Any) -> bool:

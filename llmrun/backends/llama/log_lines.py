@@ -25,7 +25,7 @@ def refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
     if "does not support split buffers" in reason:
         return UsageError(f"--split-mode row: {shown(reason, 200)}", hint="use --split-mode layer, the default")
     if "allocat" in reason or "out of memory" in reason:
-        free = [f"{shown(name, 40)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
+        free = [f"{shown(name)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
         if free:
             return DoesNotFit(
                 f"{sentence}; free GPU memory: {', '.join(free)}",
@@ -40,7 +40,7 @@ def placement_words(log: Sequence[str], threads: int) -> str:
     layers = offloaded(log)
     if not layers:
         return threads_in_words(threads)
-    devices = " and ".join(shown(name, 40) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
+    devices = " and ".join(shown(name) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
     return f"{layers} layers on {devices}, {threads_in_words(threads)}"
 
 

@@ -150,4 +150,4 @@ def _names(devices: Sequence[dict[str, Any]]) -> str:
 
 
 def _name(device: dict[str, Any]) -> str:
-    return shown(device["description"], 40)
+    return shown(device["description"])

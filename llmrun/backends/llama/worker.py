@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.deep_stack import call_with_stack
-from llmrun.backends.llama.devices import add_rpc_server, supports_rpc, usable_gpus
+from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
 from llmrun.backends.llama.messages import NEARLY, answer_line
 from llmrun.backends.llama.shared_layout import FLAG_BYTES, MOST_WANTED, Layout
 from llmrun.backends.llama.shared_memory import SharedMemory
@@ -95,9 +95,7 @@ class LlamaWorker:
         """Return the GPUs with their free memory."""
         # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
         devices = usable_gpus(self._llama._lib)
-        # llama.cpp also says that it offloads if it only has RPC.
-        offloads = self._llama.llama_supports_gpu_offload() and not supports_rpc(self._llama._lib)
-        return {"offloads": offloads or bool(devices), "devices": devices}
+        return {"offloads": supports_gpus(self._llama._lib) or bool(devices), "devices": devices}
 
     def do_describe(self) -> dict[str, Any]:
         """Return llama.cpp's build information and the GPUs it can use."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from llmrun.amounts import format_seconds_briefly
-from llmrun.backends.registry import may_use_gpus
 from llmrun.bench.analysis.stability import is_stable
 from llmrun.bench.measuring.cold import cold_start
 from llmrun.bench.measuring.pool import OpenedFacts, Pool, Start
@@ -39,10 +38,14 @@ _WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note expla
 
 @dataclass(slots=True)
 class Trial:
-    """The state of one configuration, with a sample for each completed round."""
+    """The state of one configuration, with a sample for each completed round.
+
+    energy_source  the names of the counters that measured the samples' joules; empty if there are none
+    """
 
     configuration: Configuration
     samples: list[Sample] = field(default_factory=list)
+    energy_source: str = ""
     failure: LlmrunError | None = None
 
 
@@ -58,7 +61,6 @@ class Outcome:
     opened: dict[BenchTarget, OpenedFacts]
     bandwidths: list[float] = field(default_factory=list)
     multiply_rates: list[float] = field(default_factory=list)
-    energy_source: str = ""
     interrupted: bool = False
 
 
@@ -92,7 +94,7 @@ class Runner:
         self._effort = effort
         self._reporter = reporter
         self._pool = Pool(configurations, reporter, start)
-        self._meter = _meter(configurations)
+        self._meters = _Meters()
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
@@ -187,11 +189,11 @@ class Runner:
         worker, is_new = self._pool.worker(configuration.target)
         if is_new:
             worker.warm(configuration.workload, self._next_seed(), self._effort.seconds * _WARM_UP_SHARE)
-        with self._meter.measure() as reading:
+        with self._meters.of(configuration.target, self._pool.opened).measure() as reading:
             runs = [worker.run(configuration.workload, seed)]
             while sum(run.seconds for run in runs) < _TURN_S:
                 runs.append(worker.run(configuration.workload, self._next_seed()))
-        self.outcome.energy_source = reading.source
+        trial.energy_source = reading.source
         return replace(joined(runs), joules=reading.joules)
 
     def _next_seed(self) -> int:
@@ -266,15 +268,18 @@ class _Failing:
         return True
 
 
-def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
-    """Return the energy meter. It includes GPUs only if one may be used, because idle GPUs draw tens of watts."""
-    may_use_gpu = any(_may_use_gpus(one.target) for one in configurations)
-    return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
+class _Meters:
+    """Two energy meters. The one for engines without GPU layers omits GPUs, because idle GPUs draw tens of watts."""
 
+    def __init__(self) -> None:
+        self._made: dict[bool, EnergyMeter] = {}
 
-def _may_use_gpus(target: BenchTarget) -> bool:
-    """Return whether this target can use a GPU. A server may be on this machine and may use its GPUs."""
-    return target.gpu_layers != 0 and (bool(target.endpoint) or may_use_gpus(target.backend))
+    def of(self, target: BenchTarget, opened: Mapping[BenchTarget, OpenedFacts]) -> EnergyMeter:
+        """Return the meter for a target that has been opened. A server may be on this machine and may use its GPUs."""
+        uses_gpus = bool(target.endpoint or opened[target].facts.get("gpu_layers"))
+        if uses_gpus not in self._made:
+            self._made[uses_gpus] = EnergyMeter([*rapl_sources(), *(nvml_sources() if uses_gpus else ())])
+        return self._made[uses_gpus]
 
 
 def _words(trial: Trial) -> str:

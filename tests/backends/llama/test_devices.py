@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.llama.devices import add_rpc_server, supports_rpc, usable_gpus
+from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
 
 CPU, GPU, INTEGRATED, ACCELERATOR = 0, 1, 2, 3
 CUDA, VULKAN, RPC = 0x1000, 0x2000, 0x3000  # addresses of ggml's registrations
@@ -75,6 +75,31 @@ def test_the_gpus_that_llama_cpp_would_use(
     found = usable_gpus(FakeGgml(*devices))
     assert [(gpu["description"], gpu["free"]) for gpu in found] == expected
     assert all(gpu["total"] == 100 for gpu in found)
+
+
+class FakeBuild:
+    """A stand-in for ggml's list of the backends that were built in, whether or not they have devices."""
+
+    def __init__(self, *names: str) -> None:
+        self.ggml_backend_reg_count = _Function(lambda: len(names))
+        self.ggml_backend_reg_get = _Function(lambda index: index.value + 1)
+        self.ggml_backend_reg_name = _Function(lambda backend: names[backend.value - 1].encode())
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        (["CPU"], False),
+        (["BLAS", "CPU"], False),
+        (["RPC", "CPU"], False),
+        (["CUDA", "CPU"], True),
+        (["ROCm", "RPC", "CPU"], True),
+        (["MTL", "BLAS", "CPU"], True),
+        (["Vulkan", "CPU"], True),
+    ],
+)
+def test_a_build_supports_gpus_even_if_there_are_none(backends: list[str], expected: bool) -> None:
+    assert supports_gpus(FakeBuild(*backends)) is expected
 
 
 class FakeRpc:

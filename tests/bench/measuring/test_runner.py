@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmrun.bench.measuring import runner
 from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.runner import Effort, Runner, Trial
 from llmrun.bench.measuring.sample import Sample
@@ -34,6 +35,7 @@ class Turns:
         self.taken: list[tuple[str, int]] = []
         self.killed: list[str] = []
         self.facts: dict[str, int] = {}
+        self.gpu_layers: dict[str, str] = {}  # by target
         self.warm_ups: list[float] = []  # time limit of each, in seconds
         self.outlasts_warm_ups = False
 
@@ -46,7 +48,8 @@ class FakeWorker:
         self._name, self._turns = name, turns
 
     def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
-        return {"load_s": 0.1, "backend": "scripted", **self._turns.facts}
+        layers = self._turns.gpu_layers.get(self._name, "")
+        return {"load_s": 0.1, "backend": "scripted", "gpu_layers": layers, **self._turns.facts}
 
     def run(self, workload: Workload, seed: int) -> Sample:
         self._turns.before(self._name)
@@ -89,6 +92,29 @@ def test_configurations_alternate_and_each_round_has_the_same_tokens(tmp_path: P
         assert first[1] == second[1]
     assert len({seed for _, seed in measured}) == 4
     assert [len(trial.samples) for trial in outcome.trials] == [4, 4]
+
+
+class Counter:
+    """A counter that returns one joule per reading."""
+
+    interval = 0.0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def joules(self) -> float:
+        return 1.0
+
+
+def test_gpu_energy_counts_only_with_layers_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle GPU draws tens of watts, which must not be attributed to a model on the CPU."""
+    monkeypatch.setattr(runner, "rapl_sources", lambda: [Counter("RAPL package")])
+    monkeypatch.setattr(runner, "nvml_sources", lambda: [Counter("NVML")])
+    turns = Turns()
+    turns.gpu_layers = {"b": "31/31"}
+    on_the_cpu, on_the_gpu = runner_of("ab", turns, rounds(2), tmp_path).run().trials
+    assert (on_the_cpu.energy_source, on_the_gpu.energy_source) == ("RAPL package", "RAPL package + NVML")
+    assert ([sample.joules for sample in on_the_cpu.samples], on_the_gpu.samples[0].joules) == ([1.0, 1.0], 2.0)
 
 
 def test_warming_up_is_not_measured(tmp_path: Path) -> None:

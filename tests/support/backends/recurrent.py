@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from tests.support.gguf.gguf_files import CHATML, Tensor, tiny_vocabulary, write_gguf
 
 
-def tiny_recurrent(path: Path, *, layers: int = 2, width: int = 32, context: int = 2048) -> Path:
-    """Write a complete `mamba` model with random float32 weights."""
+def tiny_recurrent(path: Path, *, layers: int = 2, width: int = 32, state: int = 8, context: int = 2048) -> Path:
+    """Write a complete `mamba` model with random float32 weights.
+
+    llama.cpp's CUDA kernels need a state of 16 and a width that is a multiple of 64. Other sizes run on the CPU.
+    """
     vocabulary = tiny_vocabulary()
-    inner, state, kernel, time_step_rank = 2 * width, 8, 4, 4
+    inner, kernel, time_step_rank = 2 * width, 4, 4
     metadata: dict[str, Any] = {
         "general.architecture": "mamba",
         "general.name": "tiny recurrent",

@@ -12,23 +12,21 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from llmrun.backends.base import AUTO, Backend, OpenOptions
+from llmrun.backends.base import AUTO, Backend
 from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
 from llmrun.backends.llama.rpc import connecting
 from llmrun.backends.llama.rpc.connecting import build_problem, devices_with
 from llmrun.errors import BackendCrashed, Cancelled, NetworkError, UsageError
-from llmrun.gguf.reader import open_gguf
-from tests.support.backends.seam_contract import CONTEXT, FullCacheContract, SeamContract, batch_of, rows
+from tests.support.backends.offloading import assert_agree, logits_of_smollm2, open_llama
+from tests.support.backends.seam_contract import FullCacheContract, SeamContract, batch_of, rows
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import tiny_model
 from tests.support.servers.rpc_server import (
@@ -41,8 +39,6 @@ from tests.support.servers.rpc_server import (
 )
 
 pytestmark = pytest.mark.rpc
-
-OPTIONS = OpenOptions(context_size=CONTEXT, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -57,30 +53,6 @@ def other() -> Iterator[RealServer]:
         yield running
 
 
-def opened(path: Path, **options: Any) -> LlamaBackend:
-    with open_gguf(path) as file:
-        return LlamaBackend(file, replace(OPTIONS, **options))
-
-
-def logits(tokens: list[int], **options: Any) -> tuple[NDArray[np.float32], str]:
-    """Return the logits of SmolLM2 for a prompt and then for one token, and where its layers ran."""
-    backend = opened(smollm2(), context_size=512, **options)
-    try:
-        prompt = backend.forward(batch_of(rows(0, 0, tokens[:-1])))
-        last = backend.forward(batch_of(rows(0, len(tokens) - 1, tokens[-1:])))
-        return np.concatenate([prompt, last]), backend.info.device
-    finally:
-        backend.close()
-
-
-def kl_divergence(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:
-    """Return the mean divergence of the distributions of the next token."""
-    one, other = (np.asarray(rows, np.float64) for rows in (expected, actual))
-    one -= np.logaddexp.reduce(one, axis=1, keepdims=True)
-    other -= np.logaddexp.reduce(other, axis=1, keepdims=True)
-    return float((np.exp(one) * (one - other)).sum(axis=1).mean())
-
-
 class TestSeam(SeamContract, FullCacheContract):
     """A model whose layers are all on a server keeps the contract of the backends."""
 
@@ -92,10 +64,10 @@ class TestSeam(SeamContract, FullCacheContract):
         self.server = server.name
 
     def open_backend(self, *, context_size: int, max_sequences: int) -> Backend:
-        return opened(self.path, context_size=context_size, max_sequences=max_sequences, rpc=self.server)
+        return open_llama(self.path, context_size=context_size, max_sequences=max_sequences, rpc=self.server)
 
     def open_with_capacity(self, capacity: int, *, context_size: int, max_sequences: int) -> Backend:
-        return opened(self.path, context_size=256, kv_tokens=256, max_sequences=max_sequences, rpc=self.server)
+        return open_llama(self.path, context_size=256, kv_tokens=256, max_sequences=max_sequences, rpc=self.server)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +86,11 @@ class TestSeam(SeamContract, FullCacheContract):
 def test_logits_are_those_of_this_machine(
     count: int, options: dict[str, Any], placed: str, server: RealServer, other: RealServer
 ) -> None:
-    tokens = np.random.default_rng(1).integers(5, 40_000, 129).tolist()
     names = [running.name for running in (server, other)][:count]
-    actual, device = logits(tokens, rpc=",".join(names), **options)
+    actual, device = logits_of_smollm2(rpc=",".join(names), **options)
     local = {name: value for name, value in options.items() if name == "kv_type"}
-    expected, _ = logits(tokens, gpu_layers=0, **local)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.005 * float(np.ptp(expected)))
-    assert kl_divergence(expected, actual) < 1e-3
+    expected, _ = logits_of_smollm2(gpu_layers=0, **local)
+    assert_agree(actual, expected)
     used = [names[1]] if "main_gpu" in options else names
     assert device.startswith(f"{placed} layers on {' and '.join(used)}, ")
 
@@ -134,12 +104,12 @@ def test_servers_report_their_memory(server: RealServer, other: RealServer) -> N
 
 def test_a_split_for_another_number_of_devices_is_refused(server: RealServer) -> None:
     with pytest.raises(UsageError, match=f"--tensor-split: 2 numbers for 1 device: {server.name}"):
-        opened(smollm2(), rpc=server.name, tensor_split="1,1")
+        open_llama(smollm2(), rpc=server.name, tensor_split="1,1")
 
 
 def test_rows_cannot_be_split_over_servers(server: RealServer) -> None:
     with pytest.raises(UsageError, match="--split-mode row: device RPC0 does not support split buffers"):
-        opened(smollm2(), rpc=server.name, split_mode="row")
+        open_llama(smollm2(), rpc=server.name, split_mode="row")
 
 
 def test_this_build_has_rpc_but_no_gpus() -> None:
@@ -153,7 +123,7 @@ def test_this_build_has_rpc_but_no_gpus() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_is_killed_between_two_steps(tmp_path: Path, other: RealServer, number: signal.Signals) -> None:
     with real_server() as victim:
-        backend = opened(tiny_model(tmp_path, "F32"), rpc=f"{victim.name},{other.name}")
+        backend = open_llama(tiny_model(tmp_path, "F32"), rpc=f"{victim.name},{other.name}")
         try:
             backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
             victim.process.send_signal(number)
@@ -166,7 +136,7 @@ def test_a_server_that_is_killed_between_two_steps(tmp_path: Path, other: RealSe
 def test_a_server_that_is_killed_in_the_middle_of_a_step(other: RealServer) -> None:
     """The step takes a second or more, and the server dies after a third of one."""
     with real_server() as victim:
-        backend = opened(smollm2(), context_size=1024, rpc=f"{other.name},{victim.name}")
+        backend = open_llama(smollm2(), context_size=1024, rpc=f"{other.name},{victim.name}")
         try:
             timer = threading.Timer(0.3, victim.process.kill)
             timer.start()
@@ -179,7 +149,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step(other: RealServer) -> N
 def test_a_server_that_is_stuck_is_given_up_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_process, "_STOP_S", 1.0)
     with real_server() as stuck:
-        backend = opened(smollm2(), rpc=stuck.name)
+        backend = open_llama(smollm2(), rpc=stuck.name)
         try:
             stuck.process.send_signal(signal.SIGSTOP)
             timer = threading.Timer(0.5, backend.cancel)
@@ -207,7 +177,7 @@ def assert_lost(backend: LlamaBackend, victim: RealServer, batch: list[Any]) -> 
 def test_a_server_takes_the_next_client_after_one_that_was_killed(tmp_path: Path, server: RealServer) -> None:
     path = tiny_model(tmp_path, "F32")
     for _ in range(3):
-        backend = opened(path, rpc=server.name)
+        backend = open_llama(path, rpc=server.name)
         backend.forward(batch_of(rows(0, 0, [5])))
         backend._process.kill()
         with pytest.raises(BackendCrashed, match="SIGKILL"):
@@ -220,10 +190,10 @@ def test_a_second_client_is_told_that_a_server_has_only_one(
 ) -> None:
     monkeypatch.setattr(connecting, "_ANSWER_S", 1.0)
     path = tiny_model(tmp_path, "F32")
-    first = opened(path, rpc=server.name)
+    first = open_llama(path, rpc=server.name)
     try:
         with pytest.raises(NetworkError, match=f"the RPC server {server.name} did not answer within 1 s") as caught:
-            opened(path, rpc=server.name)
+            open_llama(path, rpc=server.name)
         assert "only one client" in caught.value.hint
         first.forward(batch_of(rows(0, 0, [5])))
     finally:
@@ -233,18 +203,18 @@ def test_a_second_client_is_told_that_a_server_has_only_one(
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_ANSWER_S", 1.0)
     with fake_server(silent) as name, pytest.raises(NetworkError, match=f"{name} did not answer within 1 s"):
-        opened(tiny_model(tmp_path, "F32"), rpc=name)
+        open_llama(tiny_model(tmp_path, "F32"), rpc=name)
 
 
 def test_a_server_with_another_protocol_is_named_with_its_version(tmp_path: Path) -> None:
     with fake_server(other_version) as name, pytest.raises(NetworkError) as caught:
-        opened(tiny_model(tmp_path, "F32"), rpc=name)
+        open_llama(tiny_model(tmp_path, "F32"), rpc=name)
     assert str(caught.value) == f"the RPC server {name} has another version of llama.cpp: its RPC protocol is 6.1.0"
 
 
 def test_a_server_that_hangs_up_is_not_one_of_this_version(tmp_path: Path) -> None:
     with fake_server(hangs_up) as name, pytest.raises(NetworkError) as caught:
-        opened(tiny_model(tmp_path, "F32"), rpc=name)
+        open_llama(tiny_model(tmp_path, "F32"), rpc=name)
     assert str(caught.value) == (
         f"the RPC server {name} did not answer like a ggml-rpc-server of this version of llama.cpp"
     )
@@ -261,12 +231,12 @@ def test_another_kind_of_server_is_given_up(tmp_path: Path, monkeypatch: pytest.
         connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
 
     with fake_server(http) as name, pytest.raises(NetworkError, match=f"{name} did not answer within 1 s"):
-        opened(tiny_model(tmp_path, "F32"), rpc=name)
+        open_llama(tiny_model(tmp_path, "F32"), rpc=name)
 
 
 def test_the_system_watches_the_connection(tmp_path: Path, server: RealServer) -> None:
     """Without it, a step would wait forever for a machine that has lost its power."""
-    backend = opened(tiny_model(tmp_path, "F32"), rpc=server.name)
+    backend = open_llama(tiny_model(tmp_path, "F32"), rpc=server.name)
     try:
         listed = subprocess.run(
             ["ss", "--tcp", "--numeric", "--options", "--no-header", "state", "established"],
@@ -282,7 +252,7 @@ def test_the_system_watches_the_connection(tmp_path: Path, server: RealServer) -
 
 
 def test_a_stopped_step_leaves_the_servers_usable(server: RealServer) -> None:
-    backend = opened(smollm2(), context_size=1024, rpc=server.name)
+    backend = open_llama(smollm2(), context_size=1024, rpc=server.name)
     try:
         tokens = np.random.default_rng(0).integers(5, 40_000, 1000).tolist()
         expected = backend.forward(batch_of(rows(0, 0, tokens[:5])))
@@ -297,7 +267,7 @@ def test_a_stopped_step_leaves_the_servers_usable(server: RealServer) -> None:
 
 
 def test_auto_counts_the_memory_of_the_servers(tmp_path: Path, server: RealServer) -> None:
-    backend = opened(tiny_model(tmp_path, "F32"), rpc=server.name, gpu_layers=AUTO)
+    backend = open_llama(tiny_model(tmp_path, "F32"), rpc=server.name, gpu_layers=AUTO)
     backend.close()
     on_the_server, of_the_model = backend.info.gpu_layers.split("/")
     assert on_the_server == of_the_model
