@@ -48,6 +48,8 @@ class OpenOptions:
     main_gpu       the number of the device that runs all layers if `split_mode` is "none"
     rpc            llama.cpp's RPC servers, as in "10.0.0.2:50052,box:50052", whose devices are used like GPUs
     rpc_anyway     allow RPC servers at addresses that are not private
+    keeps_rows     always keep the last 16 tokens removable, as a draft model needs. With a recurrent state, this makes
+                   each step slower
     progress       called with the progress of loading or compiling
     explain        called with a short text that says which backend "auto" chose, and why
     on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
@@ -67,6 +69,7 @@ class OpenOptions:
     main_gpu: int | None = None
     rpc: str = ""
     rpc_anyway: bool = False
+    keeps_rows: bool = False
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
     on_tokenizer: Callable[[Tokenizer], None] = _discard

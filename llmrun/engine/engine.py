@@ -381,6 +381,7 @@ class Engine:
     def _cut_back(self, part: Work) -> None:
         """Remove the rows of tokens that did not become part of the answer from the cache."""
         n = len(part.answer.tokens) - 1
-        if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n:
-            # A cache with a recurrent state would have to repeat earlier rows after each wrong draft.
+        if n < len(part.slot.tokens) and self._slots.truncate(part.slot, n) < n and part.draft.tokens:
+            # With a recurrent model, llama.cpp would have to repeat earlier rows after each wrong draft. (Without a
+            # draft, a stop string has ended the answer inside forced tokens, which says nothing about drafts.)
             self._speculation.stop()

@@ -31,6 +31,8 @@ FLAG_PRIVATE_INPUT: Final = 4  # a replicated op wrote the input (or the first i
 FLAG_PRIVATE_OUTPUT: Final = 8  # this op is replicated, and each thread writes its own output
 FLAG_PRIVATE_SECOND: Final = 16  # like FLAG_PRIVATE_INPUT, for the second input
 FLAG_PRIVATE_THIRD: Final = 32  # like FLAG_PRIVATE_INPUT, for the third input
+FLAG_PRIVATE_FOURTH: Final = 64  # like FLAG_PRIVATE_INPUT, for the fourth input
+FLAG_PRIVATE_FIFTH: Final = 128  # like FLAG_PRIVATE_INPUT, for the fifth input
 
 Words = TypeVar("Words", bound=NamedTuple)
 
@@ -62,7 +64,10 @@ STEP_N_OPS: Final = 11 * WORD
 STEP_SYNC: Final = 12 * WORD  # address of the synchronization words
 STEP_STAMPS: Final = 13 * WORD  # timed teams only: each thread's timestamps, one at the start and two per op
 STEP_CHOSEN: Final = 14 * WORD  # number of slots, which is the number of rows times the experts per row
-STEP_WORDS: Final = 16
+STEP_RUNS: Final = 15 * WORD  # number of sequences that have rows; 0 if the model has no recurrent state
+STEP_RUN_LIST: Final = 16 * WORD  # int64[runs, RUN_WORDS] (states.py)
+STEP_RUN_ROWS: Final = 17 * WORD  # int32[rows]: the rows of the first run in order, then those of the second one, ...
+STEP_WORDS: Final = 18
 
 STAMP_BYTES: Final = 2 * WORD  # a clock writes a struct timespec, or a tick count in the first word
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llmrun.plan.kv_shapes import KVGroup, KVShape, LayerKV
 from llmrun.plan.ops.base import Op
 from llmrun.plan.rope import Rope
+from llmrun.plan.state_shapes import LayerState, StateGroup, StateShape
 from llmrun.plan.values import Value
 
 
@@ -16,12 +17,14 @@ class PlanBuilder:
 
     logits  the plan's result, set by `output`
     groups  the layers that use the KV cache, grouped by cache shape
+    states  the layers that have a recurrent state, grouped by the shape of the state
     ropes   the distinct rotary embeddings that layers use
     """
 
     ops: list[Op] = field(default_factory=list)
     logits: Value | None = None
     groups: list[KVGroup] = field(default_factory=list)
+    states: list[StateGroup] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)
 
     def next_layer(self, shape: KVShape) -> LayerKV:
@@ -33,6 +36,16 @@ class PlanBuilder:
         number = shapes.index(shape)
         self.groups[number].layers += 1
         return LayerKV(shape, number, self.groups[number].layers - 1)
+
+    def next_state(self, shape: StateShape) -> LayerState:
+        """Reserve the recurrent state of one more layer of this shape."""
+        shapes = [group.shape for group in self.states]
+        if shape not in shapes:
+            shapes.append(shape)
+            self.states.append(StateGroup(shape))
+        number = shapes.index(shape)
+        self.states[number].layers += 1
+        return LayerState(shape, number, self.states[number].layers - 1)
 
     def last_layer(self, shape: KVShape) -> LayerKV:
         """Return the KV cache of the last layer of this shape."""

@@ -1,4 +1,4 @@
-"""NumPy functions (sigmoid, soft cap, softmax) that the twins of several ops share."""
+"""NumPy functions (sigmoid, softplus, soft cap, softmax) that the twins of several ops share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def sigmoid_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
     e = np.exp(-np.abs(x))
     top = np.where(x < 0, e, np.float32(1))
     return (top / (np.float32(1) + e)).astype(np.float32)
+
+
+def softplus_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Compute softplus, log(1 + exp(x)), without overflow."""
+    result: NDArray[np.float32] = np.maximum(x, np.float32(0)) + np.log1p(np.exp(-np.abs(x)))
+    return result
 
 
 def soft_cap_reference(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:

@@ -16,13 +16,25 @@ from llmrun.plan.ops.experts import ExpertOps
 from llmrun.plan.ops.linear import LinearOps
 from llmrun.plan.ops.logits import LogitsOps
 from llmrun.plan.ops.norms import NormOps
+from llmrun.plan.ops.recurrences import RecurrenceOps
 from llmrun.plan.ops.rows import RowOps
 
 if TYPE_CHECKING:
     from llmrun.plan.matrix import Matrix
 
 
-class Plan(EmbeddingOps, NormOps, LinearOps, RowOps, AttentionOps, ActivationOps, ConvolutionOps, ExpertOps, LogitsOps):
+class Plan(
+    EmbeddingOps,
+    NormOps,
+    LinearOps,
+    RowOps,
+    AttentionOps,
+    ActivationOps,
+    ConvolutionOps,
+    RecurrenceOps,
+    ExpertOps,
+    LogitsOps,
+):
     """The ops of one model, in order."""
 
     __slots__ = ()

@@ -13,8 +13,10 @@ import numpy as np
 from llmrun.archs.registry import architecture_of
 from llmrun.backends.batches import check_batch
 from llmrun.backends.cpu.cache_size import MAX_ROWS, cache_size
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV
+from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
+from llmrun.backends.cpu.step_runs import runs_of
 from llmrun.backends.cpu.team import TEAM_KERNELS, Team
 from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights.filling import filling
@@ -48,13 +50,16 @@ class CpuBackend:
         self.plan = architecture.plan(file, config)
         n_threads = options.threads or default_threads()
         max_sequences, kv_type = options.max_sequences, options.kv_type
-        if set(self.plan.windows) <= {0}:  # otherwise, each sequence would need blocks of its own
+        if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs memory of its own
             max_sequences += options.cached_prefixes
         context_size, n_blocks = cache_size(file, self.plan, options, config.train_context, n_threads)
         memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
+        states = [
+            allocate(prod(shape), "recurrent states").reshape(shape) for shape in state_shapes(self.plan, max_sequences)
+        ]
         self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)
-        self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
+        self.lowered = lower(self.plan, packed, memory, states, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # Load all kernels in one call, so that the first run compiles them in parallel. The sampling kernel takes long,
         # so it comes first: started last, it would keep one core busy after the others have finished.
         kernels = [*ENGINE_KERNELS, *self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
@@ -69,7 +74,14 @@ class CpuBackend:
             window: [part for group, part in zip(self.plan.groups, memory, strict=True) if group.shape.window == window]
             for window in self.plan.windows
         }
-        self.kv = PagedKV(by_window, max_sequences, context_size)
+        checkpoints = [
+            allocate(prod(shape), "checkpoints of recurrent states").reshape(shape)
+            for shape in checkpoint_shapes(self.plan.states, n_checkpoints(self.plan.states, max_sequences))
+        ]
+        self._states = (
+            RecurrentStates(self.plan.states, states, checkpoints, keeps_rows=options.keeps_rows) if states else None
+        )
+        self.kv = PagedKV(by_window, max_sequences, context_size, self._states)
         self._team = Team(self.lowered, n_threads)
         self.info = describe(
             file,
@@ -81,7 +93,7 @@ class CpuBackend:
             device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
             threads=n_threads,
             kv_type=kv_type,
-            kv_bytes=sum(group.nbytes for group in memory),
+            kv_bytes=sum(group.nbytes for group in [*memory, *states, *checkpoints]),
             batch_invariant=True,
         )
 
@@ -103,8 +115,10 @@ class CpuBackend:
                 done += len(wanted)
         except BaseException:
             # After several steps, the window at the former length may be incomplete, and `truncate` then keeps nothing.
+            # A recurrent state may be past the former length, and `truncate` then goes back to a checkpoint.
             for seq, length in before.items():
-                self.kv.truncate(seq, length)
+                if self.kv.lengths[seq] > length:  # not if the cache was full: truncating nothing means a new request
+                    self.kv.truncate(seq, length)
             raise
         finally:
             self._team.clear_cancel()
@@ -112,7 +126,7 @@ class CpuBackend:
 
     def _run(self, batch: Batch, rows: slice, wanted: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
         positions = np.ascontiguousarray(batch.pos[rows], np.int32)
-        self._team.run(
+        inputs = (
             np.ascontiguousarray(batch.tokens[rows], np.int32),
             positions,
             self.kv.table_addresses(batch.seq[rows]),
@@ -120,6 +134,16 @@ class CpuBackend:
             rotations_of(self._ropes, positions),
             logits,
         )
+        if self._states is None:
+            self._team.run(*inputs)
+            return
+        runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), batch.want[rows].tolist()))
+        try:
+            self._team.run(*inputs, runs)
+            self._states.finish()
+        except BaseException:  # a signal handler may raise even after the step, or inside `finish`
+            self._states.lose()
+            raise
 
     @contextmanager
     def timed(self) -> Iterator[TimedTeam]:

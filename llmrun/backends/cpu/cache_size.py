@@ -16,7 +16,6 @@ from llmrun.backends.sizing.context_size import (
     context_for,
     shared_cache_tokens,
 )
-from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.errors import UsageError
 from llmrun.machine.free_memory import free_memory
 
@@ -65,7 +64,7 @@ def cache_size(
             full[0] = min(full[0], blocks_in(shared_cache_tokens(context_size, options.max_sequences, many)))
         else:
             # One sequence's share of the layers without a window is a token's size in the shared cache.
-            cache = KVBytes(needs(1).footprint.cache.token, many.footprint.cache.windows)
+            cache = replace(many.footprint.cache, token=needs(1).footprint.cache.token)
             shared = replace(many, footprint=replace(many.footprint, cache=cache))
             check_cache_fits(int(asked), shared, options.kv_type, path, flag="--kv-tokens")
             full[0] = blocks_in(int(asked))

@@ -1,7 +1,8 @@
 """The paged KV cache, which maps the positions of each sequence to blocks.
 
 Layers with a sliding window have separate blocks (kv_pool.py), and a sequence keeps only the most recent of these
-blocks. A sequence can be truncated only to a position whose whole window is still cached. The caller owns the memory.
+blocks. A sequence can be truncated only to a position whose whole window is still cached. If the model has recurrent
+layers, their state at the position must be available, too (recurrent_states.py). The caller owns the memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu.kv_pool import BlockPool, blocks_in
+from llmrun.backends.cpu.recurrent_states import RecurrentStates
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.kv_blocks import BLOCK
 
@@ -23,7 +25,7 @@ class PagedKV:
     """A KVCache in memory that the caller owns.
 
     `memory` maps each window to arrays of uint8[layers, blocks, bytes per block], one array per group of layers. A
-    window of 0 means that all positions are kept.
+    window of 0 means that all positions are kept. `states` are the recurrent states, or None if the model has none.
 
     block_size  number of tokens in a block
     tables   int32[windows, sequences, blocks per context]
@@ -33,8 +35,13 @@ class PagedKV:
     block_size = BLOCK
 
     def __init__(
-        self, memory: Mapping[int, Sequence[NDArray[np.uint8]]], max_sequences: int, context_size: int
+        self,
+        memory: Mapping[int, Sequence[NDArray[np.uint8]]],
+        max_sequences: int,
+        context_size: int,
+        states: RecurrentStates | None = None,
     ) -> None:
+        self.states = states
         self.lengths = [0] * max_sequences
         self.tables = np.zeros((len(memory), max_sequences, blocks_in(context_size)), np.int32)
         self._pools = [
@@ -71,8 +78,9 @@ class PagedKV:
     def copy(self, src: int, dst: int, n: int) -> int:
         """Copy the first n positions from one sequence to another, and return the number of positions kept.
 
-        The result is n, or the sequence's length if that is smaller. If the window that ends at this position is no
-        longer complete, the result is 0. The result of `truncate` follows the same rules.
+        The result is n, or the sequence's length if that is smaller. If the recurrent state at this position is not
+        available, the result is the position of an earlier checkpoint. A position counts only if the windows that end
+        there are still complete. If there is none, the result is 0. The result of `truncate` follows the same rules.
         """
         if src == dst:
             return self.truncate(dst, n)
@@ -81,6 +89,8 @@ class PagedKV:
         if kept:
             for pool in self._pools:
                 pool.share(src, dst, kept)
+            if self.states is not None:
+                self.states.share(src, dst, kept)
             self.lengths[dst] = kept
         return kept
 
@@ -88,6 +98,11 @@ class PagedKV:
         kept = self._kept(seq, n)
         for pool in self._pools:
             pool.cut(seq, self.lengths[seq], kept)
+        if self.states is not None:
+            self.states.cut(seq, kept)
+            if kept == self.lengths[seq]:
+                # A truncation that removes nothing usually comes from a new request. Rejecting a draft removes tokens.
+                self.states.expect_prompt(seq)
         self.lengths[seq] = kept
         return kept
 
@@ -116,4 +131,5 @@ class PagedKV:
 
     def _kept(self, seq: int, n: int) -> int:
         n = min(n, self.lengths[seq])
-        return n if all(pool.reaches(seq, n) for pool in self._pools) else 0
+        positions = [n] if self.states is None else self.states.reachable(seq, n)
+        return next((at for at in positions if all(pool.reaches(seq, at) for pool in self._pools)), 0)

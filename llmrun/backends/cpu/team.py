@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.backends.cpu.step_runs import NO_RUNS, StepRuns
 from llmrun.compiled.store import Kernel, KernelName, load_kernels
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.layouts import records
@@ -119,6 +120,7 @@ class Team:
         wanted: NDArray[np.int32],
         rotations: NDArray[np.float32],
         logits: NDArray[np.float32],
+        runs: StepRuns = NO_RUNS,
     ) -> None:
         """Run one step. All arrays must be contiguous. Raises Cancelled after `cancel`.
 
@@ -128,6 +130,7 @@ class Team:
         wanted     int32[], indices of the rows whose logits are wanted
         rotations  float32[rows, pairs of all ropes, 2]
         logits     float32[wanted, padded width], the output
+        runs       the runs of the step (layouts/states.py); needed only if the model has recurrent states
         """
         if os.getpid() != self._process:
             raise LlmrunError(
@@ -148,6 +151,9 @@ class Team:
         self._set(records.STEP_WANTED_ROWS, address_of(wanted))
         self._set(records.STEP_ROTATIONS, address_of(rotations))
         self._set(records.STEP_LOGITS, address_of(logits))
+        self._set(records.STEP_RUNS, len(runs.words))
+        self._set(records.STEP_RUN_LIST, address_of(runs.words))
+        self._set(records.STEP_RUN_ROWS, address_of(runs.rows))
         self._run_step()
         if self._sync[records.SYNC_STOP // records.WORD]:
             raise Cancelled("generation stopped")

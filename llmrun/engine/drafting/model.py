@@ -53,6 +53,7 @@ def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> Model
             backend=info.backend,
             context_size=info.context_size,
             threads=info.threads,
+            keeps_rows=True,
             reserved_memory=info.kv_bytes if info.backend == "cpu" else 0,  # llama.cpp has zeroed its cache
         ),
     )

@@ -1,4 +1,4 @@
-"""The vector functions sigmoid and tanh for kernels, both computed from exp."""
+"""The vector functions sigmoid, softplus and tanh for kernels, all computed from exp."""
 
 from __future__ import annotations
 
@@ -37,6 +37,34 @@ def sigmoid(level: str) -> Any:
         one = simd.splat(types.float32(1))
         e = exp(simd.subtract(simd.splat(types.float32(0)), simd.absolute(x)))
         return simd.divide(simd.select_negative(x, e, one), simd.add(one, e))
+
+    return of
+
+
+def softplus(level: str) -> Any:
+    """Return a function, callable from kernels, that computes log(1 + exp(x)) for each element of an f32x16 vector.
+
+    It is max(x, 0) + log(1 + e) with e = exp(-|x|). The logarithm is a series in z = e / (2 + e), which is at most 1/3:
+    log(1 + e) = 2 (z + z^3 / 3 + z^5 / 5 + ...). The error is at most 4 ulp for x above -87, and softplus(NaN) is NaN.
+    """
+    operations = simd.Operations(level)
+    exp, fma = operations.exp, operations.fma
+
+    @inline_function
+    def of(x: Any) -> Any:
+        zero = simd.splat(types.float32(0))
+        e = exp(simd.subtract(zero, simd.absolute(x)))
+        z = simd.divide(e, simd.add(simd.splat(types.float32(2)), e))
+        square = simd.multiply(z, z)
+        p = simd.splat(types.float32(2 / 15))
+        p = fma(p, square, simd.splat(types.float32(2 / 13)))
+        p = fma(p, square, simd.splat(types.float32(2 / 11)))
+        p = fma(p, square, simd.splat(types.float32(2 / 9)))
+        p = fma(p, square, simd.splat(types.float32(2 / 7)))
+        p = fma(p, square, simd.splat(types.float32(2 / 5)))
+        p = fma(p, square, simd.splat(types.float32(2 / 3)))
+        p = fma(p, square, simd.splat(types.float32(2)))
+        return simd.add(simd.select_negative(x, zero, x), simd.multiply(p, z))
 
     return of
 

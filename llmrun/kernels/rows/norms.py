@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm of rows. RMSNorm can also normalize each head of a row separately.
+"""RMSNorm and LayerNorm of rows. RMSNorm can also normalize each head or group of a row separately.
 
 In a step of one row, every thread normalizes the whole row (records.py).
 """
@@ -55,20 +55,21 @@ def _target(op: Any, step: Any, thread: Any, row: Any) -> Any:
 
 @kernel_family
 def rmsnorm(level: str) -> Callable[..., None]:
-    """Build the kernel that computes y = x / sqrt(mean(x^2) + epsilon) * weight, for each head separately."""
+    """Build the kernel that computes y = x / sqrt(mean(x^2) + epsilon) * weight, for each head or group separately."""
     fma = simd.Operations(level).fma
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        weight = load_i64(op + _NORM.weight)
         width = load_i64(op + _NORM.width)
         epsilon = load_f32(op + _NORM.epsilon)
         heads = load_i64(op + _NORM.heads)
+        weight_step = load_i64(op + _NORM.weight_step)
         row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
             x = _source(op, step, thread, row)
             y = _target(op, step, thread, row)
+            weight = load_i64(op + _NORM.weight)
             for _ in range(heads):
                 # Rows are padded with zeros to a whole number of vectors, which does not change the sum of squares.
                 squares = simd.splat(types.float32(0))
@@ -82,6 +83,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
                     simd.store_f32x16(y + at, simd.multiply(normal, simd.load_f32x16(weight + at)))
                 x += 4 * width
                 y += 4 * width
+                weight += weight_step
             row = next_item(op, step, row, n_threads, rows)
 
     return run

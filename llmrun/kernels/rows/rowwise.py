@@ -1,7 +1,8 @@
 """Element-wise ops on rows: activations, sums, and the soft cap on logits.
 
 All of them except the soft cap are cheap, so in a step of one row every thread computes the whole row (records.py).
-Rows are padded with zeros to whole vectors, and all of these ops map zeros to zeros.
+Rows are padded with zeros to whole vectors. All of these ops map zeros to zeros, except a sigmoid that is
+not multiplied by anything: its width must be a whole number of vectors.
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ def _activations(level: str) -> dict[Activation, Any]:
         return simd.multiply(simd.multiply(gate, sigmoid(gate)), up)
 
     @inline_function
+    def gate_only(gate: Any, up: Any) -> Any:
+        return simd.multiply(sigmoid(gate), up)
+
+    @inline_function
+    def relu_squared(gate: Any, up: Any) -> Any:
+        positive = simd.select_negative(gate, simd.splat(types.float32(0)), gate)  # preserves NaN
+        return simd.multiply(simd.multiply(positive, positive), up)
+
+    @inline_function
     def gelu(gate: Any, up: Any) -> Any:
         # This computes (1 + tanh(u)) / 2 as sigmoid(2u), which stays precise where tanh(u) is near -1.
         cube = simd.multiply(simd.multiply(simd.multiply(simd.splat(types.float32(GELU_CUBIC)), gate), gate), gate)
@@ -94,7 +104,13 @@ def _activations(level: str) -> dict[Activation, Any]:
         silu = simd.multiply(gate, sigmoid(simd.multiply(slope, gate)))
         return simd.multiply(silu, simd.add(up, simd.splat(types.float32(1))))
 
-    return {Activation.SILU: silu, Activation.GELU: gelu, Activation.CLAMPED_SILU: clamped_silu}
+    return {
+        Activation.SILU: silu,
+        Activation.SIGMOID: gate_only,
+        Activation.RELU_SQUARED: relu_squared,
+        Activation.GELU: gelu,
+        Activation.CLAMPED_SILU: clamped_silu,
+    }
 
 
 # --- sums ------------------------------------------------------------------------------------------------------------

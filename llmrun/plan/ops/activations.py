@@ -27,6 +27,8 @@ CLAMPED_SLOPE = 1.702
 
 class Activation(StrEnum):
     SILU = "silu"  # x / (1 + exp(-x))
+    SIGMOID = "sigmoid"  # 1 / (1 + exp(-x))
+    RELU_SQUARED = "relu squared"  # max(x, 0)^2
     GELU = "gelu"  # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
     # gpt-oss clamps `gate` to at most 7 and `up` to [-7, 7], then computes gate / (1 + exp(-1.702 gate)) * (up + 1).
     CLAMPED_SILU = "clamped silu"
@@ -51,7 +53,7 @@ class Gated(Op):
 
 @dataclass(frozen=True, slots=True)
 class Activate(Op):
-    """An op that computes activation(x), where the activation is SILU or GELU."""
+    """An op that computes activation(x), where the activation is not CLAMPED_SILU."""
 
     x: Value
     activation: Activation
@@ -78,10 +80,14 @@ class GatedWords(NamedTuple):
 
 
 def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """Apply SILU or GELU to float32[rows, width]."""
+    """Apply an activation other than CLAMPED_SILU to float32[rows, width]."""
     if activation is Activation.SILU:
         silu: NDArray[np.float32] = x * sigmoid_reference(x)
         return silu
+    if activation is Activation.SIGMOID:
+        return sigmoid_reference(x)
+    if activation is Activation.RELU_SQUARED:
+        return np.square(np.maximum(x, np.float32(0)))
     assert activation is Activation.GELU
     inner = np.float32(GELU_SLOPE) * (x + np.float32(GELU_CUBIC) * x * x * x)
     return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)

@@ -1,21 +1,25 @@
-"""The op that computes the gated short convolution of LFM2."""
+"""Ops that convolve rows with earlier rows: LFM2's gated short convolution, and the one of recurrent layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from llmrun.plan.builder import PlanBuilder
 from llmrun.plan.kv_shapes import ConvolutionShape, LayerKV
+from llmrun.plan.ops.activations import Activation, activation_reference
 from llmrun.plan.ops.base import Op
+from llmrun.plan.state_shapes import ConvolutionState, LayerState
 from llmrun.plan.values import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.plan.twin import Run
+
+CONVOLVED_FEATURES: Final = 256  # features that a thread convolves at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,65 @@ class Convolve(Op):
 
     def twin(self, run: Run) -> None:
         run.values[self.out] = convolution_reference(run.values[self.x], self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConvolution(Op):
+    """An op that computes SiLU(bias + the sum over taps of weight[:, tap] * (x at the position of the tap)).
+
+    The last tap is the row's own position, and taps before the first position contribute 0. `weight` is float32[width,
+    taps]. The output is divided into `outs`, whose widths add up to that of x.
+    """
+
+    x: Value
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+    state: LayerState
+    outs: tuple[Value, ...]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        result = causal_convolution_reference(run.values[self.x], self.weight, self.bias)
+        ends = np.cumsum([out.width for out in self.outs])
+        for out, part in zip(self.outs, np.split(result, ends[:-1], axis=1), strict=True):
+            run.values[out] = part
+
+
+class CausalConvolutionWords(NamedTuple):
+    """The op record of `causal_convolution`.
+
+    width        number of features
+    weight       address of float32[taps, width]
+    bias         address of float32[width]
+    state        address of the layer's states, `state_bytes` per sequence
+    ring_rows    number of rows in a state
+    out          address of the output for the first features
+    second       byte offset in a row of the first feature whose output is at `second_out` instead
+    third        byte offset in a row of the first feature whose output is at `third_out` instead
+    scratch      address of the threads' scratch memory, float32[threads, CONVOLVED_FEATURES]
+    """
+
+    x: int
+    x_stride: int
+    width: int
+    weight: int
+    bias: int
+    taps: int
+    state: int
+    state_bytes: int
+    ring_rows: int
+    out: int
+    out_stride: int
+    second: int
+    second_out: int
+    second_stride: int
+    third: int
+    third_out: int
+    third_stride: int
+    scratch: int
 
 
 class ConvolutionWords(NamedTuple):
@@ -75,8 +138,37 @@ def convolution_reference(x: NDArray[np.float32], weight: NDArray[np.float32]) -
     return result
 
 
+def causal_convolution_reference(
+    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Compute the causal convolution and SiLU for all positions of one sequence.
+
+    x is float32[rows, width], weight float32[width, taps] and bias float32[width]. Returns float32[rows, width].
+    """
+    width, taps = weight.shape
+    padded = np.concatenate([np.zeros((taps - 1, width), np.float32), x])
+    total: NDArray[np.float32] = np.zeros_like(x) if bias is None else np.tile(bias, (len(x), 1))
+    for tap in range(taps):
+        total += padded[tap : tap + len(x)] * weight[:, tap]
+    return activation_reference(total, Activation.SILU)
+
+
 class ConvolutionOps(PlanBuilder):
     __slots__ = ()
+
+    def causal_convolution(
+        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, widths: tuple[int, ...]
+    ) -> tuple[Value, ...]:
+        """Append a causal convolution with SiLU, and split its output into at most three values of these widths.
+
+        `weight` is float32[width, taps].
+        """
+        assert sum(widths) == x.width
+        assert len(widths) <= 3
+        outs = tuple(x.like(width) for width in widths)
+        state = self.next_state(ConvolutionState(*weight.shape))
+        self.ops.append(CausalConvolution(x, weight, bias, state, outs))
+        return outs
 
     def convolve(self, x: Value, weight: NDArray[np.float32]) -> Value:
         """Append a gated short convolution. `weight` is float32[width, taps], and x has 3 * width features."""

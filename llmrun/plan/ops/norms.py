@@ -1,4 +1,4 @@
-"""Ops that normalize rows: RMSNorm of whole rows or of each head, and LayerNorm."""
+"""Ops that normalize rows: RMSNorm of whole rows, of each head or of groups of features, L2 norm, and LayerNorm."""
 
 from __future__ import annotations
 
@@ -70,14 +70,36 @@ class HeadNorm(Op):
         run.put_parts(self.out, rmsnorm_reference(heads, self.weight, self.epsilon))
 
 
+@dataclass(frozen=True, slots=True)
+class GroupNorm(Op):
+    """An op that applies RMSNorm to each group of features separately. `weight` is float32[groups, features].
+
+    PyTorch's GroupNorm is different: it also subtracts the mean.
+    """
+
+    x: Value
+    weight: NDArray[np.float32]
+    epsilon: float
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        groups = run.parts(self.x, len(self.weight))
+        run.put_parts(self.out, rmsnorm_reference(groups, self.weight, self.epsilon))
+
+
 class NormWords(NamedTuple):
     """The op record of `rmsnorm` and `layernorm`.
 
-    epsilon  a float32
-    gathers  1 if row i of the output is computed from the i-th wanted row of the input
-    heads    number of parts of `width` features that rmsnorm normalizes separately; if there are several parts, `width`
-             must be a whole number of vectors
-    bias     address of the bias of layernorm
+    epsilon      a float32
+    gathers      1 if row i of the output is computed from the i-th wanted row of the input
+    heads        number of parts of `width` features that rmsnorm normalizes separately; if there are several parts,
+                 `width` must be a whole number of vectors
+    weight_step  bytes between the weights of two parts; 0 if all parts share them
+    bias         address of the bias of layernorm
     """
 
     x: int
@@ -89,11 +111,12 @@ class NormWords(NamedTuple):
     epsilon: int
     gathers: int
     heads: int
+    weight_step: int
     bias: int
 
 
 def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
-    """Normalize x float32[..., width] by its root mean square; weight is float32[width].
+    """Normalize x float32[..., width] by its root mean square; weight is float32[width] or float32[groups, width].
 
     Returns an array with the shape of x.
     """
@@ -147,3 +170,17 @@ class NormOps(PlanBuilder):
         out = x.like(x.width)
         self.ops.append(HeadNorm(x, weight, epsilon, out))
         return out
+
+    def groupnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
+        """Append an RMSNorm of each group of features. `weight` is float32[groups, features]."""
+        out = x.like(x.width)
+        self.ops.append(GroupNorm(x, weight, epsilon, out))
+        return out
+
+    def l2norm(self, x: Value, head_size: int, epsilon: float, scale: float = 1.0) -> Value:
+        """Append an L2 norm of each head: scale * x / sqrt(sum(x^2) + epsilon).
+
+        This is an RMSNorm whose weights are all scale / sqrt(head size).
+        """
+        weight = np.full(head_size, scale * head_size**-0.5, np.float32)
+        return self.headnorm(x, weight, epsilon / head_size)

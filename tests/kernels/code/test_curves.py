@@ -1,4 +1,4 @@
-"""Tests of sigmoid and tanh against float64."""
+"""Tests of sigmoid, softplus and tanh against float64."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -19,6 +19,7 @@ from tests.support.kernels.runs import LEVELS_HERE
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 CURVES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
     "tanh": np.tanh,
 }
 
@@ -44,7 +45,7 @@ def values_of(name: str, level: str, x: NDArray[np.float32]) -> NDArray[np.float
 
 
 @EVERY_LEVEL
-@pytest.mark.parametrize(("name", "most"), [("sigmoid", 4), ("tanh", 3)])
+@pytest.mark.parametrize(("name", "most"), [("sigmoid", 4), ("softplus", 4), ("tanh", 3)])
 def test_a_curve_is_within_a_few_units_in_the_last_place(level: str, name: str, most: float) -> None:
     """Covers half a million arguments of both signs from 1e-30 to 87, and those around the point where tanh switches
     formulas.

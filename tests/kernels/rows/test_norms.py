@@ -31,6 +31,7 @@ def norm_words(
         epsilon=float_word(epsilon),
         gathers=0,
         heads=1,
+        weight_step=0,
         bias=0,
     )
 
@@ -45,13 +46,20 @@ def run_norm(
     bias: NDArray[np.float32] | None = None,
     wanted: NDArray[np.int32] | None = None,
 ) -> NDArray[np.float32]:
-    """Run layernorm if there is a bias, else rmsnorm; a weight narrower than x normalizes each head."""
-    padded, weights = padded_rows(x), padded_rows(weight[None])
-    biases = padded_rows(weight[None] if bias is None else bias[None])
+    """Run layernorm if there is a bias, else rmsnorm.
+
+    A weight narrower than x normalizes each head, and one of float32[groups, features] each group.
+    """
+    width = weight.shape[-1]
+    padded, weights = padded_rows(x), padded_rows(weight.reshape(-1, width))
+    biases = padded_rows(weight.reshape(1, -1) if bias is None else bias[None])
     rows = len(x) if wanted is None else len(wanted)
     y = np.full((rows, padded.shape[1]), np.nan, np.float32)
-    words = norm_words(padded, y, weights, len(weight), epsilon)._replace(
-        gathers=int(wanted is not None), heads=x.shape[1] // len(weight), bias=address_of(biases)
+    words = norm_words(padded, y, weights, width, epsilon)._replace(
+        gathers=int(wanted is not None),
+        heads=x.shape[1] // width,
+        weight_step=weights.strides[0] if weight.ndim > 1 else 0,
+        bias=address_of(biases),
     )
     step = {records.STEP_ROWS: rows}
     if wanted is not None:
@@ -103,6 +111,17 @@ def test_each_head_is_normalized_as_a_row_of_its_own(level: str, heads: int, hea
     of_heads = run_norm(x, weight, 1e-6, level, threads=2)
     of_rows = run_norm(x.reshape(-1, head_size), weight, 1e-6, level, threads=2)
     np.testing.assert_array_equal(of_heads, of_rows.reshape(x.shape))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize(("groups", "features"), [(1, 16), (3, 48), (8, 64)])
+def test_each_group_is_normalized_with_its_own_weight(level: str, groups: int, features: int) -> None:
+    x, weight = random_rows(5, groups * features), random_weight(groups * features).reshape(groups, features)
+    of_groups = run_norm(x, weight, 1e-6, level, threads=2).reshape(5, groups, features)
+    for group in range(groups):
+        part = np.ascontiguousarray(x.reshape(5, groups, features)[:, group])
+        np.testing.assert_array_equal(of_groups[:, group], run_norm(part, weight[group], 1e-6, level, threads=1))
+    assert ulps(of_groups, rmsnorm_reference(x.reshape(5, groups, features), weight, 1e-6)) <= 6
 
 
 # --- layernorm --------------------------------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.fl
     if activation is Activation.GELU:
         argument: NDArray[np.float64] = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
         return argument
-    return x if activation is Activation.SILU else 1.702 * np.minimum(x, 7)
+    if activation is Activation.RELU_SQUARED:  # it has no sigmoid
+        return np.zeros_like(x)
+    return 1.702 * np.minimum(x, 7) if activation is Activation.CLAMPED_SILU else x
 
 
 def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float64]:
@@ -76,7 +78,9 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
     sigmoid = 1 / (1 + np.exp(-exponent_of(x, activation)))
     if activation is Activation.CLAMPED_SILU:
         x, y = np.minimum(x, 7), np.clip(y, -7, 7) + 1
-    exact: NDArray[np.float64] = x * sigmoid * y
+    if activation is Activation.RELU_SQUARED:
+        return np.maximum(x, 0) ** 2 * y
+    exact: NDArray[np.float64] = (sigmoid if activation is Activation.SIGMOID else x * sigmoid) * y
     return exact
 
 
@@ -113,12 +117,12 @@ def test_an_activation_is_near_float64s(level: str, activation: Activation) -> N
     exact = exact_gated(gate, up, activation)
     units = np.abs(run_gated(gate, up, level, 1, activation) - exact) / np.spacing(np.abs(exact).astype(np.float32))
     argument = np.minimum(exponent_of(gate.astype(np.float64), activation), 0)
-    roundings = {Activation.SILU: 0, Activation.GELU: 6, Activation.CLAMPED_SILU: 2}[activation]
+    roundings = {Activation.GELU: 6, Activation.CLAMPED_SILU: 2}.get(activation, 0)
     assert (units - roundings / 2 * np.abs(argument)).max() <= 5
 
 
 @EVERY_LEVEL
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU])
+@pytest.mark.parametrize("activation", [one for one in Activation if one is not Activation.CLAMPED_SILU])
 def test_an_activation_alone_has_the_same_ones_for_all_rows(level: str, activation: Activation) -> None:
     gate = (4 * np.random.default_rng(0).standard_normal((5, 75))).astype(np.float32)
     alone = run_gated(gate, np.ones((1, 75), np.float32), level, 2, activation)
@@ -132,6 +136,24 @@ def test_activations_at_their_ends(level: str, activation: Activation) -> None:
     actual = run_gated(gate, np.ones_like(gate), level, 1, activation)[0]
     np.testing.assert_array_equal(actual[[0, 1, 2, 4, 5, 6]], np.array([0, 0, 200, 3e38, np.inf, np.nan], np.float32))
     assert -1e-30 < actual[3] <= 0
+
+
+@EVERY_LEVEL
+def test_sigmoid_of_extreme_values(level: str) -> None:
+    gate = np.array([[0.0, -0.0, 200, -200, np.inf, -np.inf, np.nan]], np.float32)
+    actual = run_gated(gate, np.full_like(gate, 3), level, 1, Activation.SIGMOID)[0]
+    np.testing.assert_array_equal(actual[[0, 1, 2, 4, 6]], np.array([1.5, 1.5, 3, 3, np.nan], np.float32))
+    assert 0 <= actual[3] < 1e-30
+    assert 0 <= actual[5] < 1e-30
+
+
+@EVERY_LEVEL
+def test_squared_relu_of_extreme_values(level: str) -> None:
+    """NaN must not disappear, whatever its sign: processors create NaN with either sign."""
+    gate = np.array([[0.0, -0.0, 3, -3, 1e30, -np.inf, np.nan, -np.nan]], np.float32)
+    actual = run_gated(gate, np.ones_like(gate), level, 1, Activation.RELU_SQUARED)[0]
+    expected = np.array([0, 0, 9, 0, np.inf, 0, np.nan, np.nan], np.float32)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @EVERY_LEVEL

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.speeds import limits
 from llmrun.backends.cpu.weights import filling
 from llmrun.backends.cpu.weights import packed as weights
@@ -39,6 +39,7 @@ from llmrun.layouts import arena, records
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.layouts.splits import STAGE_WORDS
+from llmrun.layouts.states import REPLAY_ROWS
 from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
@@ -131,8 +132,9 @@ def run_plans(memory: GuardedMemory) -> bytes:
             filling.fill({matrix.name: packed[matrix.name]}, 1)
         shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
         kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
+        states = [memory.take(prod(shape)).reshape(shape) for shape in state_shapes(plan, n_sequences=2)]
         for rows in (POSITIONS, *STEPS):  # the first step fills the cache
-            lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=rows, n_threads=1)
+            lowered = lower(plan, packed, kv, states, kv_type=kv_type, max_rows=rows, n_threads=1)
             lowered.link()
             checksum.update(_run(memory, plan, lowered, rows).tobytes())
     return checksum.digest()
@@ -231,6 +233,8 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
         records.STEP_TABLES: np.array(of_rows, np.int64),
         records.STEP_WANTED_ROWS: wanted,
         records.STEP_ROTATIONS: rotations_of(plan.ropes, positions),
+        records.STEP_RUN_LIST: _runs(rows),
+        records.STEP_RUN_ROWS: np.arange(rows, dtype=np.int32),
     }
     step = np.zeros(records.STEP_WORDS, np.int64)
     for offset, value in lists.items():
@@ -238,6 +242,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
     step[records.STEP_ROWS // records.WORD] = rows
     step[records.STEP_WANTED // records.WORD] = len(wanted)
+    step[records.STEP_RUNS // records.WORD] = len(lists[records.STEP_RUN_LIST])
     step[records.STEP_CHOSEN // records.WORD] = rows * plan.experts_used
     step[records.STEP_REPLICATED // records.WORD] = int(rows == 1)
     kernels = load_kernels(lowered.kernels)
@@ -245,6 +250,19 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
         _say(f"{name.module}.{name.function} {dict(name.parameters)}, {rows} rows")
         kernels[name].run(address_of(record), address_of(step), 0, 1)
     return logits
+
+
+def _runs(rows: int) -> NDArray[np.int64]:
+    """Return the words of two runs, or of one if there is a single row.
+
+    They replay as many rows as possible, and leave as many of their own rows as possible for the next step.
+    """
+    words = []
+    for sequence, (first, count) in enumerate([(0, rows // 2), (rows // 2, rows - rows // 2)]):
+        start = POSITIONS - rows + first
+        base = max(0, start - REPLAY_ROWS)
+        words.append([first, count, sequence, base, start, max(base, start + count - REPLAY_ROWS), sequence, 0])
+    return np.array([run for run in words if run[1]], np.int64)
 
 
 # --- vocabularies -----------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
 from llmrun.plan.ops.activations import GatedWords
 from llmrun.plan.ops.attention import AttentionWords, MergeWords
-from llmrun.plan.ops.convolution import ConvolutionWords
+from llmrun.plan.ops.convolution import CausalConvolutionWords, ConvolutionWords
 from llmrun.plan.ops.embedding import EmbedWords
 from llmrun.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
 from llmrun.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
 from llmrun.plan.ops.logits import SoftCapWords
 from llmrun.plan.ops.norms import NormWords
+from llmrun.plan.ops.recurrences import RecurrenceWords
 from llmrun.plan.ops.rope import RopeWords
 from llmrun.plan.ops.rows import AddWords, ConcatWords
 from llmrun.quants.packed import GROUP_ROWS
@@ -29,8 +30,8 @@ from llmrun.quants.packed import GROUP_ROWS
 class Uses:
     """The words of a kernel's op record that are addresses, by name.
 
-    second, third  inputs after the op's first, which have their own flags
-    cache          an address in the KV cache, which all threads share
+    second, third, fourth, fifth  inputs after the op's first, which have their own flags
+    cache          an address in the KV cache or the recurrent states, which all threads share
     tables         routing tables, private to each thread in a step of one row
     """
 
@@ -39,18 +40,29 @@ class Uses:
     writes: tuple[str, ...]
     second: str = ""
     third: str = ""
+    fourth: str = ""
+    fifth: str = ""
     cache: str = ""
     tables: tuple[str, ...] = ()
 
     def flag(self, word: str) -> int:
         """Return the flag that marks this input as private."""
-        if word == self.second:
-            return records.FLAG_PRIVATE_SECOND
-        return records.FLAG_PRIVATE_THIRD if word == self.third else records.FLAG_PRIVATE_INPUT
+        later = {
+            self.second: records.FLAG_PRIVATE_SECOND,
+            self.third: records.FLAG_PRIVATE_THIRD,
+            self.fourth: records.FLAG_PRIVATE_FOURTH,
+            self.fifth: records.FLAG_PRIVATE_FIFTH,
+        }
+        return later.get(word, records.FLAG_PRIVATE_INPUT)
 
 
 _NORM = Uses(NormWords, ("x",), ("out",))
 _ATTENTION = Uses(AttentionWords, ("q", "cache"), ("out", "partials"), cache="cache")
+_RECURRENCE = Uses(
+    *(RecurrenceWords, ("q", "k", "v", "gate", "beta", "state"), ("out", "state")),
+    *("k", "v", "gate", "beta"),
+    cache="state",
+)
 _EXPERT_TABLES = ("tables", "row_numbers")
 USES = {
     "embed": Uses(EmbedWords, ("table",), ("out",)),
@@ -69,6 +81,11 @@ USES = {
     "concat": Uses(ConcatWords, ("a", "b"), ("out",), second="b"),
     "keep": Uses(ConvolutionWords, ("x",), ("cache",), cache="cache"),
     "convolve": Uses(ConvolutionWords, ("x", "cache"), ("out",), cache="cache"),
+    "causal_convolution": Uses(
+        CausalConvolutionWords, ("x", "state"), ("out", "second_out", "third_out", "state"), cache="state"
+    ),
+    "delta_rule": _RECURRENCE,
+    "ssd": _RECURRENCE,
     "soft_cap": Uses(SoftCapWords, (), ()),  # writes the logits only
     "route": Uses(RouteWords, ("logits",), ("chosen", "weights")),
     "group": Uses(GroupWords, ("chosen",), ("head", "slots", "sources", "experts"), tables=("chosen",)),

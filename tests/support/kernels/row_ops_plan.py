@@ -12,7 +12,7 @@ from llmrun.plan.values import Value
 from tests.support.kernels.runs import matrix_of
 
 TOKENS = 37  # vocabulary size
-_WIDTH, _HEADS, _HEAD_SIZE, _HIDDEN, _CONVOLVED, _TAPS = 75, 4, 16, 101, 32, 3
+_WIDTH, _HEADS, _HEAD_SIZE, _HIDDEN, _CONVOLVED = 75, 4, 16, 101, 32
 
 
 def row_ops_plan() -> Plan:
@@ -29,10 +29,12 @@ def row_ops_plan() -> Plan:
     plan.add(plan.linear(heads, _matrix("from_heads", _WIDTH, _HEADS * _HEAD_SIZE)), to=x, scale=0.22)
 
     h = plan.rmsnorm(x, _vector(_WIDTH), 1e-5)
-    looked_back = plan.convolve(plan.linear(h, _matrix("bcy", 3 * _CONVOLVED, _WIDTH)), _taps())
+    looked_back = plan.convolve(plan.linear(h, _matrix("bcy", 3 * _CONVOLVED, _WIDTH)), _taps(_CONVOLVED, 3))
     found = plan.linear(looked_back, _matrix("from_convolved", _WIDTH, _CONVOLVED))
     plan.add(plan.rmsnorm(found, _vector(_WIDTH), 1e-5), to=x)
     plan.add(plan.rmsnorm(found, _vector(_WIDTH), 1e-5), to=shared)
+
+    _recurrent_layers(plan, h, x)
 
     gate, up = (plan.linear(h, _matrix(name, _HIDDEN, _WIDTH)) for name in ("gate", "up"))
     gate, up = plan.bias(gate, _vector(_HIDDEN)), plan.bias(up, _vector(_HIDDEN))
@@ -51,6 +53,27 @@ def row_ops_plan() -> Plan:
     plan.output(ends, _matrix("output", TOKENS, _WIDTH))
     plan.soft_cap_logits(2.0)
     return plan
+
+
+def _recurrent_layers(plan: Plan, h: Value, x: Value) -> None:
+    """Add the outputs of a delta rule and of SSD to x. Their heads have different sizes."""
+    keys, values, heads = 2 * 16, 4 * 48, 4
+    inputs = plan.linear(h, _matrix("delta inputs", 2 * keys + values, _WIDTH))
+    q, k, v = plan.causal_convolution(inputs, _taps(inputs.width, 4), None, (keys, keys, values))
+    q, k = plan.l2norm(q, 16, 1e-5, scale=0.25), plan.l2norm(k, 16, 1e-5)
+    gate, beta = (plan.linear(h, _matrix(name, heads, _WIDTH)) for name in ("decays", "betas"))
+    beta = plan.bias(beta, _vector(heads))  # private to each thread
+    out = plan.delta_rule(q, k, v, gate, beta, rate=-_vector(heads), bias=_vector(heads), key_heads=2, shared=1)
+    out = plan.groupnorm(out, _vector(values).reshape(2, -1), 1e-5)
+    plan.add(plan.linear(out, _matrix("from delta", _WIDTH, values)), to=x)
+
+    keys, values = 32, 4 * 32
+    inputs = plan.linear(h, _matrix("ssd inputs!", 2 * keys + values, _WIDTH))
+    some, b, c = plan.causal_convolution(inputs, _taps(inputs.width, 3), _vector(inputs.width), (values, keys, keys))
+    gate = plan.bias(plan.linear(h, _matrix("steps", heads, _WIDTH)), _vector(heads))
+    skip = _vector(heads)
+    out = plan.ssd(some, b, c, gate, rate=-0.3 * skip, bias=skip, skip=skip, key_heads=1)
+    plan.add(plan.linear(out, _matrix("from ssd", _WIDTH, values)), to=x)
 
 
 def _other_heads(plan: Plan, heads: Value) -> Value:
@@ -72,5 +95,5 @@ def _vector(width: int) -> NDArray[np.float32]:
     return (1 + 0.3 * np.random.default_rng(width).standard_normal(width)).astype(np.float32)
 
 
-def _taps() -> NDArray[np.float32]:
-    return np.random.default_rng(0).standard_normal((_CONVOLVED, _TAPS)).astype(np.float32)
+def _taps(width: int, taps: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal((width, taps)).astype(np.float32)

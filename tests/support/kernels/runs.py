@@ -67,6 +67,12 @@ ALL_KERNELS = (
     *(KernelName.of("rows.rowwise", name) for name in ("add", "soft_cap")),
     *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
     KernelName.of("rows.slices", "concat"),
+    KernelName.of("recurrent.convolution", "causal_convolution"),
+    *(
+        KernelName.of("recurrent.recurrences", name, vectors=vectors)
+        for name in ("delta_rule", "ssd")
+        for vectors in (1, 2, 4)
+    ),
     KernelName.of("linear.quantize", "quantize"),
     *(KernelName.of("experts.int8", "experts", weight=kind) for kind in EXPERT_TYPES),
     KernelName.of("experts.floats", "experts", weight="f32"),

@@ -8,7 +8,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
+from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes
+from llmrun.backends.cpu.step_runs import NO_RUNS, runs_of
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
@@ -26,22 +28,25 @@ def run_steps(
 ) -> dict[int, NDArray[np.float32]]:
     """Return the logits of each sequence, float32[positions, vocabulary].
 
-    The cache is initialized to NaN, and blocks are assigned in random order. A block that lies before the window of
-    every row in a step is removed before that step.
+    The cache and the recurrent states are initialized to NaN, and blocks are assigned in random order. A block that
+    lies before the window of every row in a step is removed before that step.
     """
     sequences = sorted({seq for step in steps for seq, _ in step})
     n_blocks = -(-sum(len(step) for step in steps) // BLOCK)
     most = max(len(step) for step in steps)
     shapes = kv_shapes(plan, [n_blocks * len(sequences) + 1] * len(plan.windows), kv_type)
     kv = [allocate(prod(shape), "a test's cache").reshape(shape) for shape in shapes]
-    for group in kv:
+    states = [allocate(prod(shape), "states").reshape(shape) for shape in state_shapes(plan, len(sequences))]
+    for group in [*kv, *states]:
         group[:] = 0xFF
+    saved = [allocate(prod(shape), "checkpoints").reshape(shape) for shape in checkpoint_shapes(plan.states, 1)]
+    recurrent = RecurrentStates(plan.states, states, saved) if states else None
     order = 1 + np.random.default_rng(0).permutation(n_blocks * len(sequences)).astype(np.int32)
     blocks = np.repeat(order.reshape(1, len(sequences), n_blocks), max(1, len(plan.windows)), axis=0)
     with at_level(level):
         packed = reserve(plan.matrices)
         fill(packed, threads)
-        lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=most, n_threads=threads)
+        lowered = lower(plan, packed, kv, states, kv_type=kv_type, max_rows=most, n_threads=threads)
         lowered.link()
         team = Team(lowered, threads)
     assert plan.logits is not None
@@ -62,9 +67,13 @@ def run_steps(
             logits = np.full((len(step), lowered.logits_width), np.nan, np.float32)
             tokens = np.array([token for _, token in step], np.int32)
             wanted = np.arange(len(step), dtype=np.int32)
-            team.run(
-                tokens, positions, np.ascontiguousarray(tables), wanted, rotations_of(plan.ropes, positions), logits
-            )
+            runs = NO_RUNS
+            if recurrent is not None:
+                runs = recurrent.begin(runs_of(numbers.tolist(), positions.tolist(), [True] * len(step)))
+            rotations = rotations_of(plan.ropes, positions)
+            team.run(tokens, positions, np.ascontiguousarray(tables), wanted, rotations, logits, runs)
+            if recurrent is not None:
+                recurrent.finish()
             for row, (seq, _) in enumerate(step):
                 found[seq].append(logits[row, : plan.logits.width])
     finally:

@@ -15,6 +15,7 @@ from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.plan.kv_shapes import LayerKV
 from llmrun.plan.ops.linear import Linear
+from llmrun.plan.state_shapes import LayerState
 from llmrun.plan.values import Routing, Rows, Value
 
 if TYPE_CHECKING:
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 LANES = 16
 REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
-_PRIVATE_INPUTS = (records.FLAG_PRIVATE_INPUT, records.FLAG_PRIVATE_SECOND, records.FLAG_PRIVATE_THIRD)
+_PRIVATE_INPUTS = (
+    records.FLAG_PRIVATE_INPUT,
+    records.FLAG_PRIVATE_SECOND,
+    records.FLAG_PRIVATE_THIRD,
+    records.FLAG_PRIVATE_FOURTH,
+    records.FLAG_PRIVATE_FIFTH,
+)
 
 _STEP_ROWS = {
     Rows.ALL: records.STEP_ROWS,
@@ -116,11 +123,12 @@ class Lowering:
         plan: Plan,
         packed: Mapping[str, PackedMatrix],
         kv: Sequence[NDArray[np.uint8]],
+        states: Sequence[NDArray[np.uint8]],
         kv_type: str,
         max_rows: int,
         n_threads: int,
     ) -> None:
-        self.plan, self.packed, self.kv, self.kv_type = plan, packed, kv, kv_type
+        self.plan, self.packed, self.kv, self.kv_type, self.states = plan, packed, kv, kv_type, states
         self._sums_of_products = {op.out for op in plan.ops if isinstance(op, Linear) and op.adds}
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[Value, Buffer] = {}
@@ -196,6 +204,11 @@ class Lowering:
         """Return (address of a layer's first block, bytes per block)."""
         memory = self.kv[kv.group]
         return address_of(memory[kv.layer]), memory.shape[2]
+
+    def state_of(self, state: LayerState) -> tuple[int, int]:
+        """Return (address of a layer's state of the first sequence, bytes per sequence)."""
+        memory = self.states[state.group]
+        return address_of(memory[state.layer]), memory.shape[2]
 
     def tables_of(self, kv: LayerKV) -> int:
         """Return the index of a layer's block tables in a step's list of tables, which is ordered by window."""

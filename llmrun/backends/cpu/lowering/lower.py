@@ -45,7 +45,7 @@ def _records(work: Lowering) -> Lowered:
         words[index, : len(head) + len(record.words)] = [*head, *record.words]
     assert plan.logits is not None
     kernels = [record.kernel for record in work.records]
-    keep = [*work.keep, *work.rows.memory, work.packed, *work.kv]
+    keep = [*work.keep, *work.rows.memory, work.packed, *work.kv, *work.states]
     return Lowered(words, counters, kernels, origins, round_up(plan.logits.width, LANES), plan.experts_used, keep)
 
 
@@ -83,17 +83,26 @@ def kv_shapes(plan: Plan, n_blocks: Sequence[int], kv_type: str) -> list[tuple[i
     return [(group.layers, counts[group.shape.window], group.shape.block_bytes(kv_type)) for group in plan.groups]
 
 
+def state_shapes(plan: Plan, n_sequences: int) -> list[tuple[int, int, int]]:
+    """Return the shape of the recurrent states for each group of layers: (layers, sequences, bytes per state)."""
+    return [(group.layers, n_sequences, group.shape.n_bytes) for group in plan.states]
+
+
 def lower(
     plan: Plan,
     packed: Mapping[str, PackedMatrix],
     kv: Sequence[NDArray[np.uint8]],
+    states: Sequence[NDArray[np.uint8]] = (),
     *,
     kv_type: str,
     max_rows: int,
     n_threads: int,
 ) -> Lowered:
-    """Lower `plan` to records that use the packed weights and a KV cache with the shapes from `kv_shapes`."""
-    return _records(Lowering(plan, packed, kv, kv_type, max_rows, n_threads))
+    """Lower `plan` to records that use the packed weights and a cache.
+
+    The KV cache has the shapes from `kv_shapes`, and the recurrent states those from `state_shapes`.
+    """
+    return _records(Lowering(plan, packed, kv, states, kv_type, max_rows, n_threads))
 
 
 def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:
@@ -107,6 +116,7 @@ def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -
     packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}
     shapes = kv_shapes(plan, [1] * len(plan.windows), kv_type)
     kv = [np.broadcast_to(np.zeros(1, np.uint8), shape) for shape in shapes]
-    lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
-    besides = {id(part) for part in kv}
+    states = [np.broadcast_to(np.zeros(1, np.uint8), shape) for shape in state_shapes(plan, 1)]
+    lowered = lower(plan, packed, kv, states, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
+    besides = {id(part) for part in [*kv, *states]}
     return sum(part.nbytes for part in lowered.keep if isinstance(part, np.ndarray) and id(part) not in besides)

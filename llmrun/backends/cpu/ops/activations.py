@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, private_inputs
+from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, Buffer, private_inputs
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.activations import Activate, Gated, GatedWords
+from llmrun.plan.ops.activations import Activate, Activation, Gated, GatedWords
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
@@ -27,6 +27,8 @@ def _activate(work: Lowering, op: Activate) -> None:
 
 
 def _activate_times(work: Lowering, op: Gated | Activate, value: Value, up: Buffer) -> None:
+    # The sigmoid of the padding would not be zero, unless it is multiplied by zero.
+    assert isinstance(op, Gated) or op.activation is not Activation.SIGMOID or op.out.width % LANES == 0
     gate, out = work.buffers[value], work.place(op.out, private=True)
     words = GatedWords(
         gate=gate.address,

@@ -1,4 +1,4 @@
-"""The gated short convolution on the CPU."""
+"""Convolutions over positions on the CPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_posit
 from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate
 from llmrun.plan.kv_shapes import ConvolutionShape
-from llmrun.plan.ops.convolution import ConvolutionWords, Convolve
+from llmrun.plan.ops.convolution import (
+    CONVOLVED_FEATURES,
+    CausalConvolution,
+    CausalConvolutionWords,
+    ConvolutionWords,
+    Convolve,
+)
+from llmrun.plan.state_shapes import ConvolutionState
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
@@ -40,6 +48,54 @@ def _convolve(work: Lowering, op: Convolve) -> None:
     work.emit(KernelName.of("rows.convolution", "convolve"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
 
 
+def _causal_convolution(work: Lowering, op: CausalConvolution) -> None:
+    """Emit a record in which the threads divide the features, because each feature has a state of its own."""
+    shape = op.state.shape
+    assert isinstance(shape, ConvolutionState)
+    assert all(out.width % LANES == 0 for out in op.outs)
+    x, outs = work.buffers[op.x], [work.place(out, private=False) for out in op.outs]
+    ends = np.cumsum([FLOAT * out.width for out in op.outs]).tolist()
+    # With fewer than three outputs, the missing ones begin after the last feature, so that no feature goes to them.
+    firsts, targets = [*ends[:-1], *[ends[-1]] * 2], [*outs, outs[-1], outs[-1]]
+    if "convolution" not in work.shared:
+        work.shared["convolution"] = allocate(FLOAT * CONVOLVED_FEATURES * work.n_threads, "convolution scratch")
+        work.keep.append(work.shared["convolution"])
+    bias = np.zeros(shape.width, np.float32) if op.bias is None else op.bias
+    state, state_bytes = work.state_of(op.state)
+    words = CausalConvolutionWords(
+        x=x.address,
+        x_stride=x.stride,
+        width=shape.width,
+        weight=work.kept_vector(np.ascontiguousarray(op.weight.T).reshape(-1)),
+        bias=work.kept_vector(bias),
+        taps=shape.taps,
+        state=state,
+        state_bytes=state_bytes,
+        ring_rows=shape.ring_rows,
+        out=targets[0].address,
+        out_stride=targets[0].stride,
+        second=firsts[0],
+        second_out=targets[1].address,
+        second_stride=targets[1].stride,
+        third=firsts[1],
+        third_out=targets[2].address,
+        third_stride=targets[2].stride,
+        scratch=address_of(work.shared["convolution"]),
+    )
+    work.emit(KernelName.of("recurrent.convolution", "causal_convolution"), op.outs[0], private_inputs(x), words)
+
+
+def _causal_needs(op: CausalConvolution, kv_type: str, step: StepShape) -> Needs:
+    shape = op.state.shape
+    earlier, stored = min(step.start, op.weight.shape[1] - 1), min(step.rows, op.weight.shape[1] - 1)
+    return Needs(
+        op.weight.size * FLOAT,
+        kv_bytes=(earlier + stored) * shape.row_bytes if step.rows else 0,
+        activation_bytes=step.float_bytes(op.x, *op.outs),
+        float_products=step.rows * op.weight.size,
+    )
+
+
 def _needs(op: Convolve, kv_type: str, step: StepShape) -> Needs:
     position = kv_position_bytes(op.kv.shape, kv_type)
     earlier = min(step.start, op.kv.shape.window - 1)
@@ -53,4 +109,5 @@ def _needs(op: Convolve, kv_type: str, step: StepShape) -> Needs:
 
 OPS: dict[type[Op], CpuOp] = {
     Convolve: CpuOp("convolution", _convolve, _needs, takes_as_long_as("rmsnorm")),
+    CausalConvolution: CpuOp("convolution", _causal_convolution, _causal_needs, takes_as_long_as("swiglu", "x")),
 }

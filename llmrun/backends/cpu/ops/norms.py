@@ -10,12 +10,14 @@ from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_wo
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
 from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.norms import HeadNorm, LayerNorm, NormWords, RmsNorm
+from llmrun.plan.ops.norms import GroupNorm, HeadNorm, LayerNorm, NormWords, RmsNorm
 from llmrun.plan.values import Rows
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.plan.ops.base import Op
+
+    _Norm = RmsNorm | HeadNorm | GroupNorm | LayerNorm
 
 
 def _rmsnorm(work: Lowering, op: RmsNorm) -> None:
@@ -28,13 +30,19 @@ def _headnorm(work: Lowering, op: HeadNorm) -> None:
     _norm(work, "rmsnorm", op, head_size, heads=op.x.width // head_size)
 
 
+def _groupnorm(work: Lowering, op: GroupNorm) -> None:
+    groups, features = op.weight.shape
+    assert features % LANES == 0
+    _norm(work, "rmsnorm", op, features, heads=groups, weight_step=FLOAT * features)
+
+
 def _layernorm(work: Lowering, op: LayerNorm) -> None:
     bias = np.zeros_like(op.weight) if op.bias is None else op.bias
     _norm(work, "layernorm", op, op.x.width, bias=work.kept_vector(bias))
 
 
 def _norm(
-    work: Lowering, name: str, op: RmsNorm | HeadNorm | LayerNorm, width: int, heads: int = 0, bias: int = 0
+    work: Lowering, name: str, op: _Norm, width: int, heads: int = 0, weight_step: int = 0, bias: int = 0
 ) -> None:
     x, out = work.buffers[op.x], work.place(op.out, private=True)
     words = NormWords(
@@ -42,17 +50,18 @@ def _norm(
         x_stride=x.stride,
         out=out.address,
         out_stride=out.stride,
-        weight=work.kept_vector(op.weight),
+        weight=work.kept_vector(op.weight.reshape(-1)),
         width=width,
         epsilon=float_word(op.epsilon),
         gathers=int(op.out.rows is Rows.WANTED and op.x.rows is not Rows.WANTED),
         heads=heads,
+        weight_step=weight_step,
         bias=bias,
     )
     work.emit(KernelName.of("rows.norms", name), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
 
 
-def _needs(op: RmsNorm | HeadNorm | LayerNorm, kv_type: str, step: StepShape) -> Needs:
+def _needs(op: _Norm, kv_type: str, step: StepShape) -> Needs:
     read = step.of(op.out) * op.x.width * FLOAT
     weights = op.weight.size + (op.bias.size if isinstance(op, LayerNorm) and op.bias is not None else 0)
     return Needs(weights * FLOAT, activation_bytes=read + step.float_bytes(op.out))
@@ -62,4 +71,5 @@ OPS: dict[type[Op], CpuOp] = {
     RmsNorm: CpuOp("rmsnorm", _rmsnorm, _needs, takes_as_long_as("rmsnorm")),
     LayerNorm: CpuOp("layernorm", _layernorm, _needs, takes_as_long_as("rmsnorm")),
     HeadNorm: CpuOp("head norm", _headnorm, _needs, takes_as_long_as("rmsnorm")),
+    GroupNorm: CpuOp("group norm", _groupnorm, _needs, takes_as_long_as("rmsnorm")),
 }

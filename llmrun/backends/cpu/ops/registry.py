@@ -14,6 +14,7 @@ from llmrun.backends.cpu.ops import (
     linear,
     logits,
     norms,
+    recurrences,
     rope,
     rows,
 )
@@ -33,6 +34,7 @@ CPU_OPS: dict[type[Op], CpuOp] = {
     **attention.OPS,
     **activations.OPS,
     **convolution.OPS,
+    **recurrences.OPS,
     **experts.OPS,
     **logits.OPS,
 }

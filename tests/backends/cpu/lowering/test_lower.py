@@ -12,7 +12,7 @@ import pytest
 
 from llmrun.archs import llama
 from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts import records
@@ -38,7 +38,8 @@ ARCHITECTURES = list({row.architecture: name for name, row in TINY_ARCHITECTURES
 def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
     shapes = kv_shapes(plan, [4] * len(plan.windows), "f16")
     kv = [allocate(prod(shape), "a test's cache").reshape(shape) for shape in shapes]
-    return lower(plan, reserve(plan.matrices), kv, kv_type="f16", max_rows=max_rows, n_threads=threads)
+    states = [allocate(prod(shape), "states").reshape(shape) for shape in state_shapes(plan, 2)]
+    return lower(plan, reserve(plan.matrices), kv, states, kv_type="f16", max_rows=max_rows, n_threads=threads)
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
     lowered = lowered_plan(row_ops_plan())
     kernels = {name.function for name in lowered.kernels}
     assert {"rmsnorm", "layernorm", "add", "gated", "concat", "keep", "convolve", "soft_cap"} <= kernels
+    assert {"causal_convolution", "delta_rule", "ssd"} <= kernels
     assert races(lowered, one_row=one_row) == []
 
 

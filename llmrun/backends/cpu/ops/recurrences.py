@@ -1,0 +1,116 @@
+"""The delta rule and the recurrence of Mamba-2 on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.backends.cpu.lowering.base import LANES, Buffer, private_inputs
+from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.ops.base import CpuOp
+from llmrun.compiled.store import KernelName
+from llmrun.layouts.arena import address_of, allocate
+from llmrun.plan.ops.recurrences import DeltaRule, RecurrenceWords, Ssd
+from llmrun.plan.state_shapes import LayerState, MatrixState
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.plan.ops.base import Op
+
+_MOST_VECTORS = 4  # the most vectors of columns of a head's matrix that a thread processes together
+_NOTHING = Buffer(0, 0, private=False)
+
+
+def _delta_rule(work: Lowering, op: DeltaRule) -> None:
+    inputs = tuple(work.buffers[value] for value in op.inputs)
+    _recurrence(work, "delta_rule", op, inputs, work.kept_vector(op.rate), skip=0)
+
+
+def _ssd(work: Lowering, op: Ssd) -> None:
+    x, b, c, gate = (work.buffers[value] for value in op.inputs)
+    _recurrence(work, "ssd", op, (c, b, x, gate, _NOTHING), work.kept_vector(op.rate), work.kept_vector(op.skip))
+
+
+def _recurrence(
+    work: Lowering, name: str, op: DeltaRule | Ssd, inputs: tuple[Buffer, ...], rate: int, skip: int
+) -> None:
+    """Emit a record in which the threads divide the heads and the columns of their matrices."""
+    shape = _shape_of(op.state)
+    assert shape.key_size % LANES == 0
+    assert shape.value_size % LANES == 0
+    q, k, v, gate, beta = inputs
+    out = work.place(op.out, private=False)
+    vectors = next(count for count in (_MOST_VECTORS, 2, 1) if shape.value_size % (LANES * count) == 0)
+    scratch = _scratch(work, FLOAT * shape.key_size * LANES * vectors)
+    state, state_bytes = work.state_of(op.state)
+    words = RecurrenceWords(
+        q=q.address,
+        q_stride=q.stride,
+        k=k.address,
+        k_stride=k.stride,
+        v=v.address,
+        v_stride=v.stride,
+        gate=gate.address,
+        gate_stride=gate.stride,
+        beta=beta.address,
+        beta_stride=beta.stride,
+        out=out.address,
+        out_stride=out.stride,
+        rate=rate,
+        bias=work.kept_vector(op.bias),
+        skip=skip,
+        heads=shape.heads,
+        key_heads=shape.key_heads,
+        shared=op.shared,
+        key_size=shape.key_size,
+        value_size=shape.value_size,
+        state=state,
+        state_bytes=state_bytes,
+        row_bytes=shape.row_bytes,
+        scratch=address_of(scratch),
+        scratch_bytes=scratch.nbytes // work.n_threads,
+    )
+    kernel = KernelName.of("recurrent.recurrences", name, vectors=vectors)
+    work.emit(kernel, op.out, private_inputs(*inputs), words)
+
+
+def _scratch(work: Lowering, part_bytes: int) -> NDArray[np.uint8]:
+    """Return scratch memory for one part of a matrix per thread. All layers with parts of this size share it."""
+    key = f"matrix part {part_bytes}"
+    if key not in work.shared:
+        work.shared[key] = allocate(work.n_threads * part_bytes, "scratch memory of recurrent layers")
+        work.keep.append(work.shared[key])
+    found: NDArray[np.uint8] = work.shared[key]
+    return found
+
+
+def _shape_of(state: LayerState) -> MatrixState:
+    assert isinstance(state.shape, MatrixState)
+    return state.shape
+
+
+def _needs(op: DeltaRule | Ssd, kv_type: str, step: StepShape) -> Needs:
+    """Return the cost. A step reads and writes the matrices once. Each row takes 4 (SSD: 3) products per element."""
+    shape = _shape_of(op.state)
+    elements = shape.matrix_bytes // FLOAT
+    return Needs(
+        kv_bytes=2 * shape.matrix_bytes if step.rows else 0,
+        activation_bytes=step.float_bytes(*op.inputs, op.out),
+        float_products=step.rows * elements * (4 if isinstance(op, DeltaRule) else 3),
+    )
+
+
+def _seconds(op: DeltaRule | Ssd, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+    """Return the expected time: the longer of the time to read and write the matrices and the time to multiply."""
+    needs = _needs(op, kv_type, step)
+    reading = needs.kv_bytes / speeds.read_bandwidth()
+    return max(reading, needs.float_products / speeds.linear("f32").products(_shape_of(op.state).key_size))
+
+
+OPS: dict[type[Op], CpuOp] = {
+    DeltaRule: CpuOp("delta rule", _delta_rule, _needs, _seconds),
+    Ssd: CpuOp("state space", _ssd, _needs, _seconds),
+}
