@@ -201,8 +201,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
             w.plan.add(shared_expert(w, block, h, c.shared, c.width), to=x)
             add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x)
-    for layer in range(c.layers, c.layers + c.unused):
-        w.tensors.leave_out(f"blk.{layer}.")
+    w.leave_out_layers(c.layers, c.unused)
     return w.finished()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, refuse_experts
+from llmrun.archs.parts.hyperparameters import MOST_CONTEXT, Hyperparameters, attention_layers, refuse_experts
 from llmrun.archs.parts.keys import Keys
-from llmrun.archs.parts.short_convolutions import add_convolution, attention_layers, taps_of
+from llmrun.archs.parts.short_convolutions import add_convolution, taps_of
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.rope import Pairing
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.experts import Experts, add_experts, expert_size, experts_of, gating_of, leading_dense
-from llmrun.archs.parts.hyperparameters import Hyperparameters
+from llmrun.archs.parts.hyperparameters import Hyperparameters, attention_layers
 from llmrun.archs.parts.keys import Keys
-from llmrun.archs.parts.short_convolutions import add_convolution, attention_layers, taps_of
+from llmrun.archs.parts.short_convolutions import add_convolution, taps_of
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.rope import Pairing
 

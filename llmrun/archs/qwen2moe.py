@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from llmrun.archs.parts.experts import (
     Experts,
     add_experts,
+    add_gated_shared_expert,
     expert_size_or_share,
     experts_of,
-    shared_expert,
     shared_size,
 )
 from llmrun.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
@@ -48,8 +48,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         a = w.plan.attention(q, k, v, shape, rope)
         w.linear_add(f"{block}.attn_output", a, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
-        gate = w.linear(f"{block}.ffn_gate_inp_shexp", h, 1)
-        w.plan.add_gated(shared_expert(w, block, h, c.shared, c.width), gate, to=x)
+        add_gated_shared_expert(w, block, h, c.shared, to=x)
         add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()

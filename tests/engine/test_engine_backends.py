@@ -33,6 +33,7 @@ from tests.support.engine.machine import run_engine_machine
 from tests.support.engine.speculation_contract import SpeculationContract
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
+from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.models.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -192,6 +193,24 @@ class TestWindowsOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
         assert_taken_back(self, backend, back_to, kept)
 
 
+class TestHybridOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
+    """A sequence with a recurrent state can be cut by a few tokens, or further back to a checkpoint."""
+
+    path: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _model(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.path = tiny_architecture(tmp_path_factory.mktemp("engine"), "qwen35")
+
+    @classmethod
+    def open_backend(cls, *, context_size: int, max_sequences: int) -> CpuBackend:
+        return open_cpu(cls.path, context_size=context_size, max_sequences=max_sequences)
+
+    def assert_kept(self, cached: int, n: int, *, of: int) -> None:
+        assert cached == n if n == of else cached <= n
+
+
 class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract, SpeculationContract):
     """Tokens that no layer sees any more are dropped, so the cache cannot be truncated to an arbitrary position."""
 
@@ -247,6 +266,18 @@ def test_anything_in_any_order_beside_cached_prefixes(overcommit: bool, propose:
     backend = ScriptedBackend(None, context_size=100, max_sequences=6, capacity=160)
     alone = ScriptedBackend(None, context_size=100)
     run_engine_machine(backend, alone=alone, examples=20, propose=propose, max_running=3, overcommit=overcommit)
+
+
+@DRAFTED
+def test_anything_in_any_order_with_a_recurrent_state(tmp_path: Path, propose: Propose | None) -> None:
+    path = tiny_architecture(tmp_path, "granitehybrid")
+    backend = open_cpu(path, context_size=96, max_sequences=3)
+    alone = open_cpu(path, context_size=96, max_sequences=1)
+    try:
+        run_engine_machine(backend, alone=alone, examples=20, propose=propose)
+    finally:
+        backend.close()
+        alone.close()
 
 
 @DRAFTED

@@ -15,7 +15,8 @@ from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_arc
 
 # The first row of each architecture, and variants with matrices that no first row has.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
-NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older"]
+NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older", "qwen3next older"]
+NAMES += ["nemotron_h_moe Super, with a layer ahead"]
 # llama.cpp computes GELU with a float16 table, so the bound is larger.
 GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "gemma4", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, which has blocks of 256.
@@ -41,7 +42,15 @@ def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> Non
 
 
 # Keys whose value is a width, if a row has them at all.
-WIDTHS = ("attention.q_lora_rank", "embedding_length_per_layer_input", "expert_shared_feed_forward_length")
+WIDTHS = (
+    "attention.q_lora_rank",
+    "embedding_length_per_layer_input",
+    "expert_shared_feed_forward_length",
+    "moe_latent_size",
+)
+# The sizes of gated delta nets and of Mamba-2 layers, whose inner size must be twice the width in granitehybrid.
+OF_DELTA_NETS = {"ssm.state_size": 64, "ssm.inner_size": 256}
+OF_MAMBA = {"ssm.state_size": 64, "ssm.inner_size": 512}
 # Narrower than a block, as in published models: a head has 128 or 192 features that are not rotated.
 NARROW = {"attn_k_b"}
 
@@ -49,6 +58,8 @@ NARROW = {"attn_k_b"}
 def sizes_of(row: TinyArchitecture) -> dict[str, Any]:
     """Return sizes with which the row's own widths are also multiples of a block."""
     sizes: dict[str, Any] = {"keys": {**row.keys, **{key: 256 for key in WIDTHS if row.keys.get(key)}}}
+    if "ssm.inner_size" in row.keys:
+        sizes["keys"] |= OF_DELTA_NETS if row.architecture.startswith("qwen") else OF_MAMBA
     if row.kv_heads == row.heads:
         sizes["kv_heads"] = WIDE["heads"]
     if any(row.latent):

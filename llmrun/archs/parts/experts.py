@@ -103,19 +103,23 @@ def _used(keys: Keys) -> int:
 def add_experts(
     w: PlanWriter, block: str, h: Value, experts: Experts, to: Value, activation: Activation = Activation.SILU
 ) -> None:
-    """Add the weighted sum of the experts' outputs for h to `to`.
+    """Add the weighted sum of the experts' outputs for h to `to`. Biases are added if the file contains them."""
+    routing = routing_of(w, block, h, experts)
+    w.plan.combine(expert_outputs(w, block, h, experts, routing, activation), routing, to)
 
-    Biases are added if the file contains them. The router's bias affects both the choice of experts and their weights,
-    while `exp_probs_b` affects only the choice.
+
+def routing_of(w: PlanWriter, block: str, h: Value, experts: Experts) -> Routing:
+    """Choose the experts of each row.
+
+    The router's bias affects both the choice of experts and their weights, while `exp_probs_b` affects only the choice.
     """
     logits = w.linear(f"{block}.ffn_gate_inp", h, experts.count)
-    routing = w.plan.route(
+    return w.plan.route(
         *(logits, experts.used, experts.gating),
         normalized=experts.normalized,
         scale=experts.scale,
         selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),
     )
-    w.plan.combine(expert_outputs(w, block, h, experts, routing, activation), routing, to)
 
 
 def expert_outputs(
@@ -126,11 +130,25 @@ def expert_outputs(
     return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), h.width, routing)
 
 
+def ungated_expert_outputs(
+    w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
+) -> Value:
+    """Compute the outputs of each row's experts for h. These experts have no gate: activation(h . up) . down."""
+    up = _expert_linear(w, f"{block}.ffn_up_exps", h, experts.feed_forward, routing)
+    return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.activate(up, activation), h.width, routing)
+
+
 def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width: int) -> Value:
     """Compute the output of the shared expert for h."""
     gate = w.linear(f"{block}.ffn_gate_shexp", h, feed_forward)
     up = w.linear(f"{block}.ffn_up_shexp", h, feed_forward)
     return w.linear(f"{block}.ffn_down_shexp", w.plan.swiglu(gate, up), width)
+
+
+def add_gated_shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, to: Value) -> None:
+    """Add the output of the shared expert, times the sigmoid of a gate of one feature, to `to`."""
+    gate = w.linear(f"{block}.ffn_gate_inp_shexp", h, 1)
+    w.plan.add_gated(shared_expert(w, block, h, feed_forward, to.width), gate, to=to)
 
 
 def _gate_and_up(w: PlanWriter, block: str, h: Value, rows: int, routing: Routing) -> tuple[Value, Value]:

@@ -37,15 +37,17 @@ class Hyperparameters:
     rope: RopeSettings
 
     @classmethod
-    def of(cls, keys: Keys, *, kv_heads: int | None = None, **more: Any) -> Self:
+    def of(cls, keys: Keys, *, kv_heads: int | None = None, feed_forward: int | None = None, **more: Any) -> Self:
         """Read the hyperparameters of a model whose layers all have the same sizes.
 
-        Pass `kv_heads` if some layers have no KV heads. `more` is passed to `of_largest`. Raises BadGGUF and
-        UnsupportedModel.
+        Pass `kv_heads` if some layers have no KV heads, and `feed_forward` if some layers have no dense feed-forward.
+        `more` is passed to `of_largest`. Raises BadGGUF and UnsupportedModel.
         """
         if kv_heads is None:
             kv_heads = keys.of_all_layers("attention.head_count_kv", heads_of(keys), minimum=1, maximum=heads_of(keys))
-        config = cls.of_largest(keys, kv_heads=kv_heads, feed_forward=feed_forward_of(keys), **more)
+        if feed_forward is None:
+            feed_forward = feed_forward_of(keys)
+        config = cls.of_largest(keys, kv_heads=kv_heads, feed_forward=feed_forward, **more)
         _refuse_other_heads_in_windows(keys, config.head_size, config.rope.dimensions)
         return config
 
@@ -118,6 +120,24 @@ def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[i
     return tuple(window if every == 0 or layer % every < every - 1 else 0 for layer in range(layers))
 
 
+def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
+    """Return whether each layer is an attention layer, and the number of KV heads of the attention layers.
+
+    The other layers have no KV heads. Raises BadGGUF and UnsupportedModel.
+    """
+    key, layers = "attention.head_count_kv", layers_of(keys)
+    if not keys.is_array(key):
+        return (True,) * layers, keys.integer(key, minimum=1, maximum=MOST_HEADS)
+    counts = keys.of_each_layer(key, layers)
+    some = set(counts) - {0}
+    if len(some) > 1:
+        raise keys.unsupported(f"different values of {keys.name(key)} in different layers")
+    kv_heads = some.pop() if some else 1  # the value is not used if there are no attention layers
+    if not 1 <= kv_heads <= MOST_HEADS:
+        raise keys.bad(key, f"must be 0 to {MOST_HEADS}, not {kv_heads}")
+    return tuple(count > 0 for count in counts), kv_heads
+
+
 def layers_of(keys: Keys) -> int:
     return keys.integer("block_count", minimum=1, maximum=MOST_LAYERS)
 
@@ -140,6 +160,11 @@ def heads_of(keys: Keys) -> int:
 
 def feed_forward_of(keys: Keys) -> int:
     return keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH)
+
+
+def optional_feed_forward_of(keys: Keys) -> int:
+    """Return the number of features of the dense feed-forward, or 0 if the file does not specify it."""
+    return keys.of_all_layers("feed_forward_length", 0, minimum=0, maximum=MOST_WIDTH)
 
 
 def head_size_of(keys: Keys) -> int:

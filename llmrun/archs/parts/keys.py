@@ -103,12 +103,20 @@ class Keys:
 
     def of_each_layer(self, key: str, layers: int) -> list[int]:
         """Return an array of integers or booleans with one value per layer."""
-        values = self.file.metadata[self.name(key)]
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub":
-            raise self.bad(key, "must be an array of integers or booleans")
+        values = self._integers(key)
         if len(values) != layers:
             raise self.bad(key, f"must have {layers} values, one for each layer, not {len(values)}")
-        return [int(value) for value in values]
+        return values
+
+    def several(self, key: str, count: int, *, minimum: int, maximum: int) -> tuple[int, ...]:
+        """Return an array of `count` integers. The file may contain a single value for all of them."""
+        if not self.is_array(key):
+            return (self.integer(key, minimum=minimum, maximum=maximum),) * count
+        values = self._integers(key)
+        if len(values) != count:
+            raise self.bad(key, f"must have {count} values, not {len(values)}")
+        self._check_all(key, values, minimum, maximum)
+        return tuple(values)
 
     def in_each_layer(
         self, key: str, layers: int, default: int | None = None, *, minimum: int, maximum: int
@@ -117,13 +125,22 @@ class Keys:
         if not self.is_array(key):
             return (self.integer(key, default, minimum=minimum, maximum=maximum),) * layers
         values = self.of_each_layer(key, layers)
-        for value in values:
-            if not minimum <= value <= maximum:
-                raise self.bad(key, f"must be {minimum} to {maximum}, not {value}")
+        self._check_all(key, values, minimum, maximum)
         return tuple(values)
 
     def is_array(self, key: str) -> bool:
         return isinstance(self.file.metadata.get(self.name(key)), np.ndarray)
+
+    def _integers(self, key: str) -> list[int]:
+        values = self.file.metadata[self.name(key)]
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub":
+            raise self.bad(key, "must be an array of integers or booleans")
+        return [int(value) for value in values]
+
+    def _check_all(self, key: str, values: list[int], minimum: int, maximum: int) -> None:
+        for value in values:
+            if not minimum <= value <= maximum:
+                raise self.bad(key, f"must be {minimum} to {maximum}, not {value}")
 
     def bad(self, key: str, seen: str) -> BadGGUF:
         return self.file.bad(self.name(key), seen)

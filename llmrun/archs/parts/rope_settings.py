@@ -181,6 +181,23 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
     return dimensions
 
 
+def check_sections(keys: Keys, rope: RopeSettings, head_size: int) -> None:
+    """Check that multimodal RoPE (M-RoPE) rotates text like NeoX RoPE. Raises BadGGUF and UnsupportedModel.
+
+    M-RoPE has four positions per token, and `rope.dimension_sections` says how many pairs of features each of them
+    rotates. The pairs of the first three are interleaved. For text, these three equal the position of the token, but
+    llama.cpp sets the fourth to 0, so files in which it rotates a pair are refused.
+    """
+    key = "rope.dimension_sections"
+    sections = keys.several(key, 4, minimum=0, maximum=head_size)
+    if not 1 <= sum(sections) <= head_size or not any(sections[:3]):
+        raise keys.bad(key, f"must have a sum of 1 to {head_size}, not {sum(sections)}")
+    for pair in range(rope.dimensions // 2):
+        turn = pair % sum(sections)
+        if turn >= 3 * sections[turn % 3]:
+            raise keys.unsupported(f"a {keys.name(key)} of {', '.join(str(size) for size in sections)}")
+
+
 def _turns(keys: Keys, key: str, default: float) -> float:
     """Read YaRN's `beta_fast` or `beta_slow`. In real models, these are 32 and 1."""
     turns = keys.positive(key, default)

@@ -36,6 +36,10 @@ class PlanWriter:
         self.tensors.finish()
         return self.plan
 
+    def leave_out_layers(self, first: int, count: int) -> None:
+        """Accept the tensors of `count` layers, although no op uses them."""
+        self.tensors.leave_out(*(f"blk.{layer}." for layer in range(first, first + count)))
+
     @property
     def epsilon(self) -> float:
         return self._config.norm_epsilon

@@ -116,7 +116,7 @@ def test_a_convolution_of_no_or_absurdly_many_taps_is_refused(tmp_path: Path, ta
 def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
     routes = {
         name: next(op for op in plan_of(tiny_architecture(tmp_path, name)).ops if isinstance(op, Route))
-        for name in ("llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm2moe")
+        for name in ("llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm2moe", "qwen35moe")
     }
     seen = {
         name: (route.routing.experts, route.routing.used, route.gating, route.normalized, round(route.scale, 6))
@@ -129,6 +129,7 @@ def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
         "granitemoe": (8, 3, Gating.SOFTMAX, True, 0.22),
         "deepseek": (8, 3, Gating.SOFTMAX, False, 1.5),
         "lfm2moe": (8, 3, Gating.SIGMOID, True, 1.0),
+        "qwen35moe": (8, 3, Gating.SOFTMAX, True, 1.0),
     }
     assert [name for name, route in routes.items() if route.selection_bias is not None] == ["lfm2moe"]
 

@@ -12,7 +12,10 @@ import numpy as np
 from tests.support.gguf.gguf_files import RandomWeights, Tensor
 
 # Tensors that llama.cpp never quantizes, or that would have little effect with weights near 1.
-_ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv")
+_ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv", "ssm_conv1d")
+# Architectures whose files have KV heads, or features of the feed-forward, only for the layers that use them.
+_KV_HEADS_BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_FEED_FORWARD_BY_LAYER = ("nemotron_h", "nemotron_h_moe")
 _RMS = "attention.layer_norm_rms_epsilon"
 EXPERT_SIZE = "expert_feed_forward_length"
 LENGTHS = ("attention.key_length", "attention.value_length")
@@ -28,7 +31,8 @@ class TinyArchitecture:
     experts   number of experts, with `expert_size` features each
     latent    (features of the latent for keys and values, features of a head's value)
     unseen    keys that have no effect, in llama.cpp too
-    seed      seed of the weights, chosen so that no position is close to being routed to other experts
+    seed      seed of the weights, chosen so that no position is close to being routed to other experts, and no head of
+              a recurrent layer has an output near 0, because its norm would enlarge the rounding error
     """
 
     architecture: str
@@ -79,10 +83,10 @@ class TinyArchitecture:
         if any(":F" in self.names_of(layer) for layer in range(self.layers)):
             sizes = [self.feed_forward * (2 if ":F" in self.names_of(layer) else 1) for layer in range(self.layers)]
             keys["feed_forward_length"] = np.array(sizes, np.int32)
-        if "shortconv" in self.layer:  # convolution layers have no heads
-            keys["attention.head_count_kv"] = [
-                0 if "shortconv" in self.names_of(layer) else self.kv_heads for layer in range(self.layers)
-            ]
+        if self.architecture in _KV_HEADS_BY_LAYER:
+            keys["attention.head_count_kv"] = self._where("attn_k:", self.kv_heads)
+        if self.architecture in _FEED_FORWARD_BY_LAYER:
+            keys["feed_forward_length"] = self._where("ffn_", self.feed_forward)
         metadata = {
             "general.architecture": self.architecture,
             "general.name": "tiny",  # if the name is Phi-3, llama.cpp changes tokens that this vocabulary lacks
@@ -100,6 +104,10 @@ class TinyArchitecture:
         of_heads = {f"{name}_mla": lengths[name] for name in LENGTHS}
         return lengths | of_heads | {LENGTHS[0]: keys["rope.dimension_count"] + latent, LENGTHS[1]: latent}
 
+    def _where(self, name: str, value: int) -> list[int]:
+        """Return a number per layer: `value` for layers that have a tensor of this name, 0 for the others."""
+        return [value if name in self.names_of(layer) else 0 for layer in range(self.layers)]
+
     def names_of(self, layer: int) -> str:
         return self.others.get(layer, self.layer)
 
@@ -113,7 +121,16 @@ class TinyArchitecture:
         made: dict[str, Tensor] = {}
         for name, _, letters in (name.partition(":") for name in names):
             shape = [sizes[letter] for letter in letters.split(",")]
-            if name.endswith(".bias"):
+            if name.endswith(("ssm_a", "ssm_d")):
+                # With these rates, and steps near softplus(0), a head's decay is 0.2 to 0.99.
+                rates = -np.exp(random.uniform(np.log(0.02), np.log(2), shape))
+                skips = 1 + 0.3 * random.standard_normal(shape)
+                made[name] = ("F32", (rates if name.endswith("ssm_a") else skips).astype(np.float32))
+            elif self.architecture == "falcon-h1" and name.endswith("ffn_norm"):
+                made[name] = weights.norm(*shape)  # without the suffix `.weight`
+            elif name.endswith("ssm_norm") and len(shape) > 1:
+                made[f"{name}.weight"] = ("F32", (1 + 0.1 * random.standard_normal(shape)).astype(np.float32))
+            elif name.endswith(".bias"):
                 size = 2.0 if "_exps" in name else 0.3  # gpt-oss clamps values above 7
                 made[name] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             elif name.startswith("rope"):
@@ -175,6 +192,26 @@ class TinyArchitecture:
             "Y": self.heads * (self.head_size - turned + value),
             "G": 2 * self.expert_size,  # gate and up
             "W": 2 * self.width,
+            "Z": 2 * query,  # queries and gates
+            "m": self.keys.get("moe_latent_size", 0),
             "i": 3 * self.width,  # the inputs of a short convolution
-            "t": self.keys.get("shortconv.l_cache", 0),
+            "t": self.keys.get("shortconv.l_cache", 0) or self.keys.get("ssm.conv_kernel", 0),
+            **self._recurrent_sizes(),
+        }
+
+    def _recurrent_sizes(self) -> dict[str, int]:
+        heads, groups, state, inner = (
+            self.keys.get(f"ssm.{key}", 1) for key in ("time_step_rank", "group_count", "state_size", "inner_size")
+        )
+        convolved = inner + 2 * groups * state
+        return {
+            "N": heads,
+            "b": 2 * heads,  # beta and gate
+            "u": state,
+            "I": inner,
+            "C": convolved,
+            "D": inner + convolved,  # with z
+            "J": inner + convolved + heads,  # with z and dt
+            "c": groups,
+            "j": inner // groups,
         }

@@ -39,6 +39,22 @@ _FULL_ATTENTION = _LATENT + "attn_q:q,w attn_kv_b:Y,l "
 _CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w "
 
 
+# The inputs of gated delta nets are separate matrices (Qwen3.5), or one matrix grouped by key head (Qwen3-Next).
+_DELTA_NET = "ssm_conv1d:C,t ssm_dt.bias:N ssm_a:N ssm_norm:u ssm_out:w,I "
+_DELTA_INPUTS = "attn_qkv:C,w attn_gate:I,w ssm_beta:N,w ssm_alpha:N,w "
+_DELTA_INPUTS_BY_KEY_HEAD = "ssm_ba:b,w "
+_GATED_ATTENTION = "attn_q:Z,w attn_k:k,w attn_v:k,w attn_output:w,q " + _HEAD_NORMS
+_POST = "attn_norm:w post_attention_norm:w "
+_AHEAD = "nextn.eh_proj:w,W nextn.enorm:w nextn.hnorm:w nextn.shared_head_norm:w "
+_MAMBA = "ssm_in:J,w ssm_conv1d:C,t ssm_conv1d.bias:C ssm_dt.bias:N ssm_a:N,o ssm_d:N,o ssm_out:w,I "
+_GATED_SHARED = _SHARED + "ffn_gate_inp_shexp:w "
+_UNGATED_EXPERTS = _ROUTER + "exp_probs_b.bias:e ffn_up_exps:e,x,w ffn_down_exps:e,w,x "
+_LATENT_EXPERTS = _ROUTER + "exp_probs_b.bias:e ffn_up_exps:e,x,m ffn_down_exps:e,m,x "
+_LATENT_EXPERTS += "ffn_latent_down:m,w ffn_latent_up:w,m "
+_UNGATED_SHARED = "ffn_up_shexp:s,w ffn_down_shexp:w,s "
+_MAMBA_NORM = "ssm_norm:c,j "
+
+
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
 
@@ -70,6 +86,15 @@ _LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
 _OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}
 _ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in LENGTHS} | {"attention.q_lora_rank": 64}
 _OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}
+_STATES = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 64,
+}
+_MAMBA_STATES = _STATES | {"ssm.inner_size": 128}  # twice the width
+_SECTIONS = {"rope.dimension_count": 16, "rope.dimension_sections": np.array([3, 3, 2, 0], np.int32)}
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
 TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
@@ -517,6 +542,194 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
             2: _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS + "exp_probs_b.bias:e",
         },
         last_norm="token_embd_norm",
+    ),
+    "qwen35": TinyArchitecture(
+        "qwen35",
+        _POST + _DELTA_INPUTS + _DELTA_NET + _GATED,
+        _STATES | _SECTIONS | {"full_attention_interval": 3, "rope.freq_base": 1e6},
+        once="output:v,w",
+        layers=4,
+        head_size=32,
+        seed=2,
+        others={2: _POST + _GATED_ATTENTION + _GATED},
+    ),
+    "qwen35 layers by name, with a layer ahead": TinyArchitecture(
+        "qwen35",
+        _POST + _DELTA_INPUTS + _DELTA_NET + _GATED,
+        _STATES
+        | _SECTIONS
+        | {
+            "ssm.state_size": 32,
+            "ssm.inner_size": 128,
+            "attention.recurrent_layers": np.array([True, False, True, False]),
+            "nextn_predict_layers": 1,
+        },
+        layers=4,
+        head_size=32,
+        seed=2,
+        others={
+            1: _POST + _GATED_ATTENTION + _GATED,
+            3: _POST + _GATED_ATTENTION + _GATED + _AHEAD,
+        },
+    ),
+    "granitehybrid": TinyArchitecture(
+        "granitehybrid",
+        _NORMS + _MAMBA + _MAMBA_NORM + _GATED,
+        _MAMBA_STATES
+        | {
+            "logit_scale": 8.0,
+            "residual_scale": 0.7,
+            "embedding_scale": 3.0,
+            "attention.scale": 0.5,
+            "rope.scaling.finetuned": False,
+        },
+        layers=4,
+        others={2: _LLAMA},
+    ),
+    "granitehybrid experts, rope": TinyArchitecture(
+        "granitehybrid",
+        _NORMS + _MAMBA + _MAMBA_NORM + _EXPERTS + _SHARED,
+        _MAMBA_STATES
+        | {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_feed_forward_length": 64,
+            "residual_scale": 0.5,
+        },
+        layers=4,
+        feed_forward=32,
+        experts=8,
+        seed=3,
+        others={1: _NORMS + _ATTENTION + _EXPERTS + _SHARED},
+    ),
+    "qwen35moe": TinyArchitecture(
+        "qwen35moe",
+        _POST + _DELTA_INPUTS + _DELTA_NET + _EXPERTS + _GATED_SHARED,
+        _STATES | _SECTIONS | _OF_EXPERTS | {"expert_shared_feed_forward_length": 64, "full_attention_interval": 2},
+        once="output:v,w",
+        layers=4,
+        head_size=32,
+        feed_forward=144,
+        experts=8,
+        seed=20,
+        others={
+            1: _POST + _GATED_ATTENTION + _EXPERTS + _GATED_SHARED,
+            3: _POST + _GATED_ATTENTION + _EXPERTS + _GATED_SHARED,
+        },
+    ),
+    "qwen35moe fused, with a layer ahead": TinyArchitecture(
+        "qwen35moe",
+        _POST + _DELTA_INPUTS + _DELTA_NET + _FUSED_EXPERTS + _GATED_SHARED,
+        _STATES
+        | _SECTIONS
+        | _OF_EXPERTS
+        | {"expert_shared_feed_forward_length": 64, "full_attention_interval": 2, "nextn_predict_layers": 1},
+        once="output:v,w",
+        layers=3,
+        head_size=32,
+        feed_forward=144,
+        experts=8,
+        seed=12,
+        others={
+            1: _POST + _GATED_ATTENTION + _FUSED_EXPERTS + _GATED_SHARED,
+            2: _POST + _GATED_ATTENTION + _FUSED_EXPERTS + _GATED_SHARED + _AHEAD,
+        },
+    ),
+    "qwen3next": TinyArchitecture(
+        "qwen3next",
+        _POST + "attn_qkv:C,w attn_gate:I,w " + _DELTA_INPUTS_BY_KEY_HEAD + _DELTA_NET + _EXPERTS + _GATED_SHARED,
+        _STATES | _OF_EXPERTS | {"expert_shared_feed_forward_length": 64, "rope.dimension_count": 8},
+        once="output:v,w",
+        layers=5,
+        head_size=32,
+        feed_forward=144,
+        experts=8,
+        seed=16,
+        others={3: _POST + _GATED_ATTENTION + _EXPERTS + _GATED_SHARED},
+    ),
+    "qwen3next older": TinyArchitecture(
+        "qwen3next",
+        _POST + "ssm_in:D,w " + _DELTA_INPUTS_BY_KEY_HEAD + _DELTA_NET + _EXPERTS + _GATED_SHARED,
+        _STATES | _OF_EXPERTS | {"full_attention_interval": 3, "rope.dimension_count": 8},
+        once="output:v,w",
+        layers=3,
+        head_size=32,
+        feed_forward=144,
+        experts=8,
+        seed=20,
+        others={2: _POST + _GATED_ATTENTION + _EXPERTS + _GATED_SHARED},
+    ),
+    "nemotron_h": TinyArchitecture(
+        "nemotron_h",
+        "attn_norm:w " + _MAMBA + _MAMBA_NORM,
+        _MAMBA_STATES,
+        once="output:v,w",
+        layers=5,
+        head_size=32,
+        epsilon=_LAYER_NORM,
+        others={
+            1: "attn_norm:w ffn_up:f,w ffn_down:w,f ",
+            2: "attn_norm:w " + _ATTENTION,
+            4: "attn_norm:w ffn_up:f,w ffn_down:w,f ",
+        },
+    ),
+    "nemotron_h_moe": TinyArchitecture(
+        "nemotron_h_moe",
+        "attn_norm:w " + _MAMBA + _MAMBA_NORM,
+        _STATES
+        | _OF_EXPERTS
+        | {
+            "expert_shared_feed_forward_length": 64,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "attention.layer_norm_epsilon": 1e-5,
+        },
+        once="output:v,w",
+        layers=5,
+        feed_forward=32,
+        experts=8,
+        seed=22,
+        others={
+            1: "attn_norm:w " + _UNGATED_EXPERTS + _UNGATED_SHARED,
+            3: "attn_norm:w " + _ATTENTION,
+            4: "attn_norm:w " + _UNGATED_EXPERTS + _UNGATED_SHARED,
+        },
+        unseen=("attention.layer_norm_epsilon",),
+    ),
+    "nemotron_h_moe Super, with a layer ahead": TinyArchitecture(
+        "nemotron_h_moe",
+        "attn_norm:w " + _MAMBA + _MAMBA_NORM,
+        _STATES
+        | _OF_EXPERTS
+        | {
+            "expert_shared_feed_forward_length": 64,
+            "moe_latent_size": 32,
+            "nextn_predict_layers": 1,
+            "attention.layer_norm_epsilon": 1e-5,
+        },
+        once="output:v,w",
+        layers=4,
+        feed_forward=32,
+        experts=8,
+        seed=22,
+        others={
+            1: "attn_norm:w " + _LATENT_EXPERTS + _UNGATED_SHARED,
+            2: "attn_norm:w " + _ATTENTION,
+            3: _POST + _ATTENTION + _LATENT_EXPERTS + _UNGATED_SHARED + _AHEAD,
+        },
+        unseen=("attention.layer_norm_epsilon",),
+    ),
+    "falcon-h1": TinyArchitecture(
+        "falcon-h1",
+        _NORMS + _MAMBA + _ATTENTION + _GATED,
+        _STATES | {"rope.freq_base": 1e8},
+        head_size=32,
+    ),
+    "falcon-h1 norm": TinyArchitecture(
+        "falcon-h1",
+        _NORMS + _MAMBA + _MAMBA_NORM + _ATTENTION + _GATED,
+        _STATES | {"ssm.state_size": 32, "ssm.inner_size": 128},
+        once="output:v,w",
     ),
 }
 
