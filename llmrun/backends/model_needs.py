@@ -20,9 +20,11 @@ from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
+from llmrun.backends.sizing.recurrent_layers import layer_memories
 from llmrun.layouts.kv_blocks import Q8_0
 from llmrun.plan.ops.attention import Attention
 from llmrun.plan.ops.linear import Product
+from llmrun.plan.state_shapes import MatrixState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,8 +45,8 @@ class ModelNeeds:
     """The cost of one token.
 
     weight_bytes  bytes of weights that decoding the token reads
-    kv_read       bytes of keys and values that decoding the token reads, as a function of the number of tokens in the
-                  cache, including this one
+    kv_read       bytes of keys, values and recurrent states that decoding the token reads or writes, as a function of
+                  the number of tokens in the cache, including this one
     products      multiply-adds with weights when the token is prefilled without computing logits; attention is not
                   included because its multiply-adds are not int8
     """
@@ -61,9 +63,17 @@ def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
     linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, Product)]
     return ModelNeeds(
         weight_bytes=needs_of_step(plan, kv_type, one).weight_bytes,
-        kv_read=KVBytes.of_layers((shape.window, kv_position_bytes(shape, kv_type)) for shape in shapes),
+        kv_read=KVBytes.of_layers(
+            ((shape.window, kv_position_bytes(shape, kv_type)) for shape in shapes), states=_state_traffic(plan)
+        ),
         products=sum(needs.products + needs.float_products for needs in linear),
     )
+
+
+def _state_traffic(plan: Plan) -> int:
+    """Return the bytes of recurrent states that each token reads plus those that it writes."""
+    shapes = [(group.shape, group.layers) for group in plan.states]
+    return sum(2 * layers * shape.matrix_bytes for shape, layers in shapes if isinstance(shape, MatrixState))
 
 
 def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
@@ -123,8 +133,10 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
     size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
     windows = layer_windows(file, len(kv_heads))
     head_bytes = [sum(_features_bytes(n, kv_type) for n in sizes) for sizes in head_sizes(file, windows, size)]
-    layers = list(zip(windows, (kv_heads * head_bytes).tolist(), strict=True))
-    return KVBytes.of_layers(layers[: layers_run(file)])
+    memories = layer_memories(file)
+    kv = kv_heads * head_bytes * [memory.attends for memory in memories]
+    layers = list(zip(windows, kv.tolist(), strict=True))
+    return KVBytes.of_layers(layers[: layers_run(file)], states=2 * sum(memory.matrices for memory in memories))
 
 
 def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:

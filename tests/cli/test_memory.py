@@ -43,8 +43,7 @@ def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_tok
     assert done.returncode == 0, done.stderr
     told = done.stderr.decode()
     assert "context    32768 tokens; the model was trained for 1048576" in told
-    per_token, full = format_bytes(bytes_a_token), format_bytes(32768 * bytes_a_token)
-    assert f"KV cache   {kv_type}, {per_token} per token, {full}" in told
+    assert f"KV cache   {kv_type}, {format_bytes(32768 * bytes_a_token)} for 32,768 tokens" in told
     run = json.loads(done.stdout)["run"]
     assert (run["context_size"], run["kv_type"]) == (32768, kv_type)
 

@@ -21,6 +21,7 @@ from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
+from llmrun.backends.sizing.recurrent_layers import layer_memories, widest_input
 from llmrun.layouts.arena import round_up
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 class LayerSizes:
     """The GPU memory that the parts of a model need, in bytes.
 
-    layers     size of each layer, including its part of the KV cache
+    layers     size of each layer, including its part of the KV cache and its recurrent states
     output     size of the output layer
     computing  size of the compute buffers on each GPU that has a layer
     visiting   size of the largest matrix, because llama.cpp copies the matrices of CPU layers to a GPU one at a time
@@ -61,11 +62,8 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     cache_tokens  capacity of the KV cache for all sequences together
     """
     architecture = file.string("general.architecture")
-    n_layers, run = layers_of(file), layers_run(file)
-    layers = [
-        kv * (min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens)
-        for kv, window in zip(_kv_bytes(file, kv_type), layer_windows(file, n_layers), strict=True)
-    ]
+    run = layers_run(file)
+    layers = _layer_caches(file, cache_tokens, kv_type, max_sequences)
     # Lookup tables stay on the CPU. If the embedding table is also the output matrix, llama.cpp copies it to a GPU.
     at_the_input = _LOOKED_UP | ({_EMBEDDINGS} if "output.weight" in file.tensors else frozenset())
     output = visiting = 0
@@ -92,8 +90,10 @@ def resident_activations(file: GGUFFile) -> int:
     On a GPU, by contrast, the whole reserved buffer counts.
     """
     width, inner = _widths(file)
-    of_layers = _of_all_layers(file)
-    return 4 * _ROWS * max(4 * of_layers, of_layers + 3 * width + 2 * inner)
+    of_layers, recurrent = _of_all_layers(file), widest_input(file)
+    # Besides four times the width, we measured 3.0 to 3.2 times the input of a delta net, and 2.5 to 3.0 with Mamba.
+    of_recurrent = 3 * recurrent + 4 * width if recurrent else 0
+    return 4 * _ROWS * max(4 * of_layers, of_layers + 3 * width + 2 * inner, of_recurrent)
 
 
 def _of_all_layers(file: GGUFFile) -> int:
@@ -107,19 +107,31 @@ def _of_all_layers(file: GGUFFile) -> int:
 
 
 def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> int:
-    """Return the size of llama.cpp's KV cache in bytes.
+    """Return the size in bytes of llama.cpp's KV cache and recurrent states.
 
     cache_tokens  capacity of the cache for all sequences together
     """
-    sizes = layer_sizes(file, cache_tokens, kv_type, max_sequences=max_sequences)
-    return sum(sizes.layers) - sum(layer_sizes(file, 0).layers)
+    return sum(_layer_caches(file, cache_tokens, kv_type, max_sequences))
 
 
 def cache_by_context(file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1) -> KVBytes:
-    """Return the size of llama.cpp's KV cache as a function of the context size of each sequence."""
+    """Return the size of llama.cpp's cache, with recurrent states, as a function of each sequence's context size."""
     windows = layer_windows(file, layers_of(file))
     most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]
-    return KVBytes.of_layers(zip(most, [max_sequences * kv for kv in _kv_bytes(file, kv_type)], strict=True))
+    return KVBytes.of_layers(
+        zip(most, [max_sequences * kv for kv in _kv_bytes(file, kv_type)], strict=True),
+        states=max_sequences * sum(memory.state_bytes for memory in layer_memories(file)),
+    )
+
+
+def _layer_caches(file: GGUFFile, cache_tokens: int, kv_type: str, max_sequences: int) -> list[int]:
+    """Return the size in bytes of each layer's part of the KV cache and of its recurrent states."""
+    windows = layer_windows(file, layers_of(file))
+    tokens = [
+        min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens for window in windows
+    ]
+    kv, states = _kv_bytes(file, kv_type), [max_sequences * memory.state_bytes for memory in layer_memories(file)]
+    return [size * n + state for size, n, state in zip(kv, tokens, states, strict=True)]
 
 
 def _window_tokens(window: int, max_sequences: int) -> int:
@@ -160,7 +172,10 @@ def bytes_needed(sizes: LayerSizes, split: Sequence[float], n_layers: int) -> li
 
 
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
-    """Return the KV cache size of each layer in bytes per token. It is 0 if a layer reuses another layer's cache."""
+    """Return the KV cache size of each layer in bytes per token.
+
+    It is 0 if a layer reuses another layer's cache, and for recurrent layers without attention.
+    """
     architecture, n_layers = file.string("general.architecture"), layers_of(file)
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
@@ -169,7 +184,10 @@ def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
     most = _most_rows(file, n_layers)
     numbers = [min(count * sum(of), 2 * rows) for count, of, rows in zip(kv_heads, sizes, most, strict=True)]
     storing = storing_layers(file)
-    return [int(_KV_BYTES[kv_type] * count) if layer < storing else 0 for layer, count in enumerate(numbers)]
+    return [
+        int(_KV_BYTES[kv_type] * count) if layer < storing and memory.attends else 0
+        for layer, (count, memory) in enumerate(zip(numbers, layer_memories(file), strict=True))
+    ]
 
 
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:

@@ -175,7 +175,7 @@ def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kw
         peak_memory=opened.peak_memory,
         totals=_totals(trial.samples),
         roofline=_roofline(trial, opened.facts, outcome),
-        energy=_energy(trial.samples, outcome.energy_source, price_kwh),
+        energy=_energy(trial.samples, trial.energy_source, price_kwh),
         failure=Failure(str(trial.failure), trial.failure.hint, trial.failure.exit_code) if trial.failure else None,
     )
 
@@ -251,7 +251,11 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
     # Decode reads the KV cache up to the current position. On average, that position is the middle of the answer.
     held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
     windows = facts.get("kv_bytes_per_token_of_window", {})
-    kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))
+    kv_read = KVBytes(
+        facts["kv_bytes_per_token"],
+        tuple((int(tokens), windows[tokens]) for tokens in windows),
+        facts.get("state_bytes_per_token", 0),
+    )
     # A step reads the weights once, and with speculation, it may generate several tokens.
     steps = sum(request.steps for request in requests)
     tokens_per_step = sum(request.generated_tokens for request in requests) / steps if steps else 1.0

@@ -92,6 +92,7 @@ def _needs(backend: Backend, path: Path) -> dict[str, Any]:
         "weight_bytes": needs.weight_bytes,
         "kv_bytes_per_token": needs.kv_read.token,
         **({"kv_bytes_per_token_of_window": windows} if windows else {}),
+        **({"state_bytes_per_token": needs.kv_read.states} if needs.kv_read.states else {}),
         "prefill_products": needs.products,
     }
 

@@ -7,8 +7,6 @@ timestamps, which shows the overhead of timing.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +20,9 @@ from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.linear import quantizing_needs
 from llmrun.backends.cpu.ops.registry import CPU_OPS, needs_of
 from llmrun.backends.cpu.speeds.limits import MachineLimits
+from llmrun.bench.profiling.step_measuring import MeasuredStep, measure_step
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.ops.linear import Product
-from llmrun.types import Batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,10 +35,6 @@ if TYPE_CHECKING:
 
 _QUANTIZE = "quantize"  # the kind of ops that quantize the input of a matmul to int8
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_IN_A_ROW = 8  # the maximum number of consecutive steps before switching between the timed and the normal team
-_LEAST_TURNS = 3
-_FAR_OVER = 2.0  # Stop before _LEAST_TURNS once the time exceeds this multiple of the requested seconds.
-_SETTLED = 0.98  # A step counts as faster only if it takes less than this share of the best time so far.
 _LIMIT_ROUNDS = 3
 
 
@@ -214,7 +208,7 @@ def profile(
         found = [_limits(machine)]
         measured = []
         for rows in (1, prompt):
-            measured.append(_measure(backend, rows, depth, seconds))
+            measured.append(measure_step(backend, rows, depth, seconds))
             found.append(_limits(machine))
         limits = SpeedLimits(*np.median(np.concatenate(found), axis=0).tolist())
         decode, prefill = (_step_profile(backend, step, limits) for step in measured)
@@ -224,84 +218,6 @@ def profile(
 def _limits(machine: MachineLimits) -> NDArray[np.float64]:
     """Return float64[rounds, 2], with the read bandwidth and the multiply rate of each round."""
     return np.array([[machine.read_bandwidth(), machine.multiply_rate()] for _ in range(_LIMIT_ROUNDS)])
-
-
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    rows: int
-    depth: int
-    normal: list[float]  # seconds of each repetition
-    timed: list[float]
-    times: list[list[StepTimes]]  # for each timed repetition, the times of its steps
-
-
-def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Measured:
-    """Measure the step with and without timing the ops.
-
-    The two variants alternate every few steps, so that changes in the machine's speed affect both.
-    """
-    random = np.random.default_rng(0)
-    backend.kv.free(0)
-    if depth:
-        backend.forward(_batch(random, backend, depth, 0))
-    found = _Measured(rows, depth, [], [], [])
-
-    def run() -> float:
-        backend.kv.truncate(0, depth)
-        batch = _batch(random, backend, rows, depth)
-        begun = time.perf_counter()
-        backend.forward(batch)
-        return time.perf_counter() - begun
-
-    step = _warm(run, seconds / 4)
-    in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / step)))
-    # After each switch between teams, run one uncounted step while the threads wake up. Long steps do not need this.
-    settles = step < seconds / 4 / _LEAST_TURNS
-    begun = time.perf_counter()
-    turns = 0
-    while _goes_on(turns, time.perf_counter() - begun, seconds):
-        turns += 1
-        if settles:
-            run()
-        found.normal.extend(run() for _ in range(in_a_row))
-        with backend.timed() as team:
-            if settles:
-                run()
-                team.taken_times()
-            for _ in range(in_a_row):
-                found.timed.append(run())
-                found.times.append(team.taken_times())
-    return found
-
-
-def _goes_on(turns: int, taken: float, seconds: float) -> bool:
-    """Return whether to take another turn.
-
-    At least one turn always runs. Turns continue until the requested time is up and _LEAST_TURNS have run, but stop
-    earlier if that would take far longer than requested.
-    """
-    return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
-
-
-def _warm(run: Callable[[], float], seconds: float) -> float:
-    """Call `run` until three runs in a row bring no improvement or `seconds` have passed. Returns the best time."""
-    begun = time.perf_counter()
-    best, since = run(), 0
-    while since < 3 and time.perf_counter() - begun < seconds:
-        taken = run()
-        since = since + 1 if taken > _SETTLED * best else 0
-        best = min(best, taken)
-    return best
-
-
-def _batch(random: np.random.Generator, backend: CpuBackend, rows: int, start: int) -> Batch:
-    """Return a batch of random tokens for one sequence that requests the logits of the last token."""
-    tokens = random.integers(0, backend.info.vocabulary_size, rows).astype(np.int32)
-    positions = np.arange(start, start + rows, dtype=np.int32)
-    return Batch(tokens, np.zeros(rows, np.int32), positions, positions == start + rows - 1)
 
 
 # --- measurements by op -----------------------------------------------------------------------------------------------
@@ -315,7 +231,7 @@ class _OpPart:
     quantizes: bool
 
 
-def _step_profile(backend: CpuBackend, measured: _Measured, limits: SpeedLimits) -> StepProfile:
+def _step_profile(backend: CpuBackend, measured: MeasuredStep, limits: SpeedLimits) -> StepProfile:
     of_records = [
         _OpPart(origin, kernel.function == "quantize")
         for origin, kernel in zip(backend.lowered.origins, backend.lowered.kernels, strict=True)

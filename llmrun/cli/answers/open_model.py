@@ -257,10 +257,7 @@ def _describe(engine: Engine, draft_model: str | None) -> None:
     out.detail(f"backend    {info.backend}: {info.device}")
     out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
     if info.kv_bytes:
-        of_a_token = info.kv_bytes / engine.cache_tokens
-        out.detail(
-            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} per token, {format_bytes(info.kv_bytes)} when full"
-        )
+        out.detail(f"KV cache   {info.kv_type}, {format_bytes(info.kv_bytes)} for {engine.cache_tokens:,} tokens")
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
     out.detail(f"drafts     {_drafts(draft_model) if engine.speculates else 'none'}")
     out.detail(f"loaded in  {format_seconds(engine.load_s)}")

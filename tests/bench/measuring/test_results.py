@@ -167,7 +167,7 @@ def test_energy_is_told_where_it_was_counted() -> None:
     outcome = outcome_of(trial("a", STEADY))
     samples = outcome.trials[0].samples
     outcome.trials[0].samples = [Sample(one.requests, one.seconds, joules=22.0) for one in samples]
-    outcome.energy_source = "RAPL package"
+    outcome.trials[0].energy_source = "RAPL package"
     energy = document(outcome, command="", system={}, digests={}, price_kwh=0.36).results[0].energy
     assert energy is not None
     assert energy.joules_per_token == pytest.approx(2.0)

@@ -18,6 +18,7 @@ from llmrun.gguf.reader import open_gguf
 from llmrun.plan.plan import Plan
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.tiny_architectures import tiny_architecture
 
 pytestmark = pytest.mark.slow
 
@@ -171,3 +172,12 @@ def test_a_step_far_longer_than_the_time_is_taken_once(path: Path) -> None:
     assert found.prefill.repetitions == 1
     assert found.prefill.total.seconds > 0
     assert found.train_context == 2048
+
+
+@pytest.mark.parametrize("depth", [1, 2, 40, 300])
+def test_steps_after_recurrent_states_are_repeated(tmp_path: Path, depth: int) -> None:
+    """The cache keeps less than `depth` tokens, because the state has passed that position."""
+    found = profile(tiny_architecture(tmp_path, "qwen35"), threads=1, prompt=40, depth=depth, seconds=0.01)
+    assert found.decode.repetitions > 0
+    assert found.prefill.repetitions > 0
+    assert {op.kind for op in found.decode.ops} >= {"convolution", "delta rule", "attention"}
