@@ -32,12 +32,35 @@ from tests.support.models.tiny_architectures import TINY_ARCHITECTURES  # noqa: 
 TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "Q5_K_M", "Q6_K", "IQ4_XS", "MXFP4")
 SOURCE = "Q8_0"
 WRITTEN_HERE = (SOURCE, "MXFP4")
+# Vocabulary sizes of real models for which the vocabulary files in llama.cpp's source have fewer tokens.
+PADDED_TO = {"qwen35": 248_320}
+UNUSED_TOKEN = 5  # the type of a token that is never generated or read
 
 
 def _shape(row: str, keys: dict[str, Any], **sizes: int) -> TinyArchitecture:
     """Return a tiny test architecture scaled up to real sizes."""
     tiny = TINY_ARCHITECTURES[row]
     return replace(tiny, keys={**tiny.keys, **keys}, **sizes)  # type: ignore[arg-type]
+
+
+def _qwen35(**sizes: int) -> TinyArchitecture:
+    """Return a Qwen3.5 model of 24 layers. Every fourth is an attention layer, and the others are gated delta nets."""
+    tiny, layers = TINY_ARCHITECTURES["qwen35"], 24
+    attention = tiny.others[2]
+    keys = {
+        "context_length": 262_144,
+        "full_attention_interval": 4,
+        "rope.dimension_count": 64,
+        "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32),
+        "rope.freq_base": 1e7,
+        "ssm.state_size": 128,
+        "ssm.inner_size": 2048,
+        "ssm.group_count": 16,
+        "ssm.time_step_rank": 16,
+    }
+    others = dict.fromkeys(range(3, layers, 4), attention)
+    shape = {"layers": layers, "heads": 8, "kv_heads": 2, "head_size": 256}
+    return replace(_shape("qwen35", keys, **shape, **sizes), others=others, once="")
 
 
 # Each shape consists of a vocabulary and the sizes of a model.
@@ -107,33 +130,48 @@ SHAPES: dict[str, tuple[str, TinyArchitecture]] = {
             expert_size=512,
         ),
     ),
+    "qwen3.5-0.8b": ("qwen35", _qwen35(width=1024, feed_forward=3584)),
+    "qwen3.5-2b": ("qwen35", _qwen35(width=2048, feed_forward=6144)),
 }
 
 
 def vocabulary_of(name: str) -> dict[str, Any]:
     """Return the metadata of one of llama.cpp's tokenizers."""
     with open_gguf(llama_cpp_source() / LLAMA_CPP_FOLDER / f"ggml-vocab-{name}.gguf") as file:
-        return {
+        found = {
             key: value if isinstance(value, str | bool | int | float | np.ndarray) else list(value)
             for key, value in file.metadata.items()
             if key.startswith("tokenizer.ggml.")
         }
+        tokens, types = file.strings("tokenizer.ggml.tokens"), file.integers("tokenizer.ggml.token_type")
+    missing = max(0, PADDED_TO.get(name, 0) - len(tokens))
+    unused = [f"[unused {number}]" for number in range(missing)]
+    return found | {
+        "tokenizer.ggml.tokens": [*tokens, *unused],
+        "tokenizer.ggml.token_type": np.append(types, np.full(missing, UNUSED_TOKEN, types.dtype)),
+    }
 
 
 def write(path: Path, shape: str, weight_type: str) -> Path:
     """Write a model file and return its path.
 
-    All layers have the same weights. That does not affect measurements, and writing the file takes little memory.
+    All layers of a kind have the same weights. That does not affect measurements, and writing the file takes little
+    memory.
     """
     vocabulary, row = SHAPES[shape]
+    first = {row.names_of(layer): layer for layer in reversed(range(row.layers))}  # the first layer of each kind
     tokenizer = vocabulary_of(vocabulary)
     tensors: dict[str, Tensor] = {}
-    for name, tensor in replace(row, layers=1).tensors(weight_type, len(tokenizer["tokenizer.ggml.tokens"])).items():
+    few = replace(row, layers=max(first.values()) + 1)
+    for name, tensor in few.tensors(weight_type, len(tokenizer["tokenizer.ggml.tokens"])).items():
+        if name.startswith("blk.") and int(name.split(".")[1]) not in first.values():
+            continue
         kind, values = tensor[0], tensor[1]
         assert isinstance(values, np.ndarray)
         raw = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType[kind]).tobytes()
-        names = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(row.layers)]
-        tensors |= dict.fromkeys(names, (kind, raw, values.shape))
+        for layer in range(row.layers):
+            names = name.replace(f"blk.{first[row.names_of(layer)]}.", f"blk.{layer}.")
+            tensors[names] = (kind, raw, values.shape)
     return write_gguf(path, row.metadata() | tokenizer, tensors)
 
 
