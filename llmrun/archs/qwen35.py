@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.delta_layers import (
-    add_delta_net,
-    add_gated_attention,
-    delta_inputs,
-    delta_sizes_of,
-    recurrent_layers,
-)
-from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_ahead, refuse_experts
+from llmrun.archs.parts.delta_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
+from llmrun.archs.parts.hyperparameters import refuse_experts
 from llmrun.archs.parts.keys import Keys
-from llmrun.archs.parts.recurrent_sizes import RecurrentSizes
 from llmrun.archs.parts.rope_settings import check_sections
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.rope import Pairing
@@ -24,32 +16,15 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
-    """The hyperparameters of qwen35.
-
-    recurrent  whether each layer is a gated delta net
-    sizes      sizes of the gated delta nets
-    unused     number of layers at the end for multi-token prediction, which are not run
-    """
-
-    recurrent: tuple[bool, ...]
-    sizes: RecurrentSizes
-    unused: int
-
-
-def read_config(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> DeltaConfig:
     keys = Keys(file)
     refuse_experts(keys)
-    unused = layers_ahead(keys)
-    config = Config.of(
-        keys, unused_layers=unused, unused=unused, recurrent=recurrent_layers(keys), sizes=delta_sizes_of(keys)
-    )
+    config = DeltaConfig.read(keys)
     check_sections(keys, config.rope, config.head_size)
     return config
 
 
-def plan(file: GGUFFile, config: Config) -> Plan:
+def plan(file: GGUFFile, config: DeltaConfig) -> Plan:
     c, w = config, PlanWriter(file, config)
     shape, rope = c.attention(), c.rope.rope(file, Pairing.NEOX)
     x = w.embed()

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.delta_layers import (
-    add_delta_net,
-    add_gated_attention,
-    delta_inputs,
-    delta_sizes_of,
-    recurrent_layers,
-)
+from llmrun.archs.parts.delta_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.archs.parts.experts import (
     Experts,
     add_experts,
@@ -20,9 +14,8 @@ from llmrun.archs.parts.experts import (
     experts_of,
     shared_size,
 )
-from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_ahead, optional_feed_forward_of
+from llmrun.archs.parts.hyperparameters import optional_feed_forward_of
 from llmrun.archs.parts.keys import Keys
-from llmrun.archs.parts.recurrent_sizes import RecurrentSizes
 from llmrun.archs.parts.rope_settings import check_sections
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.rope import Pairing
@@ -33,35 +26,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
-    """The hyperparameters of qwen35moe.
+class Config(DeltaConfig):
+    """The hyperparameters of qwen35moe and qwen3next. `shared` is the number of features of the shared expert."""
 
-    recurrent  whether each layer is a gated delta net
-    sizes      sizes of the gated delta nets
-    shared     number of features of the shared expert
-    unused     number of layers at the end for multi-token prediction, which are not run
-    """
-
-    recurrent: tuple[bool, ...]
-    sizes: RecurrentSizes
     experts: Experts
     shared: int
-    unused: int
+
+
+def config_of(keys: Keys) -> Config:
+    """Read the hyperparameters, except those of M-RoPE. Raises BadGGUF and UnsupportedModel."""
+    feed_forward = optional_feed_forward_of(keys)
+    return Config.read(
+        keys,
+        feed_forward=feed_forward,
+        experts=experts_of(keys, expert_size_or_share(keys), normalized=True),
+        shared=shared_size(keys, feed_forward),
+    )
 
 
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
-    unused, feed_forward = layers_ahead(keys), optional_feed_forward_of(keys)
-    config = Config.of(
-        keys,
-        feed_forward=feed_forward,
-        unused_layers=unused,
-        unused=unused,
-        recurrent=recurrent_layers(keys),
-        sizes=delta_sizes_of(keys),
-        experts=experts_of(keys, expert_size_or_share(keys), normalized=True),
-        shared=shared_size(keys, feed_forward),
-    )
+    config = config_of(keys)
     check_sections(keys, config.rope, config.head_size)
     return config
 

@@ -6,28 +6,14 @@ matrix that computes queries, keys, values and z.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.delta_layers import (
-    DeltaInputs,
-    add_delta_net,
-    add_gated_attention,
-    delta_sizes_of,
-    recurrent_layers,
-)
-from llmrun.archs.parts.experts import (
-    Experts,
-    add_experts,
-    add_gated_shared_expert,
-    expert_size_or_share,
-    experts_of,
-    shared_size,
-)
-from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_ahead, optional_feed_forward_of
+from llmrun.archs.parts.delta_layers import DeltaInputs, add_delta_net, add_gated_attention
+from llmrun.archs.parts.experts import add_experts, add_gated_shared_expert
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.recurrent_sizes import RecurrentSizes
 from llmrun.archs.parts.writer import PlanWriter
+from llmrun.archs.qwen35moe import Config, config_of
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
@@ -36,36 +22,8 @@ if TYPE_CHECKING:
     from llmrun.plan.values import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
-    """The hyperparameters of qwen3next.
-
-    recurrent  whether each layer is a gated delta net
-    sizes      sizes of the gated delta nets
-    shared     number of features of the shared expert
-    unused     number of layers at the end for multi-token prediction, which are not run
-    """
-
-    recurrent: tuple[bool, ...]
-    sizes: RecurrentSizes
-    experts: Experts
-    shared: int
-    unused: int
-
-
 def read_config(file: GGUFFile) -> Config:
-    keys = Keys(file)
-    unused, feed_forward = layers_ahead(keys), optional_feed_forward_of(keys)
-    return Config.of(
-        keys,
-        feed_forward=feed_forward,
-        unused_layers=unused,
-        unused=unused,
-        recurrent=recurrent_layers(keys),
-        sizes=delta_sizes_of(keys),
-        experts=experts_of(keys, expert_size_or_share(keys), normalized=True),
-        shared=shared_size(keys, feed_forward),
-    )
+    return config_of(Keys(file))
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:

@@ -5,9 +5,10 @@ They read the hyperparameters and add the ops to a plan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from llmrun.archs.parts.hyperparameters import layers_of
+from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_ahead, layers_of
 from llmrun.archs.parts.keys import MOST_LAYERS, Keys
 from llmrun.archs.parts.recurrent_sizes import RecurrentSizes, recurrent_sizes_of
 from llmrun.plan.ops.activations import Activation
@@ -17,6 +18,27 @@ if TYPE_CHECKING:
     from llmrun.plan.kv_shapes import AttentionShape
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaConfig(Hyperparameters):
+    """The hyperparameters of models with gated delta nets.
+
+    recurrent  whether each layer is a gated delta net
+    sizes      sizes of the gated delta nets
+    unused     number of layers at the end for multi-token prediction, which are not run
+    """
+
+    recurrent: tuple[bool, ...]
+    sizes: RecurrentSizes
+    unused: int
+
+    @classmethod
+    def read(cls, keys: Keys, **more: Any) -> Self:
+        """Read the hyperparameters. `more` is passed to `of`. Raises BadGGUF and UnsupportedModel."""
+        unused = layers_ahead(keys)
+        recurrent, sizes = recurrent_layers(keys), delta_sizes_of(keys)
+        return cls.of(keys, unused_layers=unused, unused=unused, recurrent=recurrent, sizes=sizes, **more)
 
 
 class DeltaInputs(NamedTuple):

@@ -37,4 +37,4 @@ def mamba(w: PlanWriter, block: str, h: Value, sizes: RecurrentSizes) -> Value:
     norm, features = f"{block}.ssm_norm.weight", s.values // s.key_heads
     if norm not in w.tensors:
         return y
-    return plan.groupnorm(y, w.tensors.vector(norm, features, s.key_heads).reshape(s.key_heads, features), w.epsilon)
+    return plan.headnorm(y, w.tensors.vector(norm, features, s.key_heads).reshape(s.key_heads, features), w.epsilon)

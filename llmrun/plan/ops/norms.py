@@ -1,4 +1,4 @@
-"""Ops that normalize rows: RMSNorm of whole rows, of each head or of groups of features, L2 norm, and LayerNorm."""
+"""Ops that normalize rows: RMSNorm of whole rows or of each head, L2 norm, and LayerNorm."""
 
 from __future__ import annotations
 
@@ -54,27 +54,9 @@ class LayerNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm(Op):
-    """An op that applies RMSNorm to each head separately. `weight` is float32[head size]."""
+    """An op that applies RMSNorm to each head separately.
 
-    x: Value
-    weight: NDArray[np.float32]
-    epsilon: float
-    out: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.x,)
-
-    def twin(self, run: Run) -> None:
-        heads = run.heads(self.x, len(self.weight))
-        run.put_parts(self.out, rmsnorm_reference(heads, self.weight, self.epsilon))
-
-
-@dataclass(frozen=True, slots=True)
-class GroupNorm(Op):
-    """An op that applies RMSNorm to each group of features separately. `weight` is float32[groups, features].
-
-    PyTorch's GroupNorm is different: it also subtracts the mean.
+    `weight` is float32[head size] if all heads share it, or float32[heads, head size].
     """
 
     x: Value
@@ -87,8 +69,8 @@ class GroupNorm(Op):
         return (self.x,)
 
     def twin(self, run: Run) -> None:
-        groups = run.parts(self.x, len(self.weight))
-        run.put_parts(self.out, rmsnorm_reference(groups, self.weight, self.epsilon))
+        heads = run.heads(self.x, self.weight.shape[-1])
+        run.put_parts(self.out, rmsnorm_reference(heads, self.weight, self.epsilon))
 
 
 class NormWords(NamedTuple):
@@ -166,15 +148,9 @@ class NormOps(PlanBuilder):
         return out
 
     def headnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Append an RMSNorm of each head. All heads share `weight`, which is float32[head size]."""
+        """Append an RMSNorm of each head. `weight` is float32[head size] or, per head, float32[heads, head size]."""
         out = x.like(x.width)
         self.ops.append(HeadNorm(x, weight, epsilon, out))
-        return out
-
-    def groupnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Append an RMSNorm of each group of features. `weight` is float32[groups, features]."""
-        out = x.like(x.width)
-        self.ops.append(GroupNorm(x, weight, epsilon, out))
         return out
 
     def l2norm(self, x: Value, head_size: int, epsilon: float, scale: float = 1.0) -> Value:

@@ -23,7 +23,7 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
 from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.errors import BackendCrashed, Cancelled, DoesNotFit, UsageError
+from llmrun.errors import BackendCrashed, DoesNotFit, UsageError
 from llmrun.gguf.reader import open_gguf
 from llmrun.machine.energy import nvidia_cards
 from llmrun.machine.gpus import gpus
@@ -32,6 +32,7 @@ from tests.support.backends.offloading import (
     OPTIONS,
     assert_agree,
     assert_similar,
+    assert_usable_after_a_stop,
     cuda_buffers,
     logits_of_smollm2,
     open_llama,
@@ -310,14 +311,7 @@ def test_a_cache_larger_than_the_gpu_does_not_fit(names: tuple[str, ...]) -> Non
 def test_a_stopped_step_leaves_the_gpu_usable() -> None:
     backend = open_llama(smollm2(), context_size=8192, gpu_layers="all")
     try:
-        tokens = np.random.default_rng(0).integers(5, 40_000, 8000).tolist()
-        expected = backend.forward(batch_of(rows(0, 0, tokens[:5])))
-        backend.kv.free(0)
-        backend.cancel()
-        with pytest.raises(Cancelled):
-            backend.forward(batch_of(rows(0, 0, tokens)))
-        backend.kv.free(0)
-        np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens[:5]))), expected)
+        assert_usable_after_a_stop(backend, n_tokens=8000)
     finally:
         backend.close()
 

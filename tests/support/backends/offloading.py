@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.errors import Cancelled
 from llmrun.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import CONTEXT, batch_of, rows
 from tests.support.models.downloads import smollm2
@@ -41,6 +43,18 @@ def logits_of_smollm2(tokens: Sequence[int] = PROMPT, **options: Any) -> tuple[N
         return np.concatenate([prompt, last]), backend.info.device
     finally:
         backend.close()
+
+
+def assert_usable_after_a_stop(backend: LlamaBackend, *, n_tokens: int) -> None:
+    """Check that a step that was stopped changes nothing about the next one."""
+    tokens = np.random.default_rng(0).integers(5, 40_000, n_tokens).tolist()
+    expected = backend.forward(batch_of(rows(0, 0, tokens[:5])))
+    backend.kv.free(0)
+    backend.cancel()
+    with pytest.raises(Cancelled):
+        backend.forward(batch_of(rows(0, 0, tokens)))
+    backend.kv.free(0)
+    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens[:5]))), expected)
 
 
 def assert_agree(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:

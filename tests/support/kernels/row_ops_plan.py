@@ -64,7 +64,7 @@ def _recurrent_layers(plan: Plan, h: Value, x: Value) -> None:
     gate, beta = (plan.linear(h, _matrix(name, heads, _WIDTH)) for name in ("decays", "betas"))
     beta = plan.bias(beta, _vector(heads))  # private to each thread
     out = plan.delta_rule(q, k, v, gate, beta, rate=-_vector(heads), bias=_vector(heads), key_heads=2, shared=1)
-    out = plan.groupnorm(out, _vector(values).reshape(2, -1), 1e-5)
+    out = plan.headnorm(out, _vector(values).reshape(2, -1), 1e-5)
     plan.add(plan.linear(out, _matrix("from delta", _WIDTH, values)), to=x)
 
     keys, values = 32, 4 * 32

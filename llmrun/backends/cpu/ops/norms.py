@@ -10,14 +10,14 @@ from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_wo
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
 from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.norms import GroupNorm, HeadNorm, LayerNorm, NormWords, RmsNorm
+from llmrun.plan.ops.norms import HeadNorm, LayerNorm, NormWords, RmsNorm
 from llmrun.plan.values import Rows
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.plan.ops.base import Op
 
-    _Norm = RmsNorm | HeadNorm | GroupNorm | LayerNorm
+    _Norm = RmsNorm | HeadNorm | LayerNorm
 
 
 def _rmsnorm(work: Lowering, op: RmsNorm) -> None:
@@ -25,15 +25,10 @@ def _rmsnorm(work: Lowering, op: RmsNorm) -> None:
 
 
 def _headnorm(work: Lowering, op: HeadNorm) -> None:
-    head_size = op.weight.size
+    head_size = op.weight.shape[-1]
     assert head_size % LANES == 0
-    _norm(work, "rmsnorm", op, head_size, heads=op.x.width // head_size)
-
-
-def _groupnorm(work: Lowering, op: GroupNorm) -> None:
-    groups, features = op.weight.shape
-    assert features % LANES == 0
-    _norm(work, "rmsnorm", op, features, heads=groups, weight_step=FLOAT * features)
+    weight_step = FLOAT * head_size if op.weight.ndim > 1 else 0
+    _norm(work, "rmsnorm", op, head_size, heads=op.x.width // head_size, weight_step=weight_step)
 
 
 def _layernorm(work: Lowering, op: LayerNorm) -> None:
@@ -71,5 +66,4 @@ OPS: dict[type[Op], CpuOp] = {
     RmsNorm: CpuOp("rmsnorm", _rmsnorm, _needs, takes_as_long_as("rmsnorm")),
     LayerNorm: CpuOp("layernorm", _layernorm, _needs, takes_as_long_as("rmsnorm")),
     HeadNorm: CpuOp("head norm", _headnorm, _needs, takes_as_long_as("rmsnorm")),
-    GroupNorm: CpuOp("group norm", _groupnorm, _needs, takes_as_long_as("rmsnorm")),
 }

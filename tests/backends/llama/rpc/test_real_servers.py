@@ -24,8 +24,8 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
 from llmrun.backends.llama.rpc import connecting
 from llmrun.backends.llama.rpc.connecting import build_problem, devices_with
-from llmrun.errors import BackendCrashed, Cancelled, NetworkError, UsageError
-from tests.support.backends.offloading import assert_agree, logits_of_smollm2, open_llama
+from llmrun.errors import BackendCrashed, NetworkError, UsageError
+from tests.support.backends.offloading import assert_agree, assert_usable_after_a_stop, logits_of_smollm2, open_llama
 from tests.support.backends.seam_contract import FullCacheContract, SeamContract, batch_of, rows
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import tiny_model
@@ -254,14 +254,7 @@ def test_the_system_watches_the_connection(tmp_path: Path, server: RealServer) -
 def test_a_stopped_step_leaves_the_servers_usable(server: RealServer) -> None:
     backend = open_llama(smollm2(), context_size=1024, rpc=server.name)
     try:
-        tokens = np.random.default_rng(0).integers(5, 40_000, 1000).tolist()
-        expected = backend.forward(batch_of(rows(0, 0, tokens[:5])))
-        backend.kv.free(0)
-        backend.cancel()
-        with pytest.raises(Cancelled):
-            backend.forward(batch_of(rows(0, 0, tokens)))
-        backend.kv.free(0)
-        np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens[:5]))), expected)
+        assert_usable_after_a_stop(backend, n_tokens=1000)
     finally:
         backend.close()
 
