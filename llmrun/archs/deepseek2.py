@@ -14,7 +14,7 @@ The rotated features of a head come first in this module, but last in the file.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import log, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.experts import (
@@ -32,6 +32,7 @@ from llmrun.archs.parts.experts import (
 from llmrun.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, layers_ahead
 from llmrun.archs.parts.keys import VECTOR, Keys
 from llmrun.archs.parts.writer import PlanWriter
+from llmrun.plan.elementary import log
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.experts import Gating
 from llmrun.plan.rope import Pairing
@@ -157,7 +158,8 @@ def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_siz
     """Compute the attention scale in the same way as llama.cpp, even for models without YaRN or a multiplier."""
     spread = log(rope.factor)
     magnitude = rope.magnitude_with_yarn if rope.yarn is not None else rope.magnitude * (1 + 0.1 * spread)
-    scale = (magnitude * (1 + 0.1 * multiplier * spread)) ** 2 / sqrt(head_size)
+    twice = magnitude * (1 + 0.1 * multiplier * spread)  # for queries and for keys
+    scale = twice * twice / sqrt(head_size)
     if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
         raise keys.bad("rope.scaling.factor", f"{rope.factor:g} gives an attention scale of {scale:g}")
     return scale

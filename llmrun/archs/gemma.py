@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.hyperparameters import Hyperparameters, refuse_experts
@@ -24,7 +25,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     w = PlanWriter(file, config)
     shape, rope = config.attention(), w.rope(Pairing.NEOX)
-    x = w.embed(scale=config.width**0.5)
+    x = w.embed(scale=sqrt(config.width))
     for layer in range(config.layers):
         block = f"blk.{layer}"
         h = w.rmsnorm(f"{block}.attn_norm", x)

@@ -55,7 +55,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
     rope = w.rope(Pairing.NEOX)
     window_rope = rope if c.window_base == c.rope.base else c.rope.with_base(c.window_base).rope(file, Pairing.NEOX)
-    x = w.embed(scale=c.width**0.5)
+    x = w.embed(scale=sqrt(c.width))
     for layer in range(c.layers):
         block = f"blk.{layer}"
         window = c.windows[layer]

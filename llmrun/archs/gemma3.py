@@ -4,6 +4,7 @@ and no soft caps."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.archs.gemma2 import attention_scale
@@ -45,7 +46,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
     rope = w.rope(Pairing.NEOX)
     window_rope = c.rope.unscaled().with_base(c.window_base).rope(file, Pairing.NEOX)
-    x = w.embed(scale=c.width**0.5)
+    x = w.embed(scale=sqrt(c.width))
     for layer in range(c.layers):
         block = f"blk.{layer}"
         window = c.windows[layer]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+
+from llmrun.plan.elementary import cosines_and_sines, log, turns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +31,7 @@ class Rope:
     longer       (context size, Rope): a Rope that replaces this one if the context is larger than the given size
     growth       (factor, tokens): for long contexts, queries are also multiplied by
                  1 + factor * log(1 + position // tokens)
+    turns        the frequencies in 2^-64 turns per position, uint64[pairs]
     """
 
     frequencies: NDArray[np.float64]
@@ -36,9 +39,11 @@ class Rope:
     magnitude: float = 1.0
     longer: tuple[int, Rope] | None = None
     growth: tuple[float, int] | None = None
+    turns: NDArray[np.uint64] = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.longer is None or self.longer[1].frequencies.size == self.frequencies.size
+        object.__setattr__(self, "turns", turns(self.frequencies))
 
     @property
     def pairs(self) -> int:
@@ -54,14 +59,16 @@ class Rope:
     def rotations(self, positions: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return the cosines and sines of each row's angles, times `magnitude`, as float32[rows, pairs, 2].
 
-        They are computed in float64.
+        They are computed in float64, with the same bits on every machine.
         """
-        angles = positions[:, None].astype(np.float64) * self.frequencies
-        both = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
+        both = cosines_and_sines(positions[:, None].astype(np.uint64) * self.turns)
+        size: float | NDArray[np.float64] = self.magnitude
         if self.growth is not None:
             factor, tokens = self.growth
-            both *= (1 + factor * np.log1p(positions // tokens))[:, None, None]
-        return both.astype(np.float32)
+            size = (
+                size * np.array([1 + factor * log(1 + position // tokens) for position in positions.tolist()])[:, None]
+            )
+        return np.stack([*(both * size).astype(np.float32)], axis=-1)
 
 
 def rotations_of(ropes: Sequence[Rope], positions: NDArray[np.int32]) -> NDArray[np.float32]:

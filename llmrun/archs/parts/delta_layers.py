@@ -6,6 +6,7 @@ They read the hyperparameters and add the ops to a plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_ahead, layers_of
@@ -100,7 +101,7 @@ def add_delta_net(
     weight = w.tensors.vector(name, s.taps, s.convolved).reshape(s.convolved, s.taps)
     q, k, v = w.plan.causal_convolution(inputs.qkv, weight, None, (s.keys, s.keys, s.values))
     out = w.plan.delta_rule(
-        w.plan.l2norm(q, s.key_size, w.epsilon, scale=s.key_size**-0.5),
+        w.plan.l2norm(q, s.key_size, w.epsilon, scale=1 / sqrt(s.key_size)),
         w.plan.l2norm(k, s.key_size, w.epsilon),
         *(v, inputs.gate, inputs.beta),
         rate=w.tensors.vector(f"{block}.ssm_a", s.heads),

@@ -8,11 +8,12 @@ and one magnitude. The formulas are those of ggml's rope with llama.cpp's defaul
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, floor, log, pi
+from math import ceil, floor, pi
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from llmrun.plan.elementary import inverse_powers, log
 from llmrun.plan.rope import Pairing, Rope
 
 if TYPE_CHECKING:
@@ -113,9 +114,8 @@ class RopeSettings:
         Raises BadGGUF if a frequency is too high.
         """
         divisors = np.ones(1) if factors is None else factors.astype(np.float64)
-        exponents = np.arange(self.dimensions // 2, dtype=np.float64) * 2 / self.dimensions
         with np.errstate(over="ignore"):
-            fast = self.base**-exponents / divisors
+            fast = inverse_powers(self.base, self.dimensions // 2) / divisors
             slow = fast / self.factor
         if max(fast.max(), slow.max()) > _MOST_FREQUENCY:
             most, seen = f"{_MOST_FREQUENCY:g} radians per position", f"{max(fast.max(), slow.max()):g}"

@@ -16,6 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from llmrun.kernels.code import software_fma
+
 LANES = 16  # number of floats in a vector, and of rows in a group of packed weights
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -104,9 +106,9 @@ def call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
 
 
 def emit_fma(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
-    """Emit a * b + c. At instruction-set levels with a fused multiply-add, the result is rounded only once."""
-    if level == "portable":  # LLVM would turn llvm.fma into a call to libm's fmaf
-        return builder.fadd(builder.fmul(a, b), c)
+    """Emit a * b + c, rounded only once at every instruction-set level."""
+    if level == "portable" and not builder.module.triple.startswith(("aarch64", "arm64")):
+        return software_fma.emit(builder, a, b, c)
     return call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
 
 

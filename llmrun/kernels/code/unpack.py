@@ -108,7 +108,12 @@ def emit_mins(builder: Any, level: str, packed: PackedType, planes: Planes, bloc
 
 
 def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
-    """Look up bytes in a table <16 x i8> by indices <64 x i8>, each below 16."""
+    """Look up bytes in a table <16 x i8> by indices <64 x i8> or <16 x i8>, each below 16."""
+    narrow = indices.type.count == 16
+    if narrow and level in ("avx512vnni", "avxvnni", "avx2"):
+        return simd.call(builder, "llvm.x86.ssse3.pshuf.b.128", _I8X16, [table, indices])
+    if narrow and level == "neondot":
+        return simd.call(builder, "llvm.aarch64.neon.tbl1.v16i8", _I8X16, [table, indices])
     if level == "avx512vnni":
         return simd.call(builder, "llvm.x86.avx512.pshuf.b.512", I8X64, [_repeated(table, 4), indices])
     if level in ("avxvnni", "avx2"):

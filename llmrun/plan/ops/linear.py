@@ -179,8 +179,7 @@ def integer_linear_reference(
     x         int8[rows, blocks, 32]
     x_scales  float32[rows, blocks]
 
-    Returns float32[rows, n]. The integer arithmetic matches the kernel's exactly, and the blocks are summed in float32
-    in the same order. The results differ only because the kernel uses fused multiply-add.
+    Returns float32[rows, n]. Integers are exact, and floats are rounded in the same places as in the kernel.
     """
     sub_blocks = scales.shape[2]
     halves = (-1, sub_blocks, 32 // sub_blocks)
@@ -190,26 +189,32 @@ def integer_linear_reference(
     for block in range(integers.shape[1]):
         dots = np.einsum("nsk,rsk->srn", weights[:, block], activations[:, block]).astype(np.float32)
         if sub_blocks == 1:
-            y += dots[0] * (scales[None, :, block, 0] * x_scales[:, block, None])
+            y = _fused(dots[0], scales[None, :, block, 0] * x_scales[:, block, None], y)
         else:
-            both = dots[0] * scales[None, :, block, 0] + dots[1] * scales[None, :, block, 1]
-            y += both * x_scales[:, block, None]
+            both = _fused(dots[1], scales[None, :, block, 1], dots[0] * scales[None, :, block, 0])
+            y = _fused(both, x_scales[:, block, None], y)
         for sub in range(sub_blocks if mins is not None else 0):
             assert mins is not None
-            y += mins[None, :, block, sub] * x_sums[:, block, sub, None]
+            y = _fused(mins[None, :, block, sub], x_sums[:, block, sub, None], y)
     return y
 
 
 def float_linear_reference(weights: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Multiply x float32[rows, k] by float weights float32[n, k].
 
-    Returns float32[rows, n]. Partial sums are added in the same order as in the kernel.
+    Returns float32[rows, n]. Floats are rounded in the same places as in the kernel.
     """
     partial = np.zeros((PARTIALS, len(x), len(weights)), np.float32)
     for column in range(x.shape[1]):
-        partial[column % PARTIALS] += weights[None, :, column] * x[:, None, column]
+        place = column % PARTIALS
+        partial[place] = _fused(weights[None, :, column], x[:, None, column], partial[place])
     result: NDArray[np.float32] = (partial[0] + partial[1]) + (partial[2] + partial[3])
     return result
+
+
+def _fused(a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a * b + c, rounded once. The sum is computed in float64, which is wrong for one sum in 2^29."""
+    return (a.astype(np.float64) * b.astype(np.float64) + c).astype(np.float32)
 
 
 class LinearOps(PlanBuilder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -158,5 +159,5 @@ class NormOps(PlanBuilder):
 
         This is an RMSNorm whose weights are all scale / sqrt(head size).
         """
-        weight = np.full(head_size, scale * head_size**-0.5, np.float32)
+        weight = np.full(head_size, scale / sqrt(head_size), np.float32)
         return self.headnorm(x, weight, epsilon / head_size)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import gguf
 import numpy as np
@@ -298,8 +298,16 @@ _FILE_TYPES = {
 }
 
 
+class Random(Protocol):
+    """The methods of np.random.Generator that make weights."""
+
+    def standard_normal(self, size: Any) -> Any: ...
+
+    def uniform(self, low: Any, high: Any, size: Any) -> Any: ...
+
+
 class RandomWeights:
-    def __init__(self, random: np.random.Generator, weight_type: str) -> None:
+    def __init__(self, random: Random, weight_type: str) -> None:
         self._random = random
         self._weight_type = weight_type
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from llmrun.compiled.store import KernelName, object_images
+from llmrun.layouts.kv_types import parse_kv_type
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, target_of
 
 AttentionKind = tuple[int, int, int, str]  # (query heads per KV head, head size, value size, cache type)
@@ -27,15 +28,23 @@ SHAPES: tuple[AttentionKind, ...] = (
     (2, 48, 32, "f16"),
     (4, 512, 512, "f16"),
     (16, 576, 512, "q8_0"),
+    (3, 64, 64, "q4_0"),
+    (1, 48, 48, "q4_0"),
+    (11, 16, 16, "q4_0"),
+    (1, 80, 80, "q4_0"),
+    (3, 64, 64, "q8_0:q4_0"),
+    (2, 48, 32, "q4_0:f16"),
+    (2, 48, 32, "f16:q8_0"),
 )
 
 
 def attention_kernels() -> Iterator[KernelName]:
     for group, head_size, value_size, kv_type in SHAPES:
         sizes = {"head_size": head_size, "value_size": value_size}
-        yield KernelName.of("attention.rope", "rope_store", **sizes, kv_type=kv_type)
-        yield KernelName.of("attention.attention", "attention", **sizes, group=group, kv_type=kv_type)
-        yield KernelName.of("attention.attention", "merge", value_size=value_size)
+        keys, values = (kind.name for kind in parse_kv_type(kv_type))
+        yield KernelName.of("attention.rope", "rope_store", **sizes, keys=keys, values=values)
+        yield KernelName.of("attention.attention", "attention", **sizes, group=group, keys=keys, values=values)
+        yield KernelName.of("attention.attention", "merge", value_size=value_size, values=values)
 
 
 def compile_all() -> None:

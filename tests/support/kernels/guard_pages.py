@@ -25,7 +25,6 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.base import KV_TYPES
 from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.speeds import limits
@@ -38,6 +37,7 @@ from llmrun.gguf.reader import open_gguf
 from llmrun.layouts import arena, records
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.kv_types import KV_TYPES
 from llmrun.layouts.splits import STAGE_WORDS
 from llmrun.layouts.states import REPLAY_ROWS
 from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
@@ -62,6 +62,10 @@ SHAPES = (
     *((shape, kv_type) for shape in (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48)) for kv_type in KV_TYPES),
     *((AttentionShape(22, 2, 16), kv_type) for kv_type in KV_TYPES),
     (AttentionShape(4, 2, 48, value_size=32), "f16"),
+    (AttentionShape(4, 2, 48, value_size=32), "q4_0:f16"),
+    (AttentionShape(4, 2, 48, value_size=32), "f16:q8_0"),
+    (AttentionShape(9, 3, 64), "q8_0:q4_0"),
+    (AttentionShape(3, 3, 80), "q4_0"),
     (AttentionShape(4, 1, 512), "f16"),
     (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
 )

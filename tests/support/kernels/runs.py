@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun import kernels
-from llmrun.backends.base import KV_TYPES
 from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
@@ -28,6 +27,7 @@ from llmrun.compiled.levels import AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOT, PORTAB
 from llmrun.compiled.store import KernelName, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.layouts.kv_types import KV_TYPES
 from llmrun.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.plan.matrix import Matrix
 from llmrun.plan.ops.activations import Activation
@@ -49,6 +49,14 @@ _HEAD = {"head_size": 48, "value_size": 48}
 
 LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
 
+# AVX-VNNI's only instruction also exists in AVX-512 VNNI, in another encoding, so processors with that can run the
+# kernels of this level.
+AVX512_VNNI_ON_YMM = "+avx512f,+avx512vl,+avx512vnni"
+EXECUTABLE_LEVELS = (
+    *LEVELS_HERE,
+    *([AVX_VNNI.name] if AVX512_VNNI.name in LEVELS_HERE and AVX_VNNI.name not in LEVELS_HERE else []),
+)
+
 # Every kernel. test_instructions.py compares this list with the sources.
 ALL_KERNELS = (
     *(KernelName.of("linear.int8", "linear", weight=kind) for kind in PACKED_NAMES),
@@ -56,12 +64,12 @@ ALL_KERNELS = (
     *(KernelName.of("packing.pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("packing.pack", "pack_floats", element_bytes=size) for size in (2, 4)),
     *(KernelName.of("linear.embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
-    *(KernelName.of("attention.rope", "rope_store", **_HEAD, kv_type=kv_type) for kv_type in KV_TYPES),
-    *(KernelName.of("attention.rope", "rotate", head_size=64, kv_type=kv_type) for kv_type in KV_TYPES),
-    *(KernelName.of("attention.attention", "attention", **_HEAD, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
-    KernelName.of("attention.attention", "attention", head_size=64, value_size=64, group=3, kv_type="f16"),
-    KernelName.of("attention.attention", "capped_attention", **_HEAD, group=1, kv_type="f16"),
-    KernelName.of("attention.attention", "merge", value_size=48),
+    *(KernelName.of("attention.rope", "rope_store", **_HEAD, keys=kind, values=kind) for kind in KV_TYPES),
+    *(KernelName.of("attention.rope", "rotate", head_size=64, keys=kind) for kind in KV_TYPES),
+    *(KernelName.of("attention.attention", "attention", **_HEAD, group=1, keys=kind, values=kind) for kind in KV_TYPES),
+    KernelName.of("attention.attention", "attention", head_size=64, value_size=64, group=3, keys="f16", values="f16"),
+    KernelName.of("attention.attention", "capped_attention", **_HEAD, group=1, keys="f16", values="f16"),
+    *(KernelName.of("attention.attention", "merge", value_size=48, values=kind) for kind in KV_TYPES),
     *(KernelName.of("rows.norms", name) for name in ("rmsnorm", "layernorm")),
     *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
     *(KernelName.of("rows.rowwise", name) for name in ("add", "soft_cap")),
@@ -94,6 +102,8 @@ EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the largest relative
 def target_of(level_name: str) -> Target:
     """Return the target that `LLMRUN_CPU_LEVEL=level_name` selects on this processor."""
     levels = host_levels()
+    if level_name == AVX_VNNI.name and AVX_VNNI not in levels:
+        return replace(target_for(AVX2, levels[0]), level=AVX_VNNI, features=AVX512_VNNI_ON_YMM)
     return target_for(next(level for level in levels if level.name == level_name), levels[0])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.support.gguf.gguf_files import RandomWeights, Tensor
+from tests.support.gguf.gguf_files import Random, RandomWeights, Tensor
 
 # Tensors that llama.cpp never quantizes, or that would have little effect with weights near 1.
 _ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv", "ssm_conv1d")
@@ -112,9 +112,12 @@ class TinyArchitecture:
         return self.others.get(layer, self.layer)
 
     def tensors(self, weight_type: str, vocabulary_size: int) -> dict[str, Tensor]:
-        sizes = self._sizes(vocabulary_size)
         random = np.random.default_rng(self.seed)
-        weights = RandomWeights(random, weight_type)
+        return self.tensors_of(random, RandomWeights(random, weight_type), vocabulary_size)
+
+    def tensors_of(self, random: Random, weights: RandomWeights, vocabulary_size: int) -> dict[str, Tensor]:
+        """Return the tensors. `weights` makes the matrices and norms, and `random` everything else."""
+        sizes = self._sizes(vocabulary_size)
         names = f"token_embd:v,w {self.last_norm}:w {self.once}".split()
         for layer in range(self.layers):
             names += [f"blk.{layer}.{name}" for name in self.names_of(layer).split()]

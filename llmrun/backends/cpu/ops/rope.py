@@ -9,6 +9,7 @@ from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_posit
 from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes
 from llmrun.compiled.store import KernelName
+from llmrun.layouts.kv_types import parse_kv_type
 from llmrun.plan.ops.rope import RopeStore, RopeWords, Rotate
 from llmrun.plan.rope import Pairing
 
@@ -68,15 +69,16 @@ def _rope_store(work: Lowering, op: RopeStore) -> None:
         scratch=memory.scratch,
         scratch_bytes=memory.scratch_bytes,
     )
-    sizes = {"head_size": shape.head_size, "value_size": shape.value_size}
-    kernel = KernelName.of("attention.rope", "rope_store", **sizes, kv_type=work.kv_type)
+    sizes, types = {"head_size": shape.head_size, "value_size": shape.value_size}, parse_kv_type(work.kv_type)
+    kernel = KernelName.of("attention.rope", "rope_store", **sizes, keys=types.keys.name, values=types.values.name)
     work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
 
 
 def _rotate(work: Lowering, op: Rotate) -> None:
     q, head_size = work.buffers[op.q], attention_shape(op.kv).head_size
     words = _query_words(work, q, op.out, op.kv, rotation_words(work.plan.ropes, op.rope))
-    kernel = KernelName.of("attention.rope", "rotate", head_size=head_size, kv_type=work.kv_type)
+    keys = parse_kv_type(work.kv_type).keys.name
+    kernel = KernelName.of("attention.rope", "rotate", head_size=head_size, keys=keys)
     work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q), words)
 
 

@@ -1,0 +1,178 @@
+"""Tiny models whose logits are compared with digests in a file: every architecture, weight type and KV cache type.
+
+The models must be the same on every machine and with every version of NumPy and gguf-py, so random numbers come from
+our own generator, and quantized weights are random blocks instead of the result of a quantizer. What remains are the
+file format and the vocabulary. The digests file also has a digest of each model, which distinguishes changes in these
+from changes in the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import frexp, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.gguf.reader import open_gguf
+from llmrun.layouts.kv_types import KV_CHOICES, KV_TYPES
+from llmrun.quants.registry import BY_NAME
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.gguf.gguf_files import RandomWeights, Tensor, tiny_vocabulary, write_gguf
+from tests.support.kernels.runs import EXPERT_TYPES, FLOAT_TYPES, WEIGHT_TYPES, with_factors
+from tests.support.models.tiny_architecture import TinyArchitecture
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES
+
+DIGESTS = Path(__file__).resolve().parents[2] / "backends" / "cpu" / "numerics.json"
+
+STEPS = (180, 64, 32, 16, 8, 4, 2, 1, 1)  # rows of each step; together, attention needs two chunks
+CONTEXT = 512
+
+_SIZES: dict[str, Any] = {
+    "width": 256,
+    "heads": 16,
+    "kv_heads": 8,
+    "feed_forward": 256,
+    "expert_size": 256,
+    "layers": 1,
+}
+# One architecture for each head size and form of attention, to test with the KV cache types other than the default.
+_CACHED = ("qwen2", "qwen3", "gemma2", "gemma4", "gemma", "deepseek2", "deepseek2 V2 Lite, older")
+
+
+@dataclass(frozen=True)
+class NumericModel:
+    """A model and the type of its KV cache."""
+
+    row: TinyArchitecture
+    weight_type: str = "F32"
+    kv_type: str = KV_CHOICES[0]
+
+
+def _models() -> Iterator[tuple[str, NumericModel]]:
+    for name, row in TINY_ARCHITECTURES.items():
+        yield name, NumericModel(row)
+    for kind in WEIGHT_TYPES:
+        yield f"{kind} weights", NumericModel(replace(TINY_ARCHITECTURES["qwen2"], **_SIZES), kind.upper())
+    for kind in EXPERT_TYPES:
+        yield f"{kind} experts", NumericModel(replace(TINY_ARCHITECTURES["llama Mixtral"], **_SIZES), kind.upper())
+    for kv_type in KV_CHOICES[1:]:
+        for name in _CACHED if kv_type in KV_TYPES else _CACHED[:1]:
+            yield f"{name}, {kv_type} KV cache", NumericModel(TINY_ARCHITECTURES[name], kv_type=kv_type)
+
+
+NUMERIC_MODELS: dict[str, NumericModel] = dict(_models())
+
+
+class StableRandom:
+    """Random numbers that depend on the seed alone: hashes (splitmix64) of consecutive integers."""
+
+    def __init__(self, seed: int) -> None:
+        self._next = seed << 40
+
+    def bits(self, count: int) -> NDArray[np.uint64]:
+        with np.errstate(over="ignore"):
+            x = (np.arange(self._next, self._next + count, dtype=np.uint64) + np.uint64(1)) * np.uint64(
+                0x9E3779B97F4A7C15
+            )
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        self._next += count
+        return x ^ (x >> np.uint64(31))
+
+    def uniform(self, low: float, high: float, size: Any) -> NDArray[np.float64]:
+        shape = np.atleast_1d(size).tolist()
+        parts = (self.bits(prod(shape)) >> np.uint64(11)) * 2.0**-53
+        return low + (high - low) * parts.reshape(shape)
+
+    def standard_normal(self, size: Any) -> NDArray[np.float64]:
+        """Return sums of 12 uniform numbers, which are nearly normal and need no logarithms."""
+        total = np.full(np.atleast_1d(size).tolist(), -6.0)
+        for _ in range(12):
+            total += self.uniform(0.0, 1.0, total.shape)
+        return total
+
+    def tokens(self, count: int, vocabulary_size: int) -> list[int]:
+        return [int(bits) % vocabulary_size for bits in self.bits(count)]
+
+
+class StableWeights(RandomWeights):
+    """Matrices in any weight type, with random blocks if the type is quantized."""
+
+    def __init__(self, random: StableRandom, weight_type: str) -> None:
+        super().__init__(random, weight_type)
+        self._source = random
+
+    def matrix(self, *shape: int) -> Tensor:
+        kind = BY_NAME[self._weight_type]
+        if kind.name.lower() in FLOAT_TYPES:
+            values = super().matrix(*shape)[1]
+            assert isinstance(values, np.ndarray)
+            if kind.name == "F16":
+                return (kind.name, values.astype(np.float16).tobytes(), shape)
+            return (kind.name, (values if kind.name == "F32" else values.view(np.uint16)[..., 1::2]).tobytes(), shape)
+        blocks = prod(shape) // kind.block_weights
+        size = -(-blocks * kind.block_bytes // 8)
+        data = self._source.bits(size).view(np.uint8)[: blocks * kind.block_bytes].reshape(blocks, -1).copy()
+        if kind.name == "MXFP4":
+            data[:, 0] = 122 + data[:, 0] % 3
+        if kind.name == "NVFP4":
+            data[:, :4] = 32 + data[:, :4] % 16
+        # With this power of two as scale, the weights are near 1 / sqrt(columns) for any type.
+        assert kind.dequantize is not None
+        ones = with_factors(kind, data, np.full((blocks, 2), 0x3C00, np.uint16))
+        average = float(np.abs(kind.dequantize(ones.reshape(blocks, -1))).astype(np.float64).mean())
+        scale = 2.0 ** -frexp(average * shape[-1] ** 0.5)[1]
+        factors = (scale * self._source.uniform(1, 2, (blocks, 2))).astype(np.float16).view(np.uint16)
+        return (kind.name, with_factors(kind, data, factors).tobytes(), shape)
+
+
+def write_numeric_model(path: Path, name: str) -> str:
+    """Write a model to `path` and return the first 16 hexadecimal digits of the sha256 of the file."""
+    model, vocabulary = NUMERIC_MODELS[name], tiny_vocabulary()
+    random = StableRandom(1)
+    tensors = model.row.tensors_of(random, StableWeights(random, model.weight_type), len(vocabulary.tokens))
+    write_gguf(path, model.row.metadata() | vocabulary.metadata(), tensors)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+@contextmanager
+def opened(path: Path, kv_type: str, threads: int) -> Iterator[CpuBackend]:
+    with open_gguf(path) as file:
+        backend = CpuBackend(file, OpenOptions(context_size=CONTEXT, threads=threads, kv_type=kv_type))
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+def digest_of_logits(path: Path, kv_type: str, *, threads: int = 2) -> str:
+    """Run the steps and return the first 16 hexadecimal digits of the sha256 of all logits."""
+    digest = hashlib.sha256()
+    with opened(path, kv_type, threads) as backend:
+        tokens, at = StableRandom(2).tokens(sum(STEPS), backend.info.vocabulary_size), 0
+        for count in STEPS:
+            logits = backend.forward(batch_of(rows(0, at, tokens[at : at + count])))
+            assert np.isfinite(logits).all()
+            digest.update(np.ascontiguousarray(logits, "<f4").tobytes())
+            at += count
+    return digest.hexdigest()[:16]
+
+
+def read_digests() -> Any:
+    """Return the contents of the file: {"numerics": version, "models": {name: {"file": digest, "logits": digest}}}."""
+    return json.loads(DIGESTS.read_text(encoding="utf-8"))
+
+
+def written_digests(numerics: int, models: dict[str, dict[str, str]]) -> str:
+    """Return the text of the file, with one line for each model."""
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(digests)}" for name, digests in models.items())
+    return f'{{\n  "numerics": {numerics},\n  "models": {{\n{lines}\n  }}\n}}\n'
