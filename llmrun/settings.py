@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.base import AUTO, KV_TYPES
+from llmrun.backends.base import AUTO
 from llmrun.backends.device_lists import MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
+from llmrun.layouts.kv_types import KV_TYPE
 from llmrun.sampling_params import SAMPLING
 from llmrun.sampling_texts import ListOfTexts
 
@@ -173,7 +174,7 @@ class Settings:
     rpc: str | None = _setting(None, str, texts=RPC_SERVERS)  # llama.cpp's RPC servers, or off
     rpc_anyway: bool = _setting(False, bool)  # whether RPC servers may have public addresses
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
-    kv_type: str = _setting("f16", str, choices=KV_TYPES)  # precision of the KV cache
+    kv_type: str = _setting("f16", str, texts=KV_TYPE)  # precision of the KV cache
     speculate: str | None = _setting(None, str, hint=_SPECULATE)  # auto, off or the name of a draft model
     max_tokens: int | None = _setting(None, int, minimum=1, unlimited=_UNLIMITED, hint=_NO_LIMIT)
     system: str | None = _setting(None, str)  # the system prompt
@@ -182,6 +183,8 @@ class Settings:
     think: bool | None = _setting(None, bool)  # None selects the model's default
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
+    save_state: bool = _setting(True, bool)  # whether chats save their state
+    state_gb: float = _setting(4.0, float, minimum=0, maximum=1e6)  # the maximum size of all saved states
     on_full: str = _setting("stop", str, choices=("stop", "forget"))  # when the context is full
     stream: bool = _setting(True, bool)  # show an answer while it is being generated
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
@@ -193,6 +196,11 @@ class Settings:
     def token_limit(self) -> int | None:
         """The maximum length of an answer in tokens. None means until the model stops."""
         return None if self.max_tokens == _UNLIMITED else self.max_tokens
+
+    @property
+    def state_bytes(self) -> int:
+        """The maximum size of all saved states in bytes."""
+        return int(self.state_gb * 1e9)
 
     @property
     def rpc_servers(self) -> str:

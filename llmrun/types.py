@@ -48,7 +48,7 @@ class ModelInfo:
     device: str  # for example "2 threads, avx512vnni"; for remote models, the host
     threads: int  # 0 if unknown (remote)
     gpu_layers: str = ""  # number of layers on the GPU, such as "20/33"; empty if there are none
-    kv_type: str = "f16"  # precision of the KV cache: "f16" or "q8_0"
+    kv_type: str = "f16"  # precision of the KV cache, such as "q8_0" or "q8_0:q4_0"
     kv_bytes: int = 0  # size of the KV cache for all sequences; 0 if there is no cache
     suppressed_tokens: tuple[int, ...] = ()  # token IDs that the model file forbids
     batch_invariant: bool = False  # whether a row's logits are bit-identical no matter which rows share its step

@@ -70,7 +70,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("model = ''", "model: '' is not text"),
         ("model = ['a']", "model: ['a'] is not text"),
         ("backend = 'abacus'", "backend: 'abacus' is not one of auto, cpu, llama"),
-        ("kv_type = 'q4_0'", "kv_type: 'q4_0' is not one of f16, q8_0"),
+        ("kv_type = 'q5_0'", "kv_type: 'q5_0' is not f16, q8_0, q4_0, or a pair for keys and values, as in q8_0:q4_0"),
         ("gpu_layers = 'half'", "gpu_layers: 'half' is not auto, all or an integer from 0 to 65536"),
         ("gpu_layers = -1", "gpu_layers: -1 is not auto, all or an integer from 0 to 65536"),
         ("gpu_layers = 2.0", "gpu_layers: 2.0 is not auto, all or an integer"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.gguf.vocabulary import SUPPRESSED
+from llmrun.layouts.kv_types import parse_kv_type
 from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def describe(
         device=device,
         threads=threads,
         gpu_layers=gpu_layers,
-        kv_type=kv_type,
+        kv_type=str(parse_kv_type(kv_type)),
         kv_bytes=kv_bytes,
         batch_invariant=batch_invariant,
         suppressed_tokens=_suppressed(file, vocabulary_size),

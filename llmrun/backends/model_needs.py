@@ -21,7 +21,7 @@ from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.backends.sizing.recurrent_layers import layer_memories
-from llmrun.layouts.kv_blocks import Q8_0
+from llmrun.layouts.kv_types import parse_kv_type
 from llmrun.plan.ops.attention import Attention
 from llmrun.plan.ops.linear import Product
 from llmrun.plan.state_shapes import MatrixState
@@ -132,7 +132,7 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
     most = int(heads.max())
     size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
     windows = layer_windows(file, len(kv_heads))
-    head_bytes = [sum(_features_bytes(n, kv_type) for n in sizes) for sizes in head_sizes(file, windows, size)]
+    head_bytes = [parse_kv_type(kv_type).position_bytes(*sizes) for sizes in head_sizes(file, windows, size)]
     memories = layer_memories(file)
     kv = kv_heads * head_bytes * [memory.attends for memory in memories]
     layers = list(zip(windows, kv.tolist(), strict=True))
@@ -145,8 +145,3 @@ def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -
     if isinstance(file.metadata.get(key), np.ndarray):
         return np.resize(file.integers(key).astype(np.int64), layers)
     return np.broadcast_to(np.asarray(file.integer(key, default), np.int64), layers)
-
-
-def _features_bytes(n: int, kv_type: str) -> int:
-    """Return the size in bytes of n cached features, in float16 or in int8 with a float16 scale per block of 32."""
-    return n + 2 * -(-n // 32) if kv_type == Q8_0 else 2 * n

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends.base import AUTO, KV_TYPES
+from llmrun.backends.base import AUTO
 from llmrun.backends.device_lists import RPC_OFF
 from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
 from llmrun.errors import UnsupportedModel, UsageError
+from llmrun.layouts.kv_types import KV_TYPE, parse_kv_type
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
@@ -50,8 +51,10 @@ def _named(options: OpenOptions) -> Entry | None:
     choices = ", ".join
     if options.backend not in CHOICES:
         raise UsageError(f"invalid value for --backend: '{options.backend}', choose from {choices(CHOICES)}")
-    if options.kv_type not in KV_TYPES:
-        raise UsageError(f"invalid value for --kv-type: '{options.kv_type}', choose from {choices(KV_TYPES)}")
+    try:
+        parse_kv_type(options.kv_type)
+    except ValueError:
+        raise UsageError(f"invalid value for --kv-type: '{options.kv_type}', choose from {KV_TYPE.words}") from None
     if options.main_gpu is not None and options.split_mode != "none":
         raise UsageError("--main-gpu: works only with --split-mode none", hint="add --split-mode none")
     if options.tensor_split and options.split_mode == "none":

@@ -3,17 +3,20 @@
 The cache of a layer is an array of blocks of 32 positions. Entry i of a row's block table is the index of the block for
 positions 32i to 32i + 31. Within a block, each KV head has these arrays (`HeadLayout` contains their offsets):
 
-    f16    keys float16[head size, 32], values float16[32, value size]
-    q8_0   keys int8[head size, 32], their scales float16[groups, 32],
-           values int8[32, value size], their scales float16[groups, 32]
+    keys    elements [head size, 32], their scales float16[groups, 32]
+    values  elements [32, value size], their scales float16[groups, 32]
 
 With this order, both matrix products of attention use whole vectors, with one position per element for keys and one
 feature per element for values.
 
-In q8_0, a group is 32 consecutive features of one position. If the head size is not a multiple of 32, the last group
-has 16 features. An element is its integer times the scale of its group. The scale is the largest magnitude in the group
-divided by 127, rounded to float16. Keys are rotated by a Hadamard matrix (hadamard.py) before they are quantized to
-q8_0, and queries are rotated in the same way.
+Elements are float16, int8 or 4-bit indices, and float16 elements have no scales (kv_types.py). Two indices share a
+byte. In keys, byte [i, p] holds features 2i (low half) and 2i + 1 (high half) of position p, so that rows of different
+positions never write to the same byte. In values, 8 bytes hold 16 consecutive features: byte j holds features j and
+j + 8.
+
+A group is 32 consecutive features of one position. If the head size is not a multiple of 32, the last group has 16
+features. A number is its integer, or the table's entry for its index, times the scale of its group. stored_kv.py
+defines how numbers are rounded.
 """
 
 from __future__ import annotations
@@ -21,54 +24,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-BLOCK: Final = 32  # positions in a block
-GROUP: Final = 32  # features that share a scale in q8_0
-Q8_0: Final = "q8_0"
+from llmrun.layouts.kv_types import KVType
 
-_HALF = 2
+BLOCK: Final = 32  # positions in a block
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
     """The offsets and sizes in bytes of one KV head's arrays in a block. Keys start at offset 0.
 
-    kv_type     "f16" or "q8_0"
-    head_size   features of a key, a multiple of 16
-    value_size  features of a value, a multiple of 16
+    keys, values  the types of the elements
+    head_size     features of a key, a multiple of 16
+    value_size    features of a value, a multiple of 16
     """
 
-    kv_type: str
+    keys: KVType
+    values: KVType
     head_size: int
     value_size: int
 
     @property
-    def has_scales(self) -> bool:
-        return self.kv_type == Q8_0
-
-    @property
-    def element_bytes(self) -> int:
-        """The size of one feature of a key or value."""
-        return 1 if self.has_scales else _HALF
-
-    @property
     def key_scales(self) -> int:
-        return self.element_bytes * self.head_size * BLOCK
+        return self.keys.n_bytes(self.head_size * BLOCK)
 
     @property
-    def values(self) -> int:
-        return self.key_scales + self._scale_bytes(self.head_size)
+    def values_at(self) -> int:
+        return BLOCK * self.keys.position_bytes(self.head_size)
 
     @property
     def value_scales(self) -> int:
-        return self.values + self.element_bytes * self.value_size * BLOCK
+        return self.values_at + self.values.n_bytes(self.value_size * BLOCK)
 
     @property
     def n_bytes(self) -> int:
-        return self.value_scales + self._scale_bytes(self.value_size)
+        return self.values_at + BLOCK * self.values.position_bytes(self.value_size)
 
-    def _scale_bytes(self, size: int) -> int:
-        return _HALF * n_groups(size) * BLOCK if self.has_scales else 0
+    @property
+    def row_features(self) -> int:
+        """The number of features in one row of keys, whose elements share the row's bytes."""
+        return 2 if self.keys.bits == 4 else 1
 
-
-def n_groups(head_size: int) -> int:
-    return -(-head_size // GROUP)
+    @property
+    def key_row_bytes(self) -> int:
+        return self.keys.n_bytes(self.row_features * BLOCK)

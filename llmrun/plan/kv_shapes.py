@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.layouts.kv_types import parse_kv_type
 
 _FLOAT = 4
 
@@ -30,7 +31,7 @@ class AttentionShape:
 
     def layout(self, kv_type: str) -> HeadLayout:
         """Return the cache layout of one KV head."""
-        return HeadLayout(kv_type, self.head_size, self.value_size)
+        return HeadLayout(*parse_kv_type(kv_type), self.head_size, self.value_size)
 
     def block_bytes(self, kv_type: str) -> int:
         """Return the size in bytes of one cache block in one layer."""

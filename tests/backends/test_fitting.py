@@ -18,6 +18,7 @@ from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.gguf.reader import GGUFFile, open_gguf
 from tests.support.backends.fake_gpus import GIB
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.downloads import smollm2
 
 
 @pytest.fixture
@@ -55,9 +56,14 @@ def test_it_fits_exactly_when_the_sum_is_free(file: GGUFFile) -> None:
     assert fit_of(file, Resources(None)).fits
 
 
-def test_q8_0_keys_and_values_take_half(file: GGUFFile) -> None:
-    half, whole = (fit_of(file, Resources(None), kv_type=kind).footprint.cache.token for kind in ("q8_0", "f16"))
-    assert 0.5 < half / whole < 0.6
+def test_smaller_types_take_53_and_28_percent_of_the_memory() -> None:
+    sizes = {}
+    with open_gguf(smollm2()) as file:
+        for kind in ("f16", "q8_0", "q4_0", "q8_0:q4_0"):
+            sizes[kind] = fit_of(file, Resources(None), kv_type=kind).footprint.cache.token
+    assert sizes["q8_0"] / sizes["f16"] == 17 / 32
+    assert sizes["q4_0"] / sizes["f16"] == 9 / 32
+    assert sizes["q8_0:q4_0"] == (sizes["q8_0"] + sizes["q4_0"]) / 2
 
 
 def test_what_our_engine_does_not_run_is_llama_cpps(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from llmrun.backends.select import check_options, open_backend
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
 from llmrun.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
 from llmrun.gguf.reader import GGUFFile
+from llmrun.layouts.kv_types import KV_CHOICES
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.tiny_models import changed_copy
@@ -222,22 +223,23 @@ def test_the_context_is_the_models_own_up_to_a_limit(
 
 
 def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="invalid value for --kv-type: 'q3_0', choose from f16, q8_0"):
+    with pytest.raises(UsageError, match="invalid value for --kv-type: 'q3_0', choose from f16, q8_0, q4_0, or a pair"):
         open_backend(tmp_path / "none.gguf", OpenOptions(kv_type="q3_0"))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", KV_CHOICES)
 def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, backend: str, kv_type: str) -> None:
-    """Two layers have 2 KV heads of 32 features each. In q8_0, every 32 numbers have a scale of 2 bytes."""
+    """Two layers have 2 KV heads of 32 features each. Every 32 numbers of 8 or 4 bits have a scale of 2 bytes."""
     path = tiny_llama(tmp_path / "tiny.gguf", head_size=32)
     opened = open_backend(
         path, OpenOptions(backend=backend, kv_type=kv_type, context_size=256, gpu_layers=0, threads=1)
     )
     opened.close()
-    of_32_numbers = {"f16": 64, "q8_0": 34}[kv_type]
+    of_32_numbers = {"f16": 64, "q8_0": 34, "q4_0": 18}
+    keys, _, values = kv_type.partition(":")
     assert opened.info.kv_type == kv_type
-    assert opened.info.kv_bytes == 256 * 2 * 2 * 2 * of_32_numbers
+    assert opened.info.kv_bytes == 256 * 2 * 2 * (of_32_numbers[keys] + of_32_numbers[values or keys])
 
 
 def test_the_scripted_backend_needs_no_model(tmp_path: Path) -> None:

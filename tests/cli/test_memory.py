@@ -18,10 +18,13 @@ ASKED = ("--raw", "-n", "3", "--temp", "0", "--backend", "cpu", "-t", "1", "Once
 
 
 def test_a_type_of_cache_that_nobody_knows_is_one_line_and_exit_code_2() -> None:
-    done = scripted("--kv-type", "q4_0", "hello")
+    done = scripted("--kv-type", "q8_0,q4", "hello")
     assert done.returncode == 2
     assert done.stdout == b""
-    assert done.stderr == b"error: flag: --kv-type: 'q4_0' is not one of f16, q8_0\n"
+    assert done.stderr == (
+        b"error: flag: --kv-type: 'q8_0,q4' is not f16, q8_0, q4_0, or a pair for keys and values, as in q8_0:q4_0\n"
+        b"hint: did you mean q8_0:q4_0?\n"
+    )
 
 
 def test_a_context_that_does_not_fit_is_one_line_and_exit_code_7(tmp_path: Path) -> None:
@@ -35,9 +38,9 @@ def test_a_context_that_does_not_fit_is_one_line_and_exit_code_7(tmp_path: Path)
     assert hint.endswith(", the largest that fits, or --kv-type q8_0, which halves the KV cache")
 
 
-@pytest.mark.parametrize(("kv_type", "bytes_a_token"), [("f16", 256), ("q8_0", 144)])
+@pytest.mark.parametrize(("kv_type", "bytes_a_token"), [("f16", 256), ("q8_0", 144), ("q4_0", 80), ("f16:q4_0", 168)])
 def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_token: int) -> None:
-    """Two layers have 2 KV heads of 16 features. In q8_0, a group of 16 has a scale of 2 bytes."""
+    """Two layers have 2 KV heads of 16 features. A group of 16 has a scale of 2 bytes, except in f16."""
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
     done = llmrun("generate", "-m", str(path), "--kv-type", kv_type, "-v", "--json", *ASKED)
     assert done.returncode == 0, done.stderr

@@ -68,7 +68,7 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
     asked = prompts(vocabulary, n_tokens)[:n_prompts]
     with (
         LlamaCppModel.oracle(files.dequantized) as oracle,
-        LlamaCppModel(files.path, kv_type="F16", flash_attention=False) as theirs,
+        LlamaCppModel(files.path, kv_type="f16", flash_attention=False) as theirs,
         LlmrunModel(files.path) as ours,
     ):
         measured = divergences(oracle.logits, {"ours": ours.logits, "theirs": theirs.logits}, asked)
@@ -78,9 +78,10 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
     )
 
 
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("weights", ["F32"], indirect=True)
-def test_a_cache_of_8_bits_costs_no_more_than_llama_cpps(
-    weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
+def test_a_rounded_cache_costs_no_more_than_llama_cpps(
+    weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary, kv_type: str
 ) -> None:
     """Use float32 weights, so that only the cache is rounded.
 
@@ -90,8 +91,8 @@ def test_a_cache_of_8_bits_costs_no_more_than_llama_cpps(
     n_prompts, n_tokens = PROMPTS["F32"]
     with (
         LlamaCppModel.oracle(files.dequantized) as oracle,
-        LlamaCppModel(files.path, kv_type="Q8_0", flash_attention=True) as theirs,
-        LlmrunModel(files.path, "q8_0") as ours,
+        LlamaCppModel(files.path, kv_type=kv_type, flash_attention=True) as theirs,
+        LlmrunModel(files.path, kv_type) as ours,
     ):
         models = {"ours": ours.logits, "theirs": theirs.logits}
         measured = divergences(oracle.logits, models, prompts(vocabulary, n_tokens)[:n_prompts])
@@ -104,7 +105,7 @@ def test_a_cache_of_8_bits_costs_no_more_than_llama_cpps(
 def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
     text = long_text(vocabulary)[: 8 * WINDOW]
     with (
-        LlamaCppModel(smollm2(), kv_type="F16", flash_attention=False) as theirs,
+        LlamaCppModel(smollm2(), kv_type="f16", flash_attention=False) as theirs,
         LlmrunModel(smollm2()) as ours,
     ):
         measured = perplexities({"theirs": theirs.logits, "ours": ours.logits}, text)

@@ -162,7 +162,9 @@ def test_sums_of_a_tile_of_attention_stay_in_registers(level: str, registers: in
     """Checks full tiles that convert their operands. LLVM once spilled half of the sums to the stack in each step,
     which made the attention of prefill take twice as long.
     """
-    name = KernelName.of("attention.attention", "attention", head_size=48, value_size=48, group=1, kv_type="f16")
+    name = KernelName.of(
+        "attention.attention", "attention", head_size=48, value_size=48, group=1, keys="f16", values="f16"
+    )
     instructions = disassembled(level, object_images([name], TARGETS[level])[name])
     tiles = [
         loop

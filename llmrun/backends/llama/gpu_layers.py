@@ -23,6 +23,7 @@ from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.backends.sizing.recurrent_layers import layer_memories, widest_input
 from llmrun.layouts.arena import round_up
+from llmrun.layouts.kv_types import parse_kv_type
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -32,7 +33,6 @@ ALL_LAYERS = -1  # stands for all layers where a number of layers is expected
 _MARGIN = 1 << 30  # bytes left free on each GPU for other programs and uncounted buffers; llama.cpp's own margin
 _ROWS = 512  # rows that llama.cpp computes in one batch
 _CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this
-_KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # bytes per value; a q8_0 block of 32 values includes a 2-byte scale
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
 _WITH_THE_FIRST_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
@@ -181,12 +181,12 @@ def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
     size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)
     sizes = head_sizes(file, layer_windows(file, n_layers), size)
-    most = _most_rows(file, n_layers)
-    numbers = [min(count * sum(of), 2 * rows) for count, of, rows in zip(kv_heads, sizes, most, strict=True)]
+    most, types = _most_rows(file, n_layers), parse_kv_type(kv_type)
+    widths = [[min(count * n, rows) for n in of] for count, of, rows in zip(kv_heads, sizes, most, strict=True)]
     storing = storing_layers(file)
     return [
-        int(_KV_BYTES[kv_type] * count) if layer < storing and memory.attends else 0
-        for layer, (count, memory) in enumerate(zip(numbers, layer_memories(file), strict=True))
+        types.position_bytes(*width) if layer < storing and memory.attends else 0
+        for layer, (width, memory) in enumerate(zip(widths, layer_memories(file), strict=True))
     ]
 
 

@@ -34,7 +34,7 @@ class Placement:
 
     context_size   tokens per sequence, or None for a sensible default
     max_sequences  maximum number of sequences in the cache
-    kv_type        precision of the cache: "f16" or "q8_0"
+    kv_type        precision of the cache, in the notation of layouts/kv_types.py
     gpu_layers     number of layers on GPUs, ALL_LAYERS for all, or None for as many as fit
     cache_tokens   capacity of the cache for all sequences together, or None for a full context per sequence
     tensor_split   the proportion of the layers for each device, or () for proportions of the free memory

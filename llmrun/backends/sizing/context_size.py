@@ -10,6 +10,7 @@ from llmrun.amounts import format_mebibytes
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.errors import DoesNotFit
 from llmrun.gguf.problems import shown
+from llmrun.layouts.kv_types import F16, Q4_0, Q8_0, parse_kv_type
 
 # The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
 # Unused parts of the cache cost nothing, because the system allocates pages on first use.
@@ -128,8 +129,17 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str, fla
     sentence = f"{sentence}, but only {format_mebibytes(needs.free)} is free"
     if needs.most == 0:
         return DoesNotFit(sentence, hint=_quantization_hint(needs), most_weights=needs.most_weights)
-    smaller = "" if kv_type == "q8_0" else ", or --kv-type q8_0, which halves the KV cache"
-    return DoesNotFit(sentence, hint=f"try {flag} {needs.most}, the largest that fits{smaller}")
+    return DoesNotFit(sentence, hint=f"try {flag} {needs.most}, the largest that fits{_smaller_type(kv_type)}")
+
+
+def _smaller_type(kv_type: str) -> str:
+    """Return the rest of a hint that recommends a smaller type of KV cache, or an empty string."""
+    types = parse_kv_type(kv_type)
+    if F16 in types:
+        return f", or --kv-type {Q8_0.name}, which halves the KV cache"
+    if Q8_0 in types:
+        return f", or --kv-type {Q4_0.name}, which halves the KV cache again but is less accurate"
+    return ""
 
 
 def _quantization_hint(needs: MemoryNeeds) -> str:

@@ -154,7 +154,7 @@ def _series(row: Mapping[Any, Any], where: str) -> Series:
         model=_text(row, "model_type", where),
         backend=_text(row, "backend", where) or _text(row, "backends", where),
         threads=_integer(row, "n_threads", where),
-        kv_type=keys if keys == values else f"{keys}/{values}",
+        kv_type=keys if keys == values else f"{keys}:{values}",
         samples=_samples(row, where),
         speculate=_text(row, "speculate", where) or "off",
     )

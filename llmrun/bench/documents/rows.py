@@ -147,12 +147,13 @@ def _rounded(parameters: object) -> str:
 def _settings(result: Result) -> dict[str, Any]:
     subject, facts = result.subject, result.subject.facts
     layers = subject.gpu_layers.partition("/")[0]
+    keys, _, values = subject.kv_type.partition(":")
     return {
         "n_batch": facts.get("n_batch") or 0,
         "n_ubatch": facts.get("n_ubatch") or 0,
         "n_threads": subject.threads,
-        "type_k": subject.kv_type,
-        "type_v": subject.kv_type,
+        "type_k": keys,
+        "type_v": values or keys,
         "n_gpu_layers": int(layers) if layers.isdecimal() and len(layers) < 10 else 0,
         **{name: facts.get(name, value) for name, value in _SETTINGS.items()},
     }

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.bench.serving.plan import WORKLOADS
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.values import drafts, models, one_of
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
+from llmrun.layouts.kv_types import KV_CHOICES, KV_TYPE, parse_kv_type
 from llmrun.settings import SPECULATE_OFF, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class BenchFlags:
         typer.Option(
             "--kv-type",
             metavar="TYPE",
-            help="KV cache precision: f16 or q8_0.  [default: f16]",
-            autocompletion=one_of(*KV_TYPES),
+            help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
+            autocompletion=one_of(*KV_CHOICES),
         ),
     ] = None
     gpu_layers: Annotated[
@@ -225,12 +225,23 @@ def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
     return Knobs(
         words(flags.backend, "--backend", CHOICES, hidden=HIDDEN_CHOICES) if flags.backend else [settings.backend],
         threads,
-        words(flags.kv_type, "--kv-type", KV_TYPES) if flags.kv_type else [settings.kv_type],
+        _kv_types(flags.kv_type) if flags.kv_type else [settings.kv_type],
         _layers(flags.gpu_layers) if flags.gpu_layers else [settings.gpu_layers],
         # Without the flag, `bench` measures plain decoding and ignores the setting, because the gain of speculation
         # depends on the text and would hide the speed of the machine.
         names(flags.speculate, "--speculate") if flags.speculate else [SPECULATE_OFF],
     )
+
+
+def _kv_types(text: str) -> list[str]:
+    """Parse a list like `"f16,q8_0:q4_0"`. Raises UsageError for unknown types."""
+    found = names(text, "--kv-type")
+    for name in found:
+        try:
+            parse_kv_type(name)
+        except ValueError:
+            raise UsageError(f"--kv-type: {text!r}: {name!r} is not one of {KV_TYPE.words}") from None
+    return found
 
 
 def names(text: str, flag: str) -> list[str]:

@@ -37,6 +37,7 @@ from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
 from llmrun.layouts.attention import CHUNK, TileShape, state_floats, tile_shape
 from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.layouts.kv_types import KV_TYPES
 from llmrun.plan.ops.attention import MergeWords
 
 _MERGE = records.offsets(MergeWords)
@@ -47,15 +48,20 @@ _MERGED_HEADS = 4  # heads that a thread merges at a time
 
 
 @kernel_family
-def attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
-    """Build the kernel for causal attention, where `group` query heads share a KV head."""
-    return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=False)
+def attention(level: str, head_size: int, value_size: int, group: int, keys: str, values: str) -> Callable[..., None]:
+    """Build the kernel for causal attention, where `group` query heads share a KV head.
+
+    `keys` and `values` are names of KV_TYPES.
+    """
+    return _attention(level, HeadLayout(KV_TYPES[keys], KV_TYPES[values], head_size, value_size), group, capped=False)
 
 
 @kernel_family
-def capped_attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
+def capped_attention(
+    level: str, head_size: int, value_size: int, group: int, keys: str, values: str
+) -> Callable[..., None]:
     """Build the kernel for causal attention with capped scores, cap * tanh(score / cap)."""
-    return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=True)
+    return _attention(level, HeadLayout(KV_TYPES[keys], KV_TYPES[values], head_size, value_size), group, capped=True)
 
 
 @inline_function
@@ -159,7 +165,7 @@ def _rows_of_tile(level: str, layout: HeadLayout, shape: TileShape, group: int, 
     heads, rows, tiles = shape
     head_size, value_size = layout.head_size, layout.value_size
     one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
-    begin, add, finish = states(level, value_size)
+    begin, add, finish = states(level, layout.values, value_size)
     copy = copy_state(value_size)
     queries = heads * rows
     state_bytes = 4 * state_floats(value_size)
@@ -210,12 +216,14 @@ def _rows_of_tile(level: str, layout: HeadLayout, shape: TileShape, group: int, 
 
 
 @kernel_family
-def merge(level: str, value_size: int) -> Callable[..., None]:
+def merge(level: str, value_size: int, values: str) -> Callable[..., None]:
     """Build the kernel that merges the chunks of every head and row in order, in a step that is split over chunks.
+
+    `values` is the type of the values in the cache, a name of KV_TYPES.
 
     In a step of one row, every thread computes the results of all heads.
     """
-    begin, add, finish = states(level, value_size)
+    begin, add, finish = states(level, KV_TYPES[values], value_size)
     state_bytes = 4 * state_floats(value_size)
 
     @kernel

@@ -1,8 +1,9 @@
-"""The Hadamard rotation of keys and queries for a q8_0 cache. stored_kv.py explains it and contains its NumPy twin."""
+"""The Hadamard rotation of keys, queries and values for caches of 8 and 4 bits. stored_kv.py explains it and contains
+its NumPy twin."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -10,30 +11,67 @@ from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
-from llmrun.layouts.kv_blocks import GROUP
-from llmrun.plan.stored_kv import KEY_FACTORS, QUERY_FACTORS
+from llmrun.layouts.kv_types import KVType
+from llmrun.plan.stored_kv import key_parts, read_factor, stored_factor, value_parts
+
+_VECTOR = 4 * simd.LANES  # bytes
 
 
-def hadamard_of(head_size: int) -> tuple[Any, Any]:
-    """Return (rotate_key, rotate_query). Each function rotates a float32[head size] in place."""
-    return _rotation(head_size, KEY_FACTORS), _rotation(head_size, QUERY_FACTORS)
+class Rotations(NamedTuple):
+    """Functions that rotate a vector of floats: rotate(x, out) reads it at address x and writes it at address out.
+
+    x and out may be equal. Without a rotation, the functions return x and write nothing; otherwise, they return out.
+
+    stored  for keys or values
+    read    for queries, or weighted sums of values
+    """
+
+    stored: Any
+    read: Any
 
 
-def _rotation(head_size: int, factors: dict[int, float]) -> Any:
-    whole = head_size // GROUP * GROUP
-    factor, last_factor = factors[GROUP], factors[simd.LANES]
+def key_rotations(kind: KVType, head_size: int) -> Rotations:
+    return _rotations(kind, key_parts(head_size))
+
+
+def value_rotations(kind: KVType, value_size: int) -> Rotations:
+    return _rotations(kind, value_parts(value_size))
+
+
+def _rotations(kind: KVType, parts: tuple[int, ...]) -> Rotations:
+    if not kind.has_scales:
+        return Rotations(_keep, _keep)
+    return Rotations(
+        *(_rotation(tuple((part, factor(part)) for part in parts)) for factor in (stored_factor, read_factor))
+    )
+
+
+@inline_function
+def _keep(x: Any, out: Any) -> Any:
+    return x
+
+
+def _rotation(parts: tuple[tuple[int, float], ...]) -> Any:
+    """Return a function that rotates parts, given as (size, factor)."""
 
     @inline_function
-    def rotate(x: Any) -> Any:
-        for feature in range(0, whole, GROUP):
-            low = _hadamard(simd.load_f32x16(x + 4 * feature))
-            high = _hadamard(simd.load_f32x16(x + 4 * feature + 64))
-            scale = simd.splat(types.float32(factor))
-            simd.store_f32x16(x + 4 * feature, simd.multiply(simd.add(low, high), scale))
-            simd.store_f32x16(x + 4 * feature + 64, simd.multiply(simd.subtract(low, high), scale))
-        if whole < head_size:
-            last = _hadamard(simd.load_f32x16(x + 4 * whole))
-            simd.store_f32x16(x + 4 * whole, simd.multiply(last, simd.splat(types.float32(last_factor))))
+    def rotate(x: Any, out: Any) -> Any:
+        start = 0
+        for size, factor in parts:
+            end = start + 4 * size
+            for at in range(start, end, _VECTOR):
+                scaled = simd.multiply(simd.load_f32x16(x + at), simd.splat(types.float32(factor)))
+                simd.store_f32x16(out + at, _hadamard(scaled))
+            distance = _VECTOR
+            while distance < 4 * size:
+                for pair in range(start, end, 2 * distance):
+                    for at in range(pair, pair + distance, _VECTOR):
+                        low, high = simd.load_f32x16(out + at), simd.load_f32x16(out + at + distance)
+                        simd.store_f32x16(out + at, simd.add(low, high))
+                        simd.store_f32x16(out + at + distance, simd.subtract(low, high))
+                distance *= 2
+            start = end
+        return out
 
     return rotate
 

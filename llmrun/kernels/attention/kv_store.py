@@ -1,4 +1,4 @@
-"""Functions that store keys and values in each type of KV cache (kv_blocks.py)."""
+"""Functions that store keys and values in each type of KV cache (kv_blocks.py). stored_kv.py contains their twins."""
 
 from __future__ import annotations
 
@@ -9,78 +9,139 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd
-from llmrun.kernels.compiler import inline_function
-from llmrun.layouts.kv_blocks import BLOCK, GROUP, HeadLayout, n_groups
+from llmrun.kernels.code.load_store import hidden
+from llmrun.kernels.code.unpack import emit_lookup
+from llmrun.kernels.compiler import called_function, inline_function
+from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.layouts.kv_types import GROUP, KVType, n_groups
+from llmrun.plan.stored_kv import BOUNDS, LEAST, STRETCHES
+from llmrun.quants.iq4 import VALUES as TABLE
+
+_I8X16 = ir.VectorType(simd.I8, simd.LANES)
+# The lanes of the low and high halves of 8 bytes: of a value, and of a key.
+_SHARED_BYTES = ([[*range(8)], [*range(8, 16)]], [[*range(0, 16, 2)], [*range(1, 16, 2)]])
 
 
 def storing(level: str, layout: HeadLayout) -> tuple[Any, Any]:
     """Return (store_key, store_value) for one head.
 
-    Both functions take the address of the float32 vector, the address of the head's part of a block, and the slot in
-    that block.
+    Both functions take the address of the float32 vector, which is already rotated, the address of the head's part of a
+    block, and the slot in that block.
     """
-    return _storing_integers(level, layout) if layout.has_scales else _storing_halves(level, layout)
-
-
-def _storing_halves(level: str, layout: HeadLayout) -> tuple[Any, Any]:
-    head_size, value_size, values_at = layout.head_size, layout.value_size, layout.values
-    store_key_halves, store_value_halves = _store_halves(level, BLOCK), _store_halves(level, 1)
+    write_key = _storing(level, layout.keys, layout.head_size, BLOCK)
+    write_value = _storing(level, layout.values, layout.value_size, 1)
+    slot_bytes, key_scales = layout.key_row_bytes // BLOCK, layout.key_scales
+    value_bytes, values_at, value_scales = (
+        layout.values.n_bytes(layout.value_size),
+        layout.values_at,
+        layout.value_scales,
+    )
 
     @inline_function
     def store_key(key: Any, block: Any, slot: Any) -> Any:
-        for feature in range(0, head_size, simd.LANES):
-            store_key_halves(block + 2 * (BLOCK * feature + slot), simd.load_f32x16(key + 4 * feature))
+        write_key(key, block + slot_bytes * slot, block + key_scales + 2 * slot)
 
     @inline_function
     def store_value(value: Any, block: Any, slot: Any) -> Any:
-        for feature in range(0, value_size, simd.LANES):
-            at = block + values_at + 2 * (value_size * slot + feature)
-            store_value_halves(at, simd.load_f32x16(value + 4 * feature))
+        write_value(value, block + values_at + value_bytes * slot, block + value_scales + 2 * slot)
 
     return store_key, store_value
 
 
-def _storing_integers(level: str, layout: HeadLayout) -> tuple[Any, Any]:
-    head_size, value_size = layout.head_size, layout.value_size
-    key_scales, values_at, value_scales = layout.key_scales, layout.values, layout.value_scales
-    store_half = _store_half(level)
-    store_key_integers, store_value_integers = _store_integers(BLOCK), _store_integers(1)
-    key_groups, value_groups = n_groups(head_size), n_groups(value_size)
+def _storing(level: str, kind: KVType, size: int, spacing: int) -> Any:
+    """Return a function that stores `size` features whose elements are `spacing` elements apart.
+
+    It takes the addresses of the features, of their first element, and of the scale of the first group.
+    """
+    begin = {16: _begin_plain, 8: _begin_bytes, 4: _begin_nibbles}[kind.bits](level)
+    write = {16: _write_halves, 8: _write_bytes, 4: _write_nibbles}[kind.bits](level, spacing)
+    groups, feature_bits = n_groups(size), kind.bits * spacing
 
     @inline_function
-    def store_scale(x: Any, n_vectors: Any, address: Any) -> Any:
-        """Store the scale of a group and return its inverse. A NaN or an infinity in the group makes the scale NaN."""
+    def store(x: Any, elements: Any, scales: Any) -> Any:
+        for group in range(groups):
+            first = GROUP * group
+            n_vectors = min(GROUP, size - first) // simd.LANES
+            factor = begin(x + 4 * first, n_vectors, scales + 2 * BLOCK * group)
+            for feature in range(first, first + simd.LANES * n_vectors, simd.LANES):
+                scaled = simd.multiply(simd.load_f32x16(x + 4 * feature), simd.splat(factor))
+                write(elements + feature_bits * feature // 8, scaled)
+
+    return store
+
+
+# Each `begin` function stores the scale of a group, if the type has scales, and returns the factor by which the numbers
+# are multiplied before they are rounded. A NaN or an infinity in the group makes the scale NaN.
+
+
+def _begin_plain(level: str) -> Any:
+    @inline_function
+    def begin(x: Any, n_vectors: Any, address: Any) -> Any:
+        return types.float32(1)
+
+    return begin
+
+
+def _begin_bytes(level: str) -> Any:
+    store_half = _store_half(level)
+
+    @inline_function
+    def begin(x: Any, n_vectors: Any, address: Any) -> Any:
         largest = simd.splat(types.float32(0))
-        nothing = simd.splat(types.float32(0))
         for vector in range(n_vectors):
-            value = simd.load_f32x16(x + 64 * vector)
-            largest = simd.maximum(simd.absolute(value), largest)
-            nothing = simd.add(simd.multiply(value, simd.splat(types.float32(0))), nothing)
-        scale = store_half(address, simd.max_lanes(largest) / types.float32(127) + simd.sum_lanes(nothing))
+            largest = simd.maximum(simd.absolute(simd.load_f32x16(x + 64 * vector)), largest)
+        scale = simd.max_lanes(largest) / types.float32(127) + _nan_unless_finite(x, n_vectors)
+        scale = store_half(address, scale)
         return types.float32(1) / scale if scale > types.float32(0) else types.float32(0)
 
-    @inline_function
-    def store_key(key: Any, block: Any, slot: Any) -> Any:
-        for group in range(key_groups):
-            n_vectors = min(GROUP, head_size - GROUP * group) // simd.LANES
-            inverse = store_scale(key + 4 * GROUP * group, n_vectors, block + key_scales + 2 * (BLOCK * group + slot))
-            for vector in range(n_vectors):
-                feature = GROUP * group + simd.LANES * vector
-                value = simd.multiply(simd.load_f32x16(key + 4 * feature), simd.splat(inverse))
-                store_key_integers(block + BLOCK * feature + slot, value)
+    return begin
 
-    @inline_function
-    def store_value(value: Any, block: Any, slot: Any) -> Any:
-        for group in range(value_groups):
-            n_vectors = min(GROUP, value_size - GROUP * group) // simd.LANES
-            scale = block + value_scales + 2 * (BLOCK * group + slot)
-            inverse = store_scale(value + 4 * GROUP * group, n_vectors, scale)
-            for vector in range(n_vectors):
-                feature = GROUP * group + simd.LANES * vector
-                scaled = simd.multiply(simd.load_f32x16(value + 4 * feature), simd.splat(inverse))
-                store_value_integers(block + values_at + value_size * slot + feature, scaled)
 
-    return store_key, store_value
+def _begin_nibbles(level: str) -> Any:
+    store_half, entries = _store_half(level), _entries(level)
+    least, lowest = LEAST, float(TABLE[0])
+
+    @called_function
+    def begin(x: Any, n_vectors: Any, address: Any) -> Any:
+        high, low = simd.load_f32x16(x), simd.subtract(simd.splat(types.float32(0)), simd.load_f32x16(x))
+        for vector in range(1, n_vectors):
+            value = simd.load_f32x16(x + 64 * vector)
+            high = simd.maximum(value, high)
+            low = simd.maximum(simd.subtract(simd.splat(types.float32(0)), value), low)
+        highest, deepest = simd.max_lanes(high), simd.max_lanes(low)
+        top = highest if highest > deepest else -deepest
+        inverse = types.float32(0)
+        if max(highest, deepest) > types.float32(least):
+            inverse = types.float32(lowest) / top
+        best_factor, best_scale, best_gain = inverse, types.float32(0), types.float32(-1)
+        for index in range(hidden(len(STRETCHES))):
+            factor = inverse * types.float32(STRETCHES[index])
+            products = simd.splat(types.float32(0))
+            squares = simd.splat(types.float32(0))
+            for vector in range(n_vectors):
+                value = simd.load_f32x16(x + 64 * vector)
+                entry = entries(simd.multiply(value, simd.splat(factor)))
+                products = simd.add(simd.multiply(value, entry), products)
+                squares = simd.add(simd.multiply(entry, entry), squares)
+            dot = simd.sum_lanes(products)
+            scale = dot / simd.sum_lanes(squares)
+            gain = dot * scale
+            if gain > best_gain:
+                best_factor, best_scale, best_gain = factor, scale, gain
+        store_half(address, best_scale + _nan_unless_finite(x, n_vectors))
+        return best_factor
+
+    return begin
+
+
+@inline_function
+def _nan_unless_finite(x: Any, n_vectors: Any) -> Any:
+    """Return 0 for a group of finite numbers, and NaN otherwise."""
+    nothing = simd.splat(types.float32(0))
+    for vector in range(n_vectors):
+        value = simd.load_f32x16(x + 64 * vector)
+        nothing = simd.add(simd.multiply(value, simd.splat(types.float32(0))), nothing)
+    return simd.sum_lanes(nothing)
 
 
 def _store_half(level: str) -> Any:
@@ -103,9 +164,9 @@ def _store_half(level: str) -> Any:
     return store_half
 
 
-def _store_halves(level: str, stride: int) -> Any:
+def _write_halves(level: str, stride: int) -> Any:
     @intrinsic
-    def store_halves(typingctx: Any, address: Any, vector: Any) -> Any:
+    def write_halves(typingctx: Any, address: Any, vector: Any) -> Any:
         """Write 16 floats as float16, `stride` elements apart."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -115,12 +176,12 @@ def _store_halves(level: str, stride: int) -> Any:
 
         return types.void(types.int64, simd.f32x16), codegen
 
-    return store_halves
+    return write_halves
 
 
-def _store_integers(stride: int) -> Any:
+def _write_bytes(level: str, stride: int) -> Any:
     @intrinsic
-    def store_integers(typingctx: Any, address: Any, vector: Any) -> Any:
+    def write_bytes(typingctx: Any, address: Any, vector: Any) -> Any:
         """Write 16 floats as int8, `stride` bytes apart.
 
         The floats are rounded to nearest even and clamped to -127..127. NaN becomes 0.
@@ -138,7 +199,54 @@ def _store_integers(stride: int) -> Any:
 
         return types.void(types.int64, simd.f32x16), codegen
 
-    return store_integers
+    return write_bytes
+
+
+def _write_nibbles(level: str, stride: int) -> Any:
+    @intrinsic
+    def write_nibbles(typingctx: Any, address: Any, vector: Any) -> Any:
+        """Write the indices of the table's entries next to 16 floats.
+
+        Two indices share a byte: neighbours if bytes are `stride` apart, and otherwise those that are 8 apart.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address, vector = args
+            indices = _emit_indices(builder, vector)
+            low, high = (
+                builder.shuffle_vector(indices, indices, ir.Constant(ir.VectorType(simd.I32, len(lanes)), lanes))
+                for lanes in _SHARED_BYTES[stride > 1]
+            )
+            pairs = builder.or_(low, builder.shl(high, simd.constant(high.type, 4)))
+            _emit_store_apart(builder, address, pairs, 1, stride)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, simd.f32x16), codegen
+
+    return write_nibbles
+
+
+def _entries(level: str) -> Any:
+    @intrinsic
+    def entries(typingctx: Any, vector: Any) -> Any:
+        """Return the table's entries next to 16 floats, as floats."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            found = emit_lookup(builder, level, ir.Constant(_I8X16, TABLE.tolist()), _emit_indices(builder, args[0]))
+            return builder.sitofp(builder.sext(found, simd.I32X16), simd.F32X16)
+
+        return simd.f32x16(simd.f32x16), codegen
+
+    return entries
+
+
+def _emit_indices(builder: Any, vector: Any) -> Any:
+    """Emit the indices <16 x i8> of the table's entries next to 16 floats. The index of NaN is 0."""
+    indices = simd.constant(simd.I32X16, 0)
+    for bound in BOUNDS:
+        above = builder.fcmp_ordered(">", vector, simd.constant(simd.F32X16, bound))
+        indices = builder.add(indices, builder.zext(above, simd.I32X16))
+    return builder.trunc(indices, _I8X16)
 
 
 def _emit_store_apart(builder: Any, address: Any, vector: Any, element_bytes: int, stride: int) -> None:
@@ -146,6 +254,6 @@ def _emit_store_apart(builder: Any, address: Any, vector: Any, element_bytes: in
     if stride == 1:
         simd.emit_store(builder, address, vector)
         return
-    for lane in range(simd.LANES):
+    for lane in range(vector.type.count):
         at = simd.emit_offset(builder, address, element_bytes * stride * lane)
         simd.emit_store(builder, at, builder.extract_element(vector, simd.I32(lane)))

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.kernels.attention.hadamard import hadamard_of
+from llmrun.kernels.attention.hadamard import key_rotations, value_rotations
 from llmrun.kernels.attention.kv_store import storing
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32
@@ -26,7 +26,8 @@ from llmrun.kernels.code.work import (
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
-from llmrun.layouts.kv_blocks import BLOCK, Q8_0, HeadLayout
+from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.layouts.kv_types import KV_TYPES
 from llmrun.plan.ops.rope import RopeWords
 from llmrun.plan.rope import Pairing
 
@@ -34,27 +35,29 @@ _ROPE = records.offsets(RopeWords)
 
 
 @kernel_family
-def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Callable[..., None]:
+def rope_store(level: str, head_size: int, value_size: int, keys: str, values: str) -> Callable[..., None]:
     """Build the kernel that applies RoPE to queries and keys, and stores keys and values in the cache.
 
-    With a q8_0 cache, queries and keys are also rotated with a Hadamard matrix.
+    `keys` and `values` are names of KV_TYPES. For types with scales, queries, keys and values are also rotated with a
+    Hadamard matrix.
 
     A work item is one KV head of one row, together with its query heads. Items are ordered by head first, so that
     threads get different heads: a cache line of the KV cache holds keys of consecutive positions, and threads that
     write to the same line slow each other down. With 8 rows, this takes 0.15 ms of a step instead of 0.5 (SmolLM2).
     """
-    layout = HeadLayout(kv_type, head_size, value_size)
+    layout = HeadLayout(KV_TYPES[keys], KV_TYPES[values], head_size, value_size)
     store_key, store_value = storing(level, layout)
-    hadamard_key, _ = hadamard_of(head_size)
-    has_hadamard, head_bytes = layout.has_scales, layout.n_bytes
-    rotate, rotate_queries = _rotate(head_size), _rotate_queries(head_size, kv_type)
+    hadamard_key = key_rotations(layout.keys, head_size).stored
+    hadamard_value = value_rotations(layout.values, value_size).stored
+    head_bytes = layout.n_bytes
+    rotate, rotate_queries = _rotate(head_size), _rotate_queries(head_size, keys)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
         rotated_stride = load_i64(op + _ROPE.out_stride)
         rotated = load_i64(op + _ROPE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
-        rotated_key = load_i64(op + _ROPE.scratch) + thread * load_i64(op + _ROPE.scratch_bytes)
+        scratch = load_i64(op + _ROPE.scratch) + thread * load_i64(op + _ROPE.scratch_bytes)
         first_q = private_row(op, step, thread, PRIVATE_INPUT)
         first_k = private_row(op, step, thread, PRIVATE_SECOND)
         first_v = private_row(op, step, thread, PRIVATE_THIRD)
@@ -76,20 +79,18 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
             slot = position % BLOCK
             block_bytes = load_i64(op + _ROPE.block_bytes)
             block = load_i64(op + _ROPE.cache) + load_i32(table + 4 * (position // BLOCK)) * block_bytes
-            rotate(op, k + 4 * head_size * head, rotation, rotated_key)
-            if has_hadamard:
-                hadamard_key(rotated_key)
-            store_key(rotated_key, block + head * head_bytes, slot)
-            store_value(v + 4 * value_size * head, block + head * head_bytes, slot)
+            rotate(op, k + 4 * head_size * head, rotation, scratch)
+            store_key(hadamard_key(scratch, scratch), block + head * head_bytes, slot)
+            store_value(hadamard_value(v + 4 * value_size * head, scratch), block + head * head_bytes, slot)
             item = next_item(op, step, item, n_threads, n_items)
 
     return run
 
 
 @kernel_family
-def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
+def rotate(head_size: int, keys: str) -> Callable[..., None]:
     """Build the kernel that rotates queries in the same way as `rope_store`, but does not store keys and values."""
-    rotate_queries = _rotate_queries(head_size, kv_type)
+    rotate_queries = _rotate_queries(head_size, keys)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -108,22 +109,21 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
     return run
 
 
-def _rotate_queries(head_size: int, kv_type: str) -> Any:
+def _rotate_queries(head_size: int, keys: str) -> Any:
     """Return a function that rotates the query heads of a row from `first` up to, but not including, `end`.
 
     The function's `rotations` argument is the address of a row's rotations for all RoPE variants of the plan.
     """
     rotate = _rotate(head_size)
-    _, hadamard_query = hadamard_of(head_size)
-    has_hadamard = kv_type == Q8_0
+    hadamard_query = key_rotations(KV_TYPES[keys], head_size).read
 
     @inline_function
     def rotate_queries(op: Any, q: Any, rotations: Any, rotated: Any, first: Any, end: Any) -> Any:
         rotation = rotations + load_i64(op + _ROPE.rotation)
         for head in range(first, end):
-            rotate(op, q + 4 * head_size * head, rotation, rotated + 4 * head_size * head)
-            if has_hadamard:
-                hadamard_query(rotated + 4 * head_size * head)
+            rotated_query = rotated + 4 * head_size * head
+            rotate(op, q + 4 * head_size * head, rotation, rotated_query)
+            hadamard_query(rotated_query, rotated_query)
 
     return rotate_queries
 

@@ -10,14 +10,20 @@ from typing import Any
 from numba import types
 
 from llmrun.kernels.attention.chunk import LOWEST
+from llmrun.kernels.attention.hadamard import value_rotations
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, store_f32
 from llmrun.kernels.compiler import inline_function
 from llmrun.layouts.attention import state_floats
+from llmrun.layouts.kv_types import KVType
 
 
-def states(level: str, value_size: int) -> tuple[Any, Any, Any]:
-    """Return (begin, add, finish), functions that initialize a state, merge another into it, and write the result."""
+def states(level: str, kind: KVType, value_size: int) -> tuple[Any, Any, Any]:
+    """Return (begin, add, finish), functions that initialize a state, merge another into it, and write the result.
+
+    `kind` is the type of the values in the cache.
+    """
+    rotate_back = value_rotations(kind, value_size).read
     operations = simd.Operations(level)
     fma, exp = operations.fma, operations.exp
     largest_at, sum_at = 4 * value_size, 4 * value_size + 4
@@ -49,10 +55,11 @@ def states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 
     @inline_function
     def finish(state: Any, out: Any) -> Any:
-        """Divide the weighted sum of the values by the sum of the weights, and store the result at `out`."""
+        """Divide the weighted sum of the values by the sum of the weights, rotate it back, and store it at `out`."""
         inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
         for at in range(0, 4 * value_size, 64):
             simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
+        rotate_back(out, out)
 
     return begin, add, finish
 

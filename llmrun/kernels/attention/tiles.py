@@ -2,8 +2,8 @@
 positions or the weighted sums of one or two vectors of features.
 
 Each kind of tile has three functions: (zero or load, step, store). A key or value is converted to float32 only once for
-all queries of a tile. The scales of a q8_0 cache are applied outside the inner loop. The scales of keys multiply the
-sums of a group, and the scales of values multiply the weights.
+all queries of a tile. Scales are applied outside the inner loop. The scales of keys multiply the sums of a group, and
+the scales of values multiply the weights.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd
+from llmrun.kernels.code.unpack import emit_lookup
 from llmrun.layouts.attention import CHUNK, state_floats
-from llmrun.layouts.kv_blocks import Q8_0, HeadLayout
+from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.layouts.kv_types import KVType
+from llmrun.quants.iq4 import VALUES as TABLE
+
+_I8X16 = ir.VectorType(simd.I8, simd.LANES)
 
 # LLVM's names for the vector registers of each instruction-set level.
 _REGISTERS = {
@@ -52,25 +57,49 @@ def _zero(level: str, vectors: int) -> Any:
     return zero
 
 
-def _emit_elements(builder: Any, level: str, kv_type: str, address: Any) -> Any:
-    """Load 16 elements of the cache as floats, without applying their scales."""
-    if kv_type == Q8_0:
-        integers = simd.emit_load(builder, address, ir.VectorType(simd.I8, simd.LANES))
-        return builder.sitofp(builder.sext(integers, simd.I32X16), simd.F32X16)
-    return simd.emit_f16_to_f32(builder, level, simd.emit_load(builder, address, simd.F16X16, 2))
+def _emit_elements(builder: Any, level: str, kind: KVType, address: Any) -> Any:
+    """Load 16 elements of the cache as floats, without applying their scales.
+
+    The elements are features of a value, or positions of a key's feature in a type without nibbles.
+    """
+    if kind.bits == 16:
+        return simd.emit_f16_to_f32(builder, level, simd.emit_load(builder, address, simd.F16X16, 2))
+    if kind.bits == 8:
+        return _emit_floats(builder, simd.emit_load(builder, address, _I8X16))
+    return _emit_entries(builder, level, simd.emit_join(builder, _emit_nibbles(builder, address, simd.LANES // 2)))
 
 
-def _emit_row(builder: Any, level: str, kv_type: str, address: Any, vectors: int) -> list[Any]:
-    vector_bytes = simd.LANES * (1 if kv_type == Q8_0 else 2)
+def _emit_key_row(builder: Any, level: str, layout: HeadLayout, address: Any, vectors: int) -> list[list[Any]]:
+    """Load a row of keys. Returns vectors of positions for each of the row's features."""
+    vector_bytes = layout.key_row_bytes * simd.LANES // BLOCK
     starts = [simd.emit_offset(builder, address, vector_bytes * index) for index in range(vectors)]
-    return [_emit_elements(builder, level, kv_type, start) for start in starts]
+    if layout.row_features == 1:
+        return [[_emit_elements(builder, level, layout.keys, start) for start in starts]]
+    pairs = [_emit_nibbles(builder, start, simd.LANES) for start in starts]
+    return [[_emit_entries(builder, level, pair[half]) for pair in pairs] for half in range(2)]
 
 
-def load_elements(level: str, kv_type: str) -> Any:
+def _emit_nibbles(builder: Any, address: Any, n_bytes: int) -> list[Any]:
+    """Load bytes and return the vectors of their low and high halves."""
+    halves = simd.emit_load(builder, address, ir.VectorType(simd.I8, n_bytes))
+    low = builder.and_(halves, simd.constant(halves.type, 15))
+    return [low, builder.lshr(halves, simd.constant(halves.type, 4))]
+
+
+def _emit_entries(builder: Any, level: str, indices: Any) -> Any:
+    """Look up entries of the table, and return them as floats."""
+    return _emit_floats(builder, emit_lookup(builder, level, ir.Constant(_I8X16, TABLE.tolist()), indices))
+
+
+def _emit_floats(builder: Any, integers: Any) -> Any:
+    return builder.sitofp(builder.sext(integers, simd.I32X16), simd.F32X16)
+
+
+def load_elements(level: str, kind: KVType) -> Any:
     @intrinsic
     def load(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _emit_elements(builder, level, kv_type, args[0])
+            return _emit_elements(builder, level, kind, args[0])
 
         return simd.f32x16(types.int64), codegen
 
@@ -96,19 +125,19 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int, vectors: int) 
 
     @intrinsic
     def step(typingctx: Any, tile_now: Any, keys: Any, query: Any, query_stride: Any) -> Any:
-        """Add the products of one feature of the queries and keys."""
+        """Add the products of a row of keys, which holds one or two features, and the same features of the queries."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
-            of_positions = _emit_row(builder, level, layout.kv_type, keys, vectors)
-            for index in range(heads * rows):
-                of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
-                of_head = simd.emit_offset(builder, of_row, 4 * layout.head_size * (index % heads))
-                value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
-                for vector, key in enumerate(of_positions):
-                    total = builder.extract_value(accumulators, vectors * index + vector)
-                    total = simd.emit_fma(builder, level, value, key, total)
-                    accumulators = builder.insert_value(accumulators, total, vectors * index + vector)
+            for feature, of_positions in enumerate(_emit_key_row(builder, level, layout, keys, vectors)):
+                for index in range(heads * rows):
+                    of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
+                    of_head = simd.emit_offset(builder, of_row, 4 * (layout.head_size * (index % heads) + feature))
+                    value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
+                    for vector, key in enumerate(of_positions):
+                        total = builder.extract_value(accumulators, vectors * index + vector)
+                        total = simd.emit_fma(builder, level, value, key, total)
+                        accumulators = builder.insert_value(accumulators, total, vectors * index + vector)
             return accumulators
 
         return tile(tile, word, word, word), codegen
@@ -130,7 +159,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int, vectors: int) 
 
     @intrinsic
     def store_scaled(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
-        """Add the contribution of a q8_0 group to the scores, or overwrite them if the group is the first."""
+        """Add the contribution of a group to the scores, or overwrite them if the group is the first."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, scores, scale, key_scales, group = args
@@ -154,7 +183,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int, vectors: int) 
 
         return types.void(tile, word, types.float32, word, word), codegen
 
-    return _zero(level, vectors * heads * rows), step, store_scaled if layout.has_scales else store
+    return _zero(level, vectors * heads * rows), step, store_scaled if layout.keys.has_scales else store
 
 
 def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:
@@ -185,7 +214,9 @@ def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) 
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, value, weights = args
-            features = _emit_row(builder, level, layout.kv_type, value, vectors)
+            vector_bytes = layout.values.n_bytes(simd.LANES)
+            starts = [simd.emit_offset(builder, value, vector_bytes * index) for index in range(vectors)]
+            features = [_emit_elements(builder, level, layout.values, start) for start in starts]
             for query in range(queries):
                 at = simd.emit_offset(builder, weights, 4 * CHUNK * query)
                 weight = simd.emit_splat(builder, simd.emit_load(builder, at, simd.F32, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -168,6 +169,6 @@ class AttentionOps(PlanBuilder):
         sinks: NDArray[np.float32] | None,
     ) -> Value:
         out = Value(shape.heads * shape.value_size)
-        scale = shape.head_size**-0.5 if scale is None else scale
+        scale = 1 / sqrt(shape.head_size) if scale is None else scale
         self.ops.append(Attention(q, kv, scale, soft_cap, sinks, out))
         return out

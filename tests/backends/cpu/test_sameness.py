@@ -1,4 +1,7 @@
-"""Tests that logits are bit-identical across threads, chunks, shared prefixes, batch composition and cache types."""
+"""Tests that logits are bit-identical across threads, chunks, shared prefixes, batch composition and cache types.
+
+test_numerics.py compares instruction-set levels.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,17 @@ from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
 from llmrun.types import Batch
 from tests.support.backends.seam_contract import batch_of, rows
-from tests.support.kernels.runs import LEVELS_HERE, at_level
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
 THREADS = (1, 2, 3, 4)
 CHUNKS = (1, 7, 32, 256)
-# Every model with a float16 cache, and models with heads of 64 and of 16 features with a q8_0 cache.
-TINY_CASES = [*((name, "f16") for name in TINY_MODELS), ("Q8_0 large heads", "q8_0"), ("F32 odd", "q8_0")]
+# Every model with a float16 cache, and models with heads of 64 and of 16 features with the other types.
+TINY_CASES = [
+    *((name, "f16") for name in TINY_MODELS),
+    *((name, kind) for name in ("Q8_0 large heads", "F32 odd") for kind in ("q8_0", "q4_0")),
+    ("Q8_0 large heads", "q8_0:q4_0"),
+]
 TINY = pytest.mark.parametrize(("name", "kv_type"), TINY_CASES)
 
 
@@ -185,35 +191,6 @@ def digest(logits: NDArray[np.float32]) -> str:
     return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
 
 
-# For other attention shapes, kernels/attention/test_attention.py compares every level with its twin.
-@pytest.mark.parametrize(
-    ("name", "kv_type"),
-    [
-        *((name, "f16") for name in ("F32", "F16 linear rope", "Q8_0 large heads", "Q4_0 small heads", "Q4_0 untied")),
-        ("Q4_1 llama3 rope", "f16"),
-        ("Q8_0 large heads", "q8_0"),
-    ],
-)
-@pytest.mark.parametrize("level", LEVELS_HERE[1:])
-def test_levels_agree(folder: Path, name: str, kv_type: str, level: str) -> None:
-    """Levels with fused multiply-adds agree to the bit.
-
-    The portable level rounds twice, which may tip an activation to the next integer. For integer weights, allow 2 % of
-    the logits' range (at most 0.9 % was measured). For floats, allow 2e-4 (at most 4e-5 was measured), because keys and
-    values are rounded to float16.
-    """
-    path = tiny_model(folder, name)
-    with at_level(LEVELS_HERE[0]), opened(path, kv_type) as backend:
-        expected = prefill(backend, TINY_PROMPT, 256)
-    with at_level(level), opened(path, kv_type) as backend:
-        actual = prefill(backend, TINY_PROMPT, 256)
-    if level == "portable":
-        bound = 0.02 if name.startswith("Q") else 2e-4
-        assert np.abs(actual - expected).max() <= bound * np.ptp(expected)
-    else:
-        np.testing.assert_array_equal(actual, expected)
-
-
 # --- the real model --------------------------------------------------------------------------------------------------
 
 REAL_PROMPT = prompt_of(300, 49_000)
@@ -249,7 +226,7 @@ def decode(backend: CpuBackend, logits: NDArray[np.float32]) -> tuple[NDArray[np
     return np.stack(steps), tokens
 
 
-@pytest.mark.parametrize(("threads", "kv_type"), [*((threads, "f16") for threads in THREADS), (3, "q8_0")])
+@pytest.mark.parametrize(("threads", "kv_type"), [*((threads, "f16") for threads in THREADS), (3, "q8_0"), (3, "q4_0")])
 def test_the_real_model_over_threads_and_chunks(threads: int, kv_type: str) -> None:
     compared, steps, tokens = real_expected(kv_type)
     with opened(smollm2(), kv_type, threads=threads) as backend:
@@ -266,7 +243,7 @@ def test_the_real_model_over_threads_and_chunks(threads: int, kv_type: str) -> N
         assert actual_tokens == tokens
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 def test_the_real_model_in_a_batch_of_eight_strangers(kv_type: str) -> None:
     compared, steps, tokens = real_expected(kv_type)
     with opened(smollm2(), kv_type, max_sequences=8) as backend:

@@ -164,8 +164,16 @@ def test_weights_that_are_mapped_may_be_larger_than_memory() -> None:
     assert chosen(None, 131_072, needs) == 512
     assert chosen(1600, 131_072, needs) == 1600
     with pytest.raises(DoesNotFit, match="a KV cache of 1,601 tokens needs 50 MiB") as caught:
-        chosen(1601, 131_072, needs, "q8_0")
+        chosen(1601, 131_072, needs, "q4_0")
     assert caught.value.hint == "try --ctx-size 1600, the largest that fits"
+
+
+@pytest.mark.parametrize(("kv_type", "smaller"), [("f16:q4_0", "q8_0"), ("q8_0", "q4_0"), ("q8_0:q4_0", "q4_0")])
+def test_a_smaller_type_of_cache_is_recommended(kv_type: str, smaller: str) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        chosen(1601, 131_072, MemoryNeeds(Footprint(0, KVBytes(MIB // 32)), 50 * MIB), kv_type)
+    assert caught.value.hint is not None
+    assert f"--kv-type {smaller}, which halves" in caught.value.hint
 
 
 @pytest.mark.parametrize("backend", ["cpu", "llama"])

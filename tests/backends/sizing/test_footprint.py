@@ -78,9 +78,15 @@ def test_a_cache_for_more_sequences_and_of_another_type_is_counted(tmp_path: Pat
         plan = plan_of_header(file)
         sizes = [
             footprint_on_cpu(file, plan, max_sequences=n, kv_type=kv_type, max_rows=rows, n_threads=2)
-            for n, kv_type, rows in ((1, "f16", 256), (3, "f16", 256), (1, "q8_0", 256), (1, "f16", 512))
+            for n, kv_type, rows in (
+                (1, "f16", 256),
+                (3, "f16", 256),
+                (1, "q8_0", 256),
+                (1, "f16", 512),
+                (1, "q4_0:q8_0", 256),
+            )
         ]
-    assert [one.cache.token for one in sizes] == [256, 768, 144, 256]
+    assert [one.cache.token for one in sizes] == [256, 768, 144, 256, 112]
     assert sizes[3].scratch > 1.8 * sizes[0].scratch
 
 

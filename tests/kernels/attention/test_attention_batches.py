@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.attention import CHUNK, SPLIT_ROWS, state_floats, tile_shape
 from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.kv_types import KV_TYPES
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.attention import attention_reference
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_TYPE, MANY, NINE, SIX, Cache, filled
@@ -40,7 +41,8 @@ class Sequences(Cache):
     """
 
     def __init__(self, filled_cache: Cache, tables: NDArray[np.int32], slots: int = SPLIT_ROWS * TABLE) -> None:
-        self.shape, self.kv_type, self.block_bytes = filled_cache.shape, filled_cache.kv_type, filled_cache.block_bytes
+        self.shape, self.keys, self.values = filled_cache.shape, filled_cache.keys, filled_cache.values
+        self.block_bytes = filled_cache.block_bytes
         self.memory, self.tables, self.slots = filled_cache.memory, tables, slots
         self.sequences: Sequence[int] = ()
 
@@ -94,7 +96,7 @@ def ragged(rows: Sequence[tuple[int, int, int]]) -> tuple[list[int], NDArray[np.
     rows=ROWS,
     seed=st.integers(0, 1000),
     shape=st.sampled_from([NINE, SIX, MANY]),
-    kv_type=st.sampled_from(["f16", "q8_0"]),
+    kv_type=st.sampled_from(list(KV_TYPES)),
     window=st.sampled_from([0, 0, 1, 20, 100, CHUNK, 130, 300]),
     has_sinks=st.booleans(),
     threads=st.integers(1, 4),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 512  # tokens in the longest supported sequence
 
-_GGML_TYPES = {"F32": 0, "F16": 1, "Q8_0": 8}
+_GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _FLASH_OFF, _FLASH_ON = 0, 1
 
 
@@ -49,6 +49,8 @@ def requantize(source: Path, target: Path, weight_type: str) -> Path:
 class LlamaCppModel:
     """A model in llama.cpp on the CPU, for sequences of up to CONTEXT tokens and for two threads at a time.
 
+    `kv_type` is the type of keys and values, or a pair such as "q8_0:q4_0".
+
     Each context computes on the calling thread. llama.cpp's own threads spin while they wait for each other; on a busy
     machine, two of them took ten times as long as one.
     """
@@ -68,13 +70,14 @@ class LlamaCppModel:
     @classmethod
     def oracle(cls, dequantized: Path) -> Self:
         """Open a file of F32 weights with llama.cpp's most accurate settings: F32 keys and values, plain attention."""
-        return cls(dequantized, kv_type="F32", flash_attention=False)
+        return cls(dequantized, kv_type="f32", flash_attention=False)
 
     def _new_context(self, kv_type: str, flash_attention: bool) -> Any:
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = CONTEXT
         options.n_threads = options.n_threads_batch = 1
-        options.type_k = options.type_v = _GGML_TYPES[kv_type]
+        keys, _, values = kv_type.partition(":")
+        options.type_k, options.type_v = _GGML_TYPES[keys], _GGML_TYPES[values or keys]
         options.flash_attn_type = _FLASH_ON if flash_attention else _FLASH_OFF
         context = llama_cpp.llama_init_from_model(self._model, options)
         if not context:

@@ -34,7 +34,7 @@ def check_predictions(path: Path, tmp_path: Path, *, twin_bound: float = TWIN_BO
     random = np.random.default_rng(0)
     with (
         LlamaCppModel.oracle(dequantized) as oracle,
-        LlamaCppModel(path, kv_type="F16", flash_attention=False) as theirs,
+        LlamaCppModel(path, kv_type="f16", flash_attention=False) as theirs,
         LlmrunModel(path) as ours,
     ):
         prompts = random.integers(3, oracle.vocabulary_size, (PROMPTS, PROMPT_TOKENS)).tolist()

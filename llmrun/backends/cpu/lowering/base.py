@@ -74,6 +74,7 @@ class Lowered:
     counters: NDArray[np.int64]  # [ops, 8]; each claim counter has its own cache line
     kernels: list[KernelName]  # the kernel of each record
     origins: list[int]  # for each record, the index of its op in the plan
+    written: list[list[tuple[Value, Buffer]]]  # for each op, the values in buffers that it writes
     logits_width: int  # the vocabulary size, padded to whole vectors
     experts_used: int  # number of rows that a CHOSEN value has for each row of the step
     keep: list[object] = field(default_factory=list)

@@ -30,8 +30,13 @@ def _records(work: Lowering) -> Lowered:
     last_use = {value: index for index, op in enumerate(plan.ops) for value in op.inputs}
     last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := op.routed_by)}
     origins: list[int] = []
+    written = []
     for index, op in enumerate(plan.ops):
+        before = set(work.buffers)
         CPU_OPS[type(op)].lower(work, op)
+        written.append(
+            [(value, of) for value, of in work.buffers.items() if value not in before or value is op.changes]
+        )
         if op.changes is not None:
             work.give_integers_back(op.changes)
         for routing in [routing for routing in work.tables if last_routed[routing] == index]:
@@ -46,7 +51,8 @@ def _records(work: Lowering) -> Lowered:
     assert plan.logits is not None
     kernels = [record.kernel for record in work.records]
     keep = [*work.keep, *work.rows.memory, work.packed, *work.kv, *work.states]
-    return Lowered(words, counters, kernels, origins, round_up(plan.logits.width, LANES), plan.experts_used, keep)
+    width = round_up(plan.logits.width, LANES)
+    return Lowered(words, counters, kernels, origins, written, width, plan.experts_used, keep)
 
 
 def _flags(work: Lowering, index: int) -> int:

@@ -13,6 +13,7 @@ from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.layouts.attention import CHUNK, SEES_ALL, SPLIT_ROWS, scratch_bytes, state_floats
 from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.kv_types import parse_kv_type
 from llmrun.plan.kv_shapes import AttentionShape, LayerKV
 from llmrun.plan.ops.attention import Attention, AttentionWords, MergeWords
 
@@ -71,8 +72,9 @@ def _attention(work: Lowering, op: Attention) -> None:
         soft_cap=float_word(op.soft_cap),
     )
     sizes = {"head_size": shape.head_size, "value_size": shape.value_size, "group": shape.heads // shape.kv_heads}
+    types = parse_kv_type(work.kv_type)
     function = "capped_attention" if op.soft_cap else "attention"
-    kernel = KernelName.of("attention.attention", function, **sizes, kv_type=work.kv_type)
+    kernel = KernelName.of("attention.attention", function, **sizes, keys=types.keys.name, values=types.values.name)
     work.emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
     merged = MergeWords(
         partials=memory.partials,
@@ -86,7 +88,7 @@ def _attention(work: Lowering, op: Attention) -> None:
         window=words.window,
         sinks=words.sinks,
     )
-    merge = KernelName.of("attention.attention", "merge", value_size=shape.value_size)
+    merge = KernelName.of("attention.attention", "merge", value_size=shape.value_size, values=types.values.name)
     work.emit(merge, op.out, REPLICATED_OUTPUT, merged)
 
 

@@ -14,6 +14,7 @@ from llmrun.backends.cpu.ops.linear import quantizing_needs
 from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.plan.kv_shapes import AttentionShape, LayerKV
 from llmrun.plan.ops.activations import Activation, Gated
 from llmrun.plan.ops.attention import Attention
@@ -111,7 +112,15 @@ def test_a_matrix_for_each_head_is_read_once() -> None:
     assert quantizing_needs(op, StepShape(2)) == Needs(activation_bytes=2 * 3 * (64 * 4 + ACTIVATIONS))
 
 
-@pytest.mark.parametrize(("kv_type", "position"), [("f16", 2 * 2 * 48 * 2), ("q8_0", 2 * 2 * (48 + 2 * 2))])
+@pytest.mark.parametrize(
+    ("kv_type", "position"),
+    [
+        ("f16", 2 * 2 * 48 * 2),
+        ("q8_0", 2 * 2 * (48 + 2 * 2)),
+        ("q4_0", 2 * 2 * (24 + 2 * 2)),
+        ("q8_0:q4_0", 2 * (48 + 24 + 2 * 2 * 2)),
+    ],
+)
 def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None:
     assert kv_position_bytes(SHAPE, kv_type) == position
     q, out = Value(6 * 48), Value(6 * 48)
@@ -125,7 +134,14 @@ def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None
     assert needs(rope, 3, 5, kv_type=kv_type) == Needs(0, 3 * position, written)
 
 
-@pytest.mark.parametrize(("kv_type", "position"), [("f16", 2 * (576 + 512)), ("q8_0", 576 + 512 + 2 * (18 + 16))])
+@pytest.mark.parametrize(
+    ("kv_type", "position"),
+    [
+        ("f16", 2 * (576 + 512)),
+        ("q8_0", 576 + 512 + 2 * (18 + 16)),
+        ("q8_0:f16", 576 + 2 * 18 + 2 * 512),
+    ],
+)
 def test_values_of_another_size_than_keys_count_as_what_they_are(kv_type: str, position: int) -> None:
     kv = LayerKV(AttentionShape(16, 1, 576, value_size=512), 0, 0)
     assert kv_position_bytes(kv.shape, kv_type) == position
@@ -136,7 +152,7 @@ def test_values_of_another_size_than_keys_count_as_what_they_are(kv_type: str, p
     assert needs(Rotate(q, kv, None, Value(16 * 576)), 3, kv_type=kv_type) == Needs(0, 0, 3 * 2 * 4 * q.width)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", KV_CHOICES)
 def test_a_position_is_a_part_of_a_block_of_the_cache(kv_type: str) -> None:
     plan = Plan()
     for _ in range(2):
