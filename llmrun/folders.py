@@ -28,6 +28,11 @@ def data_folder() -> Path:
     return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
 
 
+def prefixes_folder() -> Path:
+    """Return the directory for prefixes of the KV cache that servers save. It is not created."""
+    return cache_folder() / "prefixes"
+
+
 def config_file() -> Path:
     """Return the path of `config.toml`, which need not exist.
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llmrun.backends.saved_parts import SavedPart
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch, ModelInfo
 
 AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
-KV_TYPES: Final = ("f16", "q8_0")
 
 # The most rows of an answer in a step: its last token and a draft. Each can need logits.
 ROWS_PER_ANSWER: Final = 16
@@ -40,7 +40,7 @@ class OpenOptions:
     cached_prefixes  number of additional sequences, which keep prefixes of finished requests. Backends whose sequences
                    need memory of their own have fewer
     threads        number of threads, or None for one per physical core
-    kv_type        precision of the KV cache, one of KV_TYPES
+    kv_type        precision of the KV cache, in the notation of layouts/kv_types.py
     reserved_memory  bytes of free memory to leave for others, such as a cache that another model has not filled yet
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
     tensor_split   the proportion of these layers for each device, as in "3,1", or "" for proportions of the free memory
@@ -50,6 +50,7 @@ class OpenOptions:
     rpc_anyway     allow RPC servers at addresses that are not private
     keeps_rows     always keep the last 16 tokens removable, as a draft model needs. With a recurrent state, this makes
                    each step slower
+    saves_state    allow KVCache.save and KVCache.load, which need a key that takes a few milliseconds to compute
     progress       called with the progress of loading or compiling
     explain        called with a short text that says which backend "auto" chose, and why
     on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
@@ -70,6 +71,7 @@ class OpenOptions:
     rpc: str = ""
     rpc_anyway: bool = False
     keeps_rows: bool = False
+    saves_state: bool = False
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
     on_tokenizer: Callable[[Tokenizer], None] = _discard
@@ -119,6 +121,31 @@ class KVCache(Protocol):
 
     def free(self, seq: int) -> None:
         """Remove all tokens of a sequence."""
+
+    @property
+    def key(self) -> str:
+        """Identifies everything that determines the contents of saved parts, such as the model and the KV type.
+
+        It is empty unless `OpenOptions.saves_state` was set. Parts must not be saved or loaded under an empty key.
+        """
+
+    @property
+    def saves_blocks(self) -> bool:
+        """Whether saving a sequence that has grown adds new parts. If not, the whole sequence becomes one new part."""
+
+    def save(self, seq: int, n: int) -> list[SavedPart]:
+        """Return parts from which the first n tokens of a sequence can be loaded later, in order of position.
+
+        Their data is read only when it is needed, which must happen before the sequence changes. Some backends can only
+        save all tokens of a sequence, even if n is smaller.
+        """
+
+    def load(self, seq: int, parts: Sequence[SavedPart]) -> int:
+        """Replace the contents of a sequence with parts that were saved under the same key. Returns kept.
+
+        The sizes of the parts are checked. Only the positions before a damaged part are loaded. Raises KVFull if there
+        is no room for all of them, and then the sequence is empty.
+        """
 
 
 class Backend(Protocol):

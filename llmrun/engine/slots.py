@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from llmrun.engine.prefix_tree import PrefixTree
+from llmrun.errors import KVFull
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
+    from llmrun.engine.saved_state.base import SavedPrefixes
+
+# Reading fewer saved tokens from a file than this would take about as long as computing them.
+_LEAST_LOADED: Final = 32
+# Shorter prefixes are not worth a file.
+_LEAST_SAVED: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -27,15 +34,19 @@ class Slot:
     busy: bool = False
     is_copy: bool = False  # True if its tokens were copied from another slot when it was acquired
     released: int = 0  # the value of the release counter when the slot was last released
+    n_saved: int = 0  # number of tokens when they were last saved
 
 
 class SequenceSlots:
     """The contents of a backend's KV cache.
 
     Every token listed here is in the cache, but the cache may contain further tokens.
+
+    saved  prefixes in files, which are loaded if they are longer than the cached ones; None if there are none
     """
 
     def __init__(self, kv: KVCache, count: int) -> None:
+        self.saved: SavedPrefixes | None = None
         self._kv = kv
         self._slots = [Slot(index) for index in range(count)]
         self._releases = 0
@@ -55,21 +66,28 @@ class SequenceSlots:
         return self._idle_blocks
 
     def cached(self, tokens: list[int], tenant: str) -> int:
-        """Return the length of the tenant's longest cached prefix of `tokens`."""
-        return self._longest(tokens, tenant)[0]
+        """Return the length of the tenant's longest prefix of `tokens` that is cached or saved."""
+        shared = self._longest(tokens, tenant)[0]
+        return max(shared, self.saved.longest(tokens, tenant)) if self.saved is not None else shared
 
     def acquire(self, tokens: list[int], tenant: str = "") -> Slot:
-        """Take an idle slot and give it the tenant's longest cached prefix of `tokens`. At least one slot must be idle.
+        """Take an idle slot and give it the tenant's longest prefix of `tokens` that is cached or saved.
+
+        At least one slot must be idle.
 
         The prefix never includes the last token, because only running that token yields its logits.
         """
         self._idle_blocks = None
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
         shared, source = self._longest(tokens, tenant)
+        if self.saved is not None and self.saved.longest(tokens[:-1], tenant) >= shared + _LEAST_LOADED:
+            self._load(idle[0], tokens[:-1], tenant)
+            shared, source = self._longest(tokens, tenant)
         n = min(shared, len(tokens) - 1)
         slot = idle[0] if source is None else _choose_slot(source, shared, idle)
         self._unlist(slot)  # it stays empty if the next line raises, because the cache's contents are unknown then
         slot.tokens = []
+        slot.n_saved = 0
         slot.is_copy = source is not None and source is not slot
         if source is None or source is slot:
             kept = self._kv.truncate(slot.index, n)
@@ -79,6 +97,39 @@ class SequenceSlots:
         slot.tenant = tenant
         slot.busy = True
         return slot
+
+    def _load(self, slot: Slot, tokens: list[int], tenant: str) -> None:
+        """Replace the contents of an idle slot with the tenant's longest saved prefix of `tokens`."""
+        assert self.saved is not None
+        self.forget(slot)
+        kept = None
+        while kept is None:
+            try:
+                kept = self.saved.load(self._kv, slot.index, tokens, tenant)
+            except KVFull:
+                kept = None if self.forget_oldest_idle() else 0  # 0 if running requests need the cache
+        slot.tokens, slot.tenant, slot.n_saved = tokens[:kept], tenant, kept
+        self._list(slot)
+
+    def save(self, most: int | None = None) -> bool:
+        """Save the tokens of the most recently released slot that is idle and has unsaved tokens.
+
+        most  number of tokens to save, or None for all
+        Returns whether there may be more to save.
+        """
+        unsaved = [
+            slot
+            for slot in self._slots
+            if not slot.busy and len(slot.tokens) >= _LEAST_SAVED and slot.n_saved != len(slot.tokens)
+        ]
+        if self.saved is None or not unsaved:
+            return False
+        slot = max(unsaved, key=lambda slot: slot.released)
+        n = len(slot.tokens) if most is None else min(most, len(slot.tokens))
+        if self.saved.save(self._kv, slot.index, slot.tokens, n, slot.tenant):
+            return True
+        slot.n_saved = len(slot.tokens)
+        return len(unsaved) > 1
 
     def release(self, slot: Slot) -> None:
         """Mark the slot as idle. It keeps its tokens."""

@@ -36,7 +36,7 @@ class Gate:
     def __init__(self, app: ASGIApp, options: ServingOptions, host_names: frozenset[str]) -> None:
         self._app = app
         self._options = options
-        self._keys = ApiKeys(options.keys)
+        self._keys = ApiKeys(options.keys, options.secret)
         self._hosts = frozenset(name.lower() for name in host_names | options.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

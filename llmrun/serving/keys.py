@@ -7,11 +7,13 @@ import hmac
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from llmrun.errors import UsageError
 
+_SECRET_BYTES = 32
 _SHORTEST = 16  # characters; shorter keys can be guessed
 _FLAG = "--api-key-file"
 _MAKE_ONE = "make a key: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
@@ -20,9 +22,10 @@ _MAKE_ONE = "make a key: python3 -c 'import secrets; print(secrets.token_urlsafe
 class ApiKeys:
     """The keys of a server. A client needs one of them, unless there are none."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], secret: bytes = b"") -> None:
+        """Hold keys. With the same secret, a key has the same tenant in every process; by default, it is random."""
         self._digests = [_digest(key) for key in keys]
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -65,6 +68,27 @@ def read_keys(path: Path) -> tuple[str, ...]:
     if not keys:
         raise UsageError(f"{_FLAG}: {path}: contains no keys", hint=_MAKE_ONE)
     return tuple(keys)
+
+
+def kept_secret(folder: Path) -> bytes:
+    """Return the random secret in a folder's file, which is created if necessary. Raises UsageError."""
+    path = folder / "secret"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            descriptor, name = tempfile.mkstemp(dir=folder)  # which only this user may read
+            try:
+                with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
+                    file.write(secrets.token_bytes(_SECRET_BYTES))
+                Path(name).replace(path)
+            finally:
+                Path(name).unlink(missing_ok=True)
+        secret = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--save-prefixes: {error.filename or path}: {error.strerror}") from None
+    if len(secret) != _SECRET_BYTES:
+        raise UsageError(f"--save-prefixes: {path}: {len(secret)} bytes, expected {_SECRET_BYTES}", hint="remove it")
+    return secret
 
 
 def others_can_read(path: Path) -> bool:

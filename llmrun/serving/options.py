@@ -46,10 +46,12 @@ class ServingOptions:
     allowed_hosts  more host names that a Host header may contain; "*" allows all
     origins        the origins of web pages that may use the server; "*" allows all
     open_metrics   whether /metrics needs no key
+    secret         the names of tenants are derived from it; random by default
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     open_metrics: bool = False
+    secret: bytes = field(default=b"", repr=False)
     limits: Limits = Limits()

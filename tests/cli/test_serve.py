@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -46,8 +47,8 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[s
                 process.kill()
 
 
-def chat(url: str, **headers: str) -> Any:
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
+def chat(url: str, text: str = "Hello", **headers: str) -> Any:
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     asked = urllib.request.Request(f"{url}/chat/completions", body, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
         return json.load(answer)
@@ -142,3 +143,41 @@ def test_models_on_servers_cannot_be_served() -> None:
     done = llmrun("serve", "http://127.0.0.1:1/v1#x")
     assert done.returncode == 2
     assert b"already runs on a server" in done.stderr
+
+
+def test_saved_prefixes_outlive_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each API key has its own, which are private. They are saved when the server is idle, or when it stops."""
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
+    keys, other = tmp_path / "keys", "another-key-that-is-long-enough"
+    keys.write_text(f"{KEY}\n{other}\n")
+    keys.chmod(0o600)
+    text = "the quick brown fox " * 60
+
+    def cached(url: str, key: str) -> int:
+        usage = chat(url, text, Authorization=f"Bearer {key}")["usage"]
+        tokens: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    folder = tmp_path / "prefixes"
+    for expected in (0, 1024, 1024):
+        with served("my-model", "--save-prefixes", "--api-key-file", str(keys)) as (process, url, _):
+            assert cached(url, KEY) == expected
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(list(folder.glob("*.kv"))) == 4  # of the prompt, and of the answer that repeats it
+    with served("my-model", "--save-prefixes", "--api-key-file", str(keys)) as (_, url, _):
+        assert cached(url, other) == 0
+    with served("my-model", "--api-key-file", str(keys)) as (_, url, _):
+        assert cached(url, KEY) == 0
+
+
+def test_an_idle_server_saves_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
+    with served("my-model", "--save-prefixes") as (_, url, _):
+        chat(url, "the quick brown fox " * 60)
+        end = time.monotonic() + 60
+        while len(list((tmp_path / "prefixes").glob("*.kv"))) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import UsageError
-from llmrun.serving.keys import ApiKeys, others_can_read, read_keys
+from llmrun.serving.keys import ApiKeys, kept_secret, others_can_read, read_keys
+from tests.support.hub.small_disks import mounted_disk
 
 KEY = "0123456789abcdef"
 
@@ -64,3 +65,18 @@ def test_keys_are_compared_as_a_whole() -> None:
 def test_tenants_differ_between_servers() -> None:
     """Nobody can compute another user's tenant from a key alone."""
     assert ApiKeys((KEY,)).tenant(KEY) != ApiKeys((KEY,)).tenant(KEY)
+
+
+def test_a_folder_keeps_one_private_secret(tmp_path: Path) -> None:
+    folder = tmp_path / "prefixes"
+    secret = kept_secret(folder)
+    assert len(secret) == 32
+    assert kept_secret(folder) == secret
+    assert [(path.name, path.stat().st_mode & 0o777) for path in folder.iterdir()] == [("secret", 0o600)]
+
+
+def test_a_secret_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    with mounted_disk(tmp_path / "disk", 64 << 10, room=0) as disk:
+        with pytest.raises(UsageError, match=f"^--save-prefixes: {disk.folder}/secret: No space left on device$"):
+            kept_secret(disk.folder)
+        assert [path.name for path in disk.folder.iterdir()] == ["ballast"]

@@ -56,7 +56,7 @@ class BlockPool:
 
     def __init__(self, window: int, memory: Sequence[NDArray[np.uint8]], table: NDArray[np.int32]) -> None:
         n_blocks = memory[0].shape[1]
-        self._window = window
+        self.window = window
         self._memory = memory
         self._table = table
         self._share = n_blocks // len(table) if window else table.shape[1]
@@ -88,7 +88,7 @@ class BlockPool:
     def reaches(self, seq: int, n: int) -> bool:
         """Return whether every position visible to rows after the first n is still cached."""
         first = self._firsts[seq]
-        return first == 0 or first * BLOCK <= n - self._window + 1
+        return first == 0 or first * BLOCK <= n - self.window + 1
 
     def share(self, src: int, dst: int, n: int) -> None:
         """Share the first n positions of src with dst. dst must be empty, and `reaches(src, n)` must be true."""
@@ -105,9 +105,38 @@ class BlockPool:
             self._firsts[seq] = 0
         self._drop(self._table[seq, first : blocks_in(length)])
 
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block in all layers."""
+        return sum(memory.shape[0] * memory.shape[2] for memory in self._memory)
+
+    def holds(self, seq: int, index: int) -> bool:
+        """Return whether a sequence still holds its block at this index, which must not be beyond its end."""
+        return index >= self._firsts[seq]
+
+    def read_block(self, seq: int, index: int) -> NDArray[np.uint8]:
+        """Return a copy of a block in all layers, uint8[block_bytes]."""
+        block = self._table[seq, index]
+        return np.concatenate([memory[:, block].reshape(-1) for memory in self._memory])
+
+    def load_block(self, seq: int, index: int, data: NDArray[np.uint8] | None, end: int) -> None:
+        """Append a block, uint8[block_bytes], to a sequence of `index` blocks that will have `end` blocks.
+
+        Blocks that will have left the sliding window by then are not stored. Without data, the sequence forgets
+        everything up to this block. Call `require` first.
+        """
+        if data is None or index < end - self._share:
+            self._drop(self._table[seq, self._firsts[seq] : index])
+            self._firsts[seq] = index + 1
+            return
+        block = self._table[seq, index] = self._take()
+        for memory in self._memory:
+            part, data = np.split(data, [memory.shape[0] * memory.shape[2]])
+            memory[:, block] = part.reshape(len(memory), -1)
+
     def require(self, growth: Mapping[int, int], lengths: Sequence[int]) -> None:
         """Raise KVFull if there is no room for `growth[seq]` more positions in each sequence."""
-        if self._window:
+        if self.window:
             return
         wanted = self._blocks_wanted(growth, lengths)
         if wanted > len(self._free):
@@ -132,7 +161,7 @@ class BlockPool:
         old = self._firsts[seq]
         if first <= old:
             return
-        assert first * BLOCK <= length - self._window + 1, "the step has more rows than the cache has blocks for"
+        assert first * BLOCK <= length - self.window + 1, "the step has more rows than the cache has blocks for"
         self._firsts[seq] = first
         self._drop(self._table[seq, old:first])
 

@@ -8,17 +8,22 @@ layers, their state at the position must be available, too (recurrent_states.py)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.backends.cpu.kv_pool import BlockPool, blocks_in
 from llmrun.backends.cpu.recurrent_states import RecurrentStates
+from llmrun.backends.cpu.saved_blocks import consecutive_blocks, load_block, saved_blocks
+from llmrun.errors import IntegrityError
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.kv_blocks import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from llmrun.backends.saved_parts import SavedPart
 
 
 class PagedKV:
@@ -28,11 +33,13 @@ class PagedKV:
     window of 0 means that all positions are kept. `states` are the recurrent states, or None if the model has none.
 
     block_size  number of tokens in a block
+    key      identifies the model and its cache for saved parts; empty if parts cannot be saved
     tables   int32[windows, sequences, blocks per context]
     lengths  number of tokens in each sequence
     """
 
     block_size = BLOCK
+    saves_blocks = True
 
     def __init__(
         self,
@@ -40,8 +47,11 @@ class PagedKV:
         max_sequences: int,
         context_size: int,
         states: RecurrentStates | None = None,
+        key: str = "",
     ) -> None:
         self.states = states
+        self.key = key
+        self._context_size = context_size
         self.lengths = [0] * max_sequences
         self.tables = np.zeros((len(memory), max_sequences, blocks_in(context_size)), np.int32)
         self._pools = [
@@ -108,6 +118,23 @@ class PagedKV:
 
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
+
+    def save(self, seq: int, n: int) -> list[SavedPart]:
+        n = min(n, self.lengths[seq])
+        return saved_blocks(self._pools, seq, n) + (self.states.save(seq, n) if self.states is not None else [])
+
+    def load(self, seq: int, parts: Sequence[SavedPart]) -> int:
+        self.free(seq)
+        blocks = consecutive_blocks(parts, self._context_size)
+        n = blocks[-1].end if blocks else 0
+        self.require({seq: n})
+        with suppress(IntegrityError):  # the positions before a damaged part are still useful
+            for part in blocks:
+                load_block(self._pools, seq, part, n)
+                self.lengths[seq] = part.end
+        if self.states is not None:
+            self.states.load(seq, self.lengths[seq], parts)
+        return self.truncate(seq, self.lengths[seq])
 
     def require(self, growth: Mapping[int, int]) -> None:
         """Raise KVFull if there is no room for `growth[seq]` more positions in each sequence, in one or more steps."""

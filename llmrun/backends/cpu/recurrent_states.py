@@ -9,14 +9,18 @@ the memory for checkpoints. When it is full, the least recently used checkpoint 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from llmrun.backends.cpu.step_runs import NO_RUNS, Run, StepRuns
+from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
+from llmrun.errors import IntegrityError
 from llmrun.layouts.states import REPLAY_ROWS, RUN_WORDS
 from llmrun.plan.state_shapes import ConvolutionState, StateGroup
 
@@ -176,6 +180,44 @@ class RecurrentStates:
             self.bases[run.sequence] = None
         self._pending = []
 
+    def save(self, seq: int, n: int) -> list[SavedPart]:
+        """Return the checkpoints up to position n as parts, and the state at the base."""
+        owned = self._owned[seq][: self._count(seq, n)]
+        reads: dict[int, Callable[[], memoryview]] = {
+            each.position: partial(self._checkpoint_bytes, each) for each in owned
+        }
+        base = self.bases[seq]
+        if base is not None and 0 < base <= n and base not in reads:
+            reads[base] = partial(self._state_bytes, seq, base)
+        n_bytes = checkpoint_bytes(self._groups)
+        return [SavedPart(CHECKPOINT_PART, at, at, 0, n_bytes, read) for at, read in sorted(reads.items())]
+
+    def load(self, seq: int, n: int, parts: Iterable[SavedPart]) -> None:
+        """Load the last checkpoints up to position n of a sequence that has none. Damaged ones are skipped.
+
+        The state of the sequence is lost: it must be cut before the next step.
+        """
+        self.bases[seq] = None
+        usable = [part for part in parts if part.kind == CHECKPOINT_PART and 0 < part.end <= n]
+        n_bytes = checkpoint_bytes(self._groups)
+        for part in sorted(usable, key=attrgetter("end"), reverse=True):
+            if not self._free or part.n_bytes != n_bytes:
+                continue
+            with suppress(IntegrityError):
+                data = np.frombuffer(part.read(), np.uint8)
+                self._uses += 1
+                checkpoint = _Checkpoint(self._free.pop(), part.end, self._uses)
+                for checkpoints in self._checkpoints:
+                    state, data = np.split(data, [checkpoints[0].size])
+                    checkpoints[checkpoint.slot] = state.reshape(checkpoints[0].shape)
+                self._owned[seq].insert(0, checkpoint)
+
+    def _checkpoint_bytes(self, checkpoint: _Checkpoint) -> memoryview:
+        return _joined([checkpoints[checkpoint.slot] for checkpoints in self._checkpoints])
+
+    def _state_bytes(self, seq: int, base: int) -> memoryview:
+        return _joined(self._state_at(seq, base))
+
     def _newest(self, seq: int) -> int:
         """Return the position of a sequence's last checkpoint, or 0 if there is none."""
         return self._owned[seq][-1].position if self._owned[seq] else 0
@@ -196,15 +238,21 @@ class RecurrentStates:
             return
         self._uses += 1
         checkpoint = _Checkpoint(self._free[-1], position, self._uses)
-        for group, memory, checkpoints in zip(self._groups, self._memory, self._checkpoints, strict=True):
-            saved = checkpoints[checkpoint.slot]
-            if isinstance(group.shape, ConvolutionState):
-                ring = _ring(group.shape, memory, seq)
-                saved.reshape(group.layers, group.shape.taps - 1, -1)[:] = ring[:, _before(group.shape, position)]
-            else:
-                saved[:] = memory[:, seq, : group.shape.matrix_bytes]
+        for checkpoints, state in zip(self._checkpoints, self._state_at(seq, position), strict=True):
+            checkpoints[checkpoint.slot] = state
         self._free.pop()  # only now, so that an interrupted copy loses no memory
         self._owned[seq].append(checkpoint)
+
+    def _state_at(self, seq: int, base: int) -> list[NDArray[np.uint8]]:
+        """Return a sequence's state at its base in the form of a checkpoint: uint8[layers, bytes] for each group."""
+        states = []
+        for group, memory in zip(self._groups, self._memory, strict=True):
+            if isinstance(group.shape, ConvolutionState):
+                rows = _ring(group.shape, memory, seq)[:, _before(group.shape, base)]
+                states.append(rows.reshape(group.layers, -1))
+            else:
+                states.append(memory[:, seq, : group.shape.matrix_bytes])
+        return states
 
     def _restore(self, checkpoint: _Checkpoint, seq: int) -> None:
         self._uses += 1
@@ -251,6 +299,10 @@ class RecurrentStates:
                 owned.remove(oldest)
         self._free.append(oldest.slot)
         return True
+
+
+def _joined(states: Sequence[NDArray[np.uint8]]) -> memoryview:
+    return np.concatenate([state.reshape(-1) for state in states]).data
 
 
 def _ring(shape: ConvolutionState, memory: NDArray[np.uint8], seq: int) -> NDArray[np.uint8]:

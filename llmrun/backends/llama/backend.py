@@ -19,11 +19,15 @@ from llmrun.backends.batches import check_batch
 from llmrun.backends.describe import describe
 from llmrun.backends.device_lists import parse_tensor_split
 from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
+from llmrun.backends.llama.kv.cache import LlamaCache
+from llmrun.backends.llama.kv.saved_header import CELL, MROPE_CELL, RECURRENT_CELL
 from llmrun.backends.llama.log_lines import offloaded, placement_words, refusal
 from llmrun.backends.llama.placement import Placement, decide_placement
+from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
+from llmrun.backends.saved_parts import identity_of, key_of
 from llmrun.errors import (
     BackendCrashed,
     Cancelled,
@@ -47,58 +51,6 @@ if TYPE_CHECKING:
     from llmrun.types import Batch
 
 MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
-
-
-class LlamaCache:
-    """A KVCache that llama.cpp stores in the child process."""
-
-    block_size = 1
-
-    def __init__(self, process: LlamaProcess, capacity: int, lengths: NDArray[np.int32], doing: str) -> None:
-        """Wrap the cache of the model that `process` has open.
-
-        lengths  the shared array in which the process stores the number of tokens in each sequence
-        doing    a description of the current work, for error messages
-        """
-        self._process = process
-        self._doing = doing
-        self._lengths = lengths
-        self.capacity = capacity
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of tokens in each sequence."""
-        # An interrupted truncation may still be running and could change the lengths after they are read.
-        self._process.settle(self._doing)
-        lengths: list[int] = self._lengths.tolist()
-        return lengths
-
-    @property
-    def free_blocks(self) -> int:
-        """The number of free cells for one token each. Cells that sequences share count more than once.
-
-        The result can therefore be negative. Together with `held`, which counts them in the same way, it is a lower
-        bound.
-        """
-        return self.capacity - sum(self.lengths)
-
-    def needed(self, seq: int, n: int) -> int:
-        return max(0, n - self.lengths[seq])
-
-    def held(self, sequences: Sequence[int]) -> int:
-        lengths = self.lengths
-        return sum(lengths[seq] for seq in sequences)
-
-    def copy(self, src: int, dst: int, n: int) -> int:
-        kept: int = self._process.ask("copy", self._doing, src=src, dst=dst, n=n)["kept"]
-        return kept
-
-    def truncate(self, seq: int, n: int) -> int:
-        kept: int = self._process.ask("truncate", self._doing, seq=seq, n=n)["kept"]
-        return kept
-
-    def free(self, seq: int) -> None:
-        self.truncate(seq, 0)
 
 
 class LlamaBackend:
@@ -186,7 +138,15 @@ class LlamaBackend:
             self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)
         )
         self._views(memory)
-        self.kv = LlamaCache(self._process, answer["cache_tokens"], self._lengths, f"running {self._path}")
+        self.kv = LlamaCache(
+            self._process,
+            answer["cache_tokens"],
+            self._lengths,
+            self._path,
+            context_size=context_size,
+            cell_words=_cell_words(answer),
+            key=key_of(_decisive(file, asked.kv_type, answer)) if options.saves_state else "",
+        )
         self.info = describe(
             file,
             vocabulary_size=vocabulary_size,
@@ -349,6 +309,33 @@ def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:
 def _adds_space_prefix(file: GGUFFile) -> bool:
     kind = file.string("tokenizer.ggml.model")
     return file.boolean("tokenizer.ggml.add_space_prefix", default=kind in ("llama", "t5"))
+
+
+def _cell_words(answer: dict[str, Any]) -> int:
+    if answer["recurrent"]:
+        return RECURRENT_CELL
+    return MROPE_CELL if answer["mrope"] else CELL
+
+
+def _decisive(file: GGUFFile, kv_type: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Return everything that determines the contents of the KV cache for given tokens.
+
+    answer  the worker's answer to the request to open the model
+    """
+    architecture = file.string("general.architecture")
+    trained = file.integer(f"{architecture}.context_length")
+    original = file.integer(f"{architecture}.rope.scaling.original_context_length", trained)
+    return {
+        "backend": "llama",
+        "version": installed_version(),
+        "libraries": os.environ.get(LIBRARY_FOLDER, ""),
+        "system": answer["system"],
+        "devices": placement_words(answer["log"], 1),
+        "model": identity_of(file),
+        "kv_type": kv_type,
+        # Models with two sets of RoPE factors use the second one for all positions of a long context.
+        "long_context": answer["cache_tokens"] > original,
+    }
 
 
 def _split_rows(want: NDArray[np.bool_]) -> Iterator[slice]:

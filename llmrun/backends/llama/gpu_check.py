@@ -11,14 +11,13 @@ from __future__ import annotations
 import tempfile
 import threading
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmrun.backends.llama.gpu_check_model import VOCABULARY, trial_model
-from llmrun.backends.llama.probe import is_installed
+from llmrun.backends.llama.probe import installed_version, is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import Layout
 from llmrun.errors import BackendCrashed, LlmrunError
@@ -57,7 +56,7 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
     """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp are not raised."""
     if not is_installed():
         return None
-    found = LlamaTrial(_version())
+    found = LlamaTrial(installed_version())
     try:
         process = LlamaProcess()
     except LlmrunError as error:
@@ -134,10 +133,3 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
             raise LlmrunError(f"llama.cpp failed while {doing}: status {status}")
         if not np.isfinite(logits).all() or not logits.any():
             raise LlmrunError(f"llama.cpp failed while {doing}: the results are invalid")
-
-
-def _version() -> str | None:
-    try:
-        return version("llama-cpp-python")
-    except PackageNotFoundError:
-        return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 20.0  # A GPU driver may hang, but a working one may need several seconds to wake eight GPUs.
 _RETRY_AFTER_S = 600.0  # A failed probe is not repeated for this long, because it may have taken up to its time limit.
-_OVERRIDE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python loads its libraries from this folder if the variable is set.
+LIBRARY_FOLDER = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python loads its libraries from this folder if the variable is set.
 _GPU_VARIABLES = (
     "CUDA_",
     "DYLD_",
@@ -43,7 +43,7 @@ _GPU_VARIABLES = (
     "SYCL_",
     "VK_",
     "ZE_",
-    _OVERRIDE,
+    LIBRARY_FOLDER,
 )
 _GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # device names used by NVIDIA, AMD, WSL, and all vendors
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -52,6 +52,16 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def is_installed() -> bool:
     """Return whether llama-cpp-python is installed, without importing it."""
     return _package() is not None
+
+
+def installed_version() -> str | None:
+    """Return the version of llama-cpp-python, or None if it is not known."""
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms
+
+    try:
+        return version("llama-cpp-python")
+    except PackageNotFoundError:
+        return None
 
 
 def gpus(progress: Progress | None = None) -> Gpus:
@@ -130,7 +140,7 @@ def _state(package: Path) -> str:
     Several machines may share one home folder, so the cache can hold answers for more than one machine.
     """
     digest = hashlib.sha256(sys.executable.encode(errors="surrogateescape"))
-    libraries = Path(os.environ.get(_OVERRIDE) or package / "lib")
+    libraries = Path(os.environ.get(LIBRARY_FOLDER) or package / "lib")
     for file in [package / "__init__.py", *sorted(libraries.glob("*"))]:
         with contextlib.suppress(OSError):
             status = file.stat()

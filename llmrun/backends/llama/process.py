@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from llmrun import child_processes
+from llmrun.backends.llama.kv.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import read_answer, request_line
 from llmrun.backends.llama.shared_layout import FLAG_BYTES
 from llmrun.backends.llama.shared_memory import SharedMemory
@@ -43,12 +44,15 @@ class LlamaProcess:
     def __init__(self) -> None:
         """Start the process. Raises LlmrunError if that fails."""
         self.memory = SharedMemory.create()
+        self.transfers = MemorySender()
         self._flag = self.memory.map(FLAG_BYTES)
         try:
-            self._process = _start_worker(self.memory)
+            self._process = _start_worker(self.memory, self.transfers)
         except OSError as error:
             self.memory.close()
+            self.transfers.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
+        self.transfers.child_started()
         self.rpc_servers: Sequence[RpcServer] = ()  # the servers to which llama.cpp is connected
         self._lost: str | None = None  # after a crash, which RPC server caused it, in words, or "" if none did
         self._requests = 0
@@ -168,6 +172,7 @@ class LlamaProcess:
                 if pipe is not None:
                     pipe.close()
             self.memory.close()
+            self.transfers.close()
 
     def _wait_until_idle(self, doing: str) -> None:
         """Stop the current work and wait until it has stopped. Kill the process if that takes longer than _STOP_S.
@@ -246,19 +251,19 @@ class LlamaProcess:
             self._stderr_tail = (self._stderr_tail + data)[-_KEPT_BYTES:]
 
 
-def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
+def _start_worker(memory: SharedMemory, transfers: MemorySender) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
     The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in that group, it could be
     interrupted while it is starting.
     """
     return subprocess.Popen(
-        child_processes.command("backends.llama.worker", memory.handle),
+        child_processes.command("backends.llama.worker", memory.handle, transfers.handle),
         bufsize=0,  # With a buffer, closing the pipe would have to flush it, which blocks if the worker hangs.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=memory.inherited,
+        pass_fds=memory.inherited + transfers.inherited,
         process_group=0 if os.name == "posix" else None,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         # Without GGML_NO_BACKTRACE, llama.cpp attaches a debugger to itself when it crashes.

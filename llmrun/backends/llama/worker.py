@@ -1,9 +1,9 @@
-"""The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE`.
+"""The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE HANDLE`.
 
 llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
 it in a child process limits the damage, and the parent can tell the user what happened. Each request is a line on
 standard input, and each answer is a line on the original standard output (messages.py). Tokens and logits are in shared
-memory (shared_layout.py).
+memory (shared_layout.py), and so are saved sequences (memory_transfers.py).
 
 The worker uses only the ctypes declarations from llama-cpp-python, so it starts in a tenth of a second.
 """
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.llama.deep_stack import call_with_stack
 from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
+from llmrun.backends.llama.kv.memory_transfers import MemoryReceiver
+from llmrun.backends.llama.kv.saved_sequences import SavedSequences
 from llmrun.backends.llama.messages import NEARLY, answer_line
 from llmrun.backends.llama.shared_layout import FLAG_BYTES, MOST_WANTED, Layout
 from llmrun.backends.llama.shared_memory import SharedMemory
@@ -31,6 +33,7 @@ from llmrun.backends.llama.worker_process import (
     private_streams,
     requests_from,
 )
+from llmrun.layouts.kv_types import parse_kv_type
 
 if TYPE_CHECKING:
     import mmap
@@ -59,7 +62,7 @@ def main() -> None:
     for operation, number, fields in requests_from(requests):
         try:
             if worker is None:
-                worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), answers)
+                worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), MemoryReceiver(sys.argv[2]), answers)
             worker.number = number
             answer = getattr(worker, f"do_{operation}")(**fields)
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
@@ -75,9 +78,10 @@ class LlamaWorker:
 
     number = 0
 
-    def __init__(self, memory: SharedMemory, answers: int) -> None:
+    def __init__(self, memory: SharedMemory, transfers: MemoryReceiver, answers: int) -> None:
         self._answers = answers
         self._memory = memory
+        self._transfers = transfers
         self._flag = memory.map(FLAG_BYTES)
         self._llama = _declarations()
         self._has_servers = False
@@ -139,9 +143,13 @@ class LlamaWorker:
         # The lengths are in shared memory so that the parent can read them even if it did not wait for an answer.
         self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
         self._lengths[:] = [0] * max_sequences
+        rope = llama.llama_model_rope_type(self._model)
         return {
             "cache_tokens": llama.llama_n_ctx(self._context),
             "window": llama.llama_model_n_swa(self._model),
+            "recurrent": llama.llama_model_is_recurrent(self._model),
+            "mrope": rope in (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE),
+            "system": llama.llama_print_system_info().decode(errors="replace"),
             "decodes": llama.llama_model_has_decoder(self._model) and not llama.llama_model_has_encoder(self._model),
             "log": self._log_lines(),
         }
@@ -190,6 +198,23 @@ class LlamaWorker:
             self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, n)
         self._lengths[dst] = self._keep(dst, n)
         return {"kept": self._lengths[dst]}
+
+    def do_saved_size(self, seq: int) -> dict[str, Any]:
+        return {"n_bytes": self._saved.size(seq)}
+
+    def do_save(self, seq: int, memory: str, n_bytes: int) -> dict[str, Any]:
+        return {"n_bytes": self._saved.save(seq, self._transfers.map(memory, n_bytes))}
+
+    def do_load(self, seq: int, memory: str, n_bytes: int, n: int) -> dict[str, Any]:
+        """Replace a sequence with a saved one of n tokens. If llama.cpp refuses it, the sequence is empty."""
+        self._lengths[seq] = self._keep(seq, 0)
+        empty_size = self._saved.size(seq)
+        loaded = self._saved.load(seq, self._transfers.map(memory, n_bytes))
+        if loaded and self._reaches_back(seq, n) and self._llama.llama_memory_seq_pos_min(self._cache, seq) >= 0:
+            self._lengths[seq] = n
+        else:
+            self._saved.empty(seq, empty_size)
+        return {"kept": self._lengths[seq]}
 
     def do_special_tokens(self) -> dict[str, Any]:
         """Return the vocabulary's special tokens, each as [id, text, attributes, whether it ends generation]."""
@@ -285,9 +310,10 @@ class LlamaWorker:
         parameters.kv_unified = True  # With a separate cache per sequence, llama.cpp aborts on a partial copy.
         parameters.swa_full = False
         parameters.no_perf = True
-        if kv_type == "q8_0":
-            parameters.type_k = parameters.type_v = llama.GGML_TYPE_Q8_0
-            # Only flash attention supports q8_0 values, and llama.cpp's automatic choice may disable it.
+        types = parse_kv_type(kv_type)
+        parameters.type_k, parameters.type_v = (getattr(llama, f"GGML_TYPE_{kind.name.upper()}") for kind in types)
+        if types.values.has_scales:
+            # Only flash attention supports such values, and llama.cpp's automatic choice may disable it.
             parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
         # llama.cpp calls the abort callback at every node of the graph. A Python callback would take the GIL each time,
         # which costs 1 to 2 ms per token. Instead, the callback is the C function strlen. The abort flag is two bytes
@@ -299,6 +325,7 @@ class LlamaWorker:
         self._context = llama.llama_init_from_model(self._model, parameters)
         if self._context:
             self._cache = llama.llama_get_memory(self._context)
+            self._saved = SavedSequences(llama, self._context)
         return bool(self._context)
 
     def _make_batch(self, rows: int) -> None:

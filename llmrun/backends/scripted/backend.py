@@ -10,13 +10,16 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.backends.saved_parts import BLOCK_PART, SavedPart
 from llmrun.backends.scripted.tokenizer import FIRST_WORD, IM_END, ScriptedTokenizer
-from llmrun.errors import Cancelled, KVFull, UsageError
+from llmrun.errors import Cancelled, IntegrityError, KVFull, UsageError
 from llmrun.types import Batch, ModelInfo
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ _SPOKEN_LOGIT = 24.0
 
 
 DEFAULT_CONTEXT = 8192  # tokens
+SAVED_BLOCK = 16  # tokens per saved part
 
 
 class SeamError(AssertionError):
@@ -100,6 +104,9 @@ class ScriptedCache:
 
     block_size = 1
 
+    saves_blocks = True
+    key = "5c" * 32  # an arbitrary sha256
+
     def __init__(self, max_sequences: int, capacity: int, checkpoint: int | None) -> None:
         self._capacity = capacity
         self._checkpoint = checkpoint
@@ -136,6 +143,28 @@ class ScriptedCache:
 
     def free(self, seq: int) -> None:
         self.sequences[self.checked(seq)].clear()
+
+    def save(self, seq: int, n: int) -> list[SavedPart]:
+        tokens = self.sequences[self.checked(seq)][:n]
+        parts = []
+        for start in range(0, len(tokens), SAVED_BLOCK):
+            data = np.array(tokens[start : start + SAVED_BLOCK], "<i4").tobytes()
+            end = start + len(data) // 4
+            parts.append(SavedPart(BLOCK_PART, start, end, 0, len(data), partial(bytes, data)))
+        return parts
+
+    def load(self, seq: int, parts: Sequence[SavedPart]) -> int:
+        self.free(seq)
+        if sum(part.end - part.start for part in parts) > self.free_blocks:
+            raise KVFull("KV cache is full: no room for the saved tokens")
+        tokens = self.sequences[seq]
+        with suppress(IntegrityError):  # the positions before a damaged part are still useful
+            for part in parts:
+                require(part.start == len(tokens), f"a part that begins at {part.start} after {len(tokens)} tokens")
+                if part.n_bytes != 4 * (part.end - part.start):
+                    raise IntegrityError(f"a saved block has {part.n_bytes} bytes")
+                tokens += np.frombuffer(part.read(), "<i4").tolist()
+        return self.truncate(seq, len(tokens))
 
     def checked(self, seq: int) -> int:
         require(0 <= seq < len(self.sequences), f"sequence {seq} is out of range for {len(self.sequences)} sequences")

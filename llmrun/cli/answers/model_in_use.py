@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from llmrun.errors import LlmrunError, TemplateRefused
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.engine.base import Answering
 
 
 class ModelOpener(Protocol):
@@ -21,6 +24,19 @@ class ModelOpener(Protocol):
 
     def open(self, name: str) -> AbstractContextManager[OpenModel]:
         """Open a model. `name` must be a name that `fetch` returned."""
+
+
+class SavedState(Protocol):
+    """The saved state of the current conversation: the KV cache in a file."""
+
+    def use(self, engine: Answering, conversation: Path | None) -> None:
+        """Let an engine load and save the state of a conversation, given its file or None if it has none."""
+
+    def save(self, engine: Answering) -> None:
+        """Save the tokens that the last turn added."""
+
+    def finish(self, engine: Answering) -> None:
+        """Save everything, because the engine is about to be closed."""
 
 
 class ModelLost(LlmrunError):
@@ -34,9 +50,10 @@ class ModelInUse:
     memory. The current model is therefore closed before the next one is opened, and reopened if that fails.
     """
 
-    def __init__(self, opener: ModelOpener, lasting_name: str) -> None:
+    def __init__(self, opener: ModelOpener, lasting_name: str, state: SavedState | None = None) -> None:
         """Open the first model. Raises the opener's errors, and TemplateRefused if the model has no chat template."""
         self._opener = opener
+        self._state = state
         self._held = ExitStack()
         self._opened: OpenModel | None = None
         self.lasting_name = lasting_name
@@ -70,6 +87,17 @@ class ModelInUse:
         except (LlmrunError, OSError) as error:
             raise ModelLost(f"{self.lasting_name}: cannot be reopened: {error}") from error
 
+    @contextmanager
+    def saving(self, conversation: Path | None) -> Iterator[None]:
+        """Use the saved state of a conversation, given its file, in the `with` block, and save it again at the end."""
+        if self._state is not None:
+            self._state.use(self.opened.engine, conversation)
+        try:
+            yield
+        finally:
+            if self._state is not None:
+                self._state.save(self.opened.engine)
+
     def cancel(self) -> None:
         """Stop the current answer. Safe to call from a signal handler."""
         if self._opened is not None:
@@ -77,8 +105,12 @@ class ModelInUse:
 
     def close(self) -> None:
         """Close the model. Calling it twice is safe."""
-        self._opened = None
-        self._held.close()
+        try:
+            if self._opened is not None and self._state is not None:
+                self._state.finish(self._opened.engine)
+        finally:
+            self._opened = None
+            self._held.close()
 
     def __enter__(self) -> ModelInUse:
         return self

@@ -18,6 +18,7 @@ from llmrun.cli.console.progress import show_loading
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
 from llmrun.engine_process.stop_signals import StopSignals
+from llmrun.folders import prefixes_folder
 from llmrun.machine.freed_memory import return_large_blocks_at_once
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
@@ -101,6 +102,9 @@ def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template:
         max_wait_s=flags.max_wait,
         overcommit=flags.overcommit,
         share_prefixes=flags.share_prefixes,
+        options={**opening.options, "saves_state": flags.save_prefixes},
+        saved_prefixes=str(prefixes_folder()) if flags.save_prefixes else "",
+        state_bytes=settings.state_bytes,
     )
 
 

@@ -12,6 +12,7 @@ import typer
 from llmrun.cli.arguments import options
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
+from llmrun.folders import prefixes_folder
 from llmrun.settings import RULES, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ class ServeFlags:
     share_prefixes: Annotated[
         bool, typer.Option("--share-prefixes", help="Share cached prefixes between API keys.")
     ] = False
+    save_prefixes: Annotated[
+        bool, typer.Option("--save-prefixes", help="Save long prefixes on disk for later runs, per API key.")
+    ] = False
     open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without an API key.")] = False
     threads: options.Threads = None
     chat_template: options.ChatTemplate = None
@@ -110,7 +114,7 @@ class ServeFlags:
 
     def serving_options(self) -> ServingOptions:
         """Check who may use the server, read the keys and print notes about risks. Raises UsageError."""
-        from llmrun.serving.keys import others_can_read, read_keys
+        from llmrun.serving.keys import kept_secret, others_can_read, read_keys
         from llmrun.serving.options import ServingOptions
 
         if self.no_auth and self.api_key_file is not None:
@@ -136,6 +140,7 @@ class ServeFlags:
             allowed_hosts=frozenset(self.allowed_host or ()),
             origins=origins,
             open_metrics=self.open_metrics,
+            secret=kept_secret(prefixes_folder()) if self.save_prefixes else b"",
         )
 
 

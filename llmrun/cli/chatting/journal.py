@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting.events import Answered, Event, Piece, to_line
+from llmrun.engine.saved_state.budget import ENDING
 from llmrun.errors import LlmrunError
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ def lock_journal(path: Path) -> Lock:
 def answering_path(path: Path) -> Path:
     """Return the path of the file with the streaming answer, given the path of the conversation's file."""
     return path.with_suffix(".answering")
+
+
+def state_path(path: Path) -> Path:
+    """Return the path of the file with the saved KV cache, given the path of the conversation's file."""
+    return path.with_suffix(ENDING)
 
 
 class Journal:
@@ -127,6 +133,8 @@ class Journal:
         """Rename the file to a path that is locked and unused, while no answer streams. Raises OSError."""
         with contextlib.suppress(OSError):  # an out-of-date file that an earlier process could not remove
             answering_path(self.path).unlink()
+        with contextlib.suppress(OSError):  # there is none, or it is computed again
+            state_path(self.path).rename(state_path(path))
         self.path.rename(path)
         self._lock.release()
         self.path, self._lock = path, lock
@@ -159,7 +167,8 @@ class OlderFile:
 
 
 def remove_files(path: Path) -> None:
-    """Remove a conversation's file and the file with its streaming answer. Raises OSError."""
+    """Remove a conversation's file, its streaming answer and its saved KV cache. Raises OSError."""
+    state_path(path).unlink(missing_ok=True)
     answering_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 

@@ -333,8 +333,7 @@ class Chat:
             return ()
         timings = finished.timings
         self.totals.add(timings)
-        cached = f"{timings.cached_tokens} of them cached from earlier turns"
-        out.detail(f"prompt     {timings.prompt_tokens} tokens, {cached}")
+        out.detail(f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them cached")
         last = self.conversation.exchanges[-1]
         explain_length(request, finished, last, self.engine, forgets=self.preference(ON_FULL) == FORGET)
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
@@ -365,7 +364,8 @@ class Chat:
     def _stream(self, request: Request) -> Finished | None:
         """Save and show an answer as it streams. Returns None if the answer was stopped before its first text."""
         hidden, stream = self._now_set.hide_thinking, self._now_set.stream
-        with Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream) as saying:
+        saying = Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream)
+        with self._models.saving(self.record.path), saying:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # the signal may have arrived before the engine received the request
                     self.engine.cancel_current()

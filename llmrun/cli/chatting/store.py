@@ -2,6 +2,7 @@
 
     conversations/why-is-the-sky-blue.jsonl      a conversation, named after its first question
     conversations/why-is-the-sky-blue.answering  its streaming answer (see journal.py)
+    conversations/why-is-the-sky-blue.kv         its saved KV cache (see context/saved_state.py)
     conversations/saved/NAME.jsonl               a copy, written atomically
     conversations/.locks/                        the lock files of conversations that are open for writing
 

@@ -1,8 +1,9 @@
-"""Remove outdated revisions and abandoned downloads.
+"""Remove outdated revisions, abandoned downloads and old saved states.
 
 The command works on the cache shared with other Hugging Face tools. It removes revisions of GGUF models that a newer
 local revision has replaced, data that belongs to no model, and unfinished downloads that have not been resumed for a
-week. Repositories without a GGUF model are left alone unless you name them.
+week. Repositories without a GGUF model are left alone unless you name them. Saved states of chats and servers, which
+are mostly KV caches, are removed if they have not been used for 30 days or their conversation no longer exists.
 
 Examples:
     llmrun prune --dry-run
@@ -11,7 +12,8 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +23,12 @@ from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError
 
+if TYPE_CHECKING:
+    from llmrun.engine.saved_state.budget import StoredState
+
 LISTING = {"place": 110}
+
+_STATES = "saved states"
 
 
 def command(
@@ -59,6 +66,14 @@ def command(
         told.append({"name": planned.name, "freed_bytes": freed, "files": files})
         if not json_output:
             out.lines([f"{planned.name}: {format_bytes(freed)}"])
+    if not repositories:
+        states = _remove_states(dry_run=dry_run)
+        freed = sum(each.n_bytes for each in states)
+        total += freed
+        if states:
+            told.append({"name": _STATES, "freed_bytes": freed, "files": [str(each.path) for each in states]})
+            if not json_output:
+                out.lines([f"{_STATES}: {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "pruned": told, "freed_bytes": total})
     elif not told and not exit_code:
@@ -66,3 +81,20 @@ def command(
     else:
         out.lines([f"{format_bytes(total)} {'would be freed' if dry_run else 'freed'}"])
     return exit_code
+
+
+def _remove_states(*, dry_run: bool) -> list[StoredState]:
+    """Remove abandoned saved states, and return them. With `dry_run`, only find them."""
+    from llmrun.engine.saved_state.budget import abandoned
+    from llmrun.folders import data_folder, prefixes_folder
+
+    removed = []
+    for state in abandoned(data_folder() / "conversations", prefixes_folder(), time.time()):
+        try:
+            if not dry_run:
+                state.path.unlink(missing_ok=True)
+        except OSError as error:
+            out.error(f"{state.path}: cannot be removed: {error.strerror}")
+            continue
+        removed.append(state)
+    return removed

@@ -35,6 +35,8 @@ class Open:
     digest         identifies the contents of the model file; if empty, it is computed from samples of the file
     max_wait_s     the limit on a request's predicted wait in seconds
     overcommit, share_prefixes  see Engine
+    saved_prefixes  the folder in which to save prefixes; "" to save none
+    state_bytes    the maximum size of all saved states
     """
 
     path: str
@@ -50,6 +52,8 @@ class Open:
     max_wait_s: float | None = None
     overcommit: bool = False
     share_prefixes: bool = False
+    saved_prefixes: str = ""
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.engine.defaults import default_sampling
 from llmrun.engine.engine import Engine
 from llmrun.engine.facts import ModelFacts
+from llmrun.engine.saved_state.budget import Budget
+from llmrun.engine.saved_state.chunks import SavedChunks
+from llmrun.errors import UsageError
+from llmrun.folders import data_folder
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 
@@ -31,7 +35,7 @@ def open_engine(
         progress=lambda work, fraction: tell(Loading(work, float(fraction))),
         explain=lambda words: tell(Note(words, is_detail=True)),
     )
-    return Engine.open(
+    engine = Engine.open(
         Path(asked.path),
         options,
         chat_template=asked.chat_template,
@@ -42,6 +46,20 @@ def open_engine(
         share_prefixes=asked.share_prefixes,
         on_begin=on_begin,
     )
+    if asked.saved_prefixes:
+        engine.use_saved(_saved_prefixes(engine, asked, tell))
+    return engine
+
+
+def _saved_prefixes(engine: Engine, asked: Open, tell: Callable[[Note], None]) -> SavedChunks:
+    if not engine.saves_blocks:
+        engine.close()
+        raise UsageError(
+            "--save-prefixes: only the CPU engine can save prefixes", hint="leave it out, or add --backend cpu"
+        )
+    folder = Path(asked.saved_prefixes)
+    budget = Budget([folder, data_folder() / "conversations"], asked.state_bytes)
+    return SavedChunks(folder, engine.state_key, budget, lambda words: tell(Note(words)))
 
 
 def describe(engine: Engine, asked: Open) -> ModelFacts:

@@ -31,6 +31,7 @@ from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.machine.freed_memory import return_freed_memory
 
 _Prepared = Ask | Tokenize | Detokenize
+_SAVE_S = 2.0  # how long prefixes are saved before the process ends
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 
 
@@ -86,6 +87,7 @@ class EngineServing:
         while True:
             self._wait_for_work()
             if self._closing:
+                self._save_prefixes()
                 return
             self._heart.step_begins()
             events = self._engine.step()
@@ -104,8 +106,16 @@ class EngineServing:
             if self._wake.wait_for(has_work, _IDLE_S):
                 return
         return_freed_memory()
+        while not has_work() and self._engine.save_prefix():
+            pass
         with self._wake:
             self._wake.wait_for(has_work)
+
+    def _save_prefixes(self) -> None:
+        """Save prefixes for up to _SAVE_S seconds before the process ends."""
+        end = time.monotonic() + _SAVE_S
+        while self._engine.save_prefix() and time.monotonic() < end:
+            pass
 
     def _cancel(self, ids: Sequence[int]) -> None:
         with self._wake:

@@ -66,7 +66,7 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     assert len(tokens) > MOST_WANTED
     smollm.kv.free(0)
     actual = smollm.forward(batch_of(rows(0, 0, tokens)))
-    with LlamaCppModel(smollm2(), kv_type="F16", flash_attention=True) as theirs:
+    with LlamaCppModel(smollm2(), kv_type="f16", flash_attention=True) as theirs:
         expected = theirs.logits(tokens)
     assert_close(actual[:MOST_WANTED], expected[:MOST_WANTED])
     # From here on, our rows are in another batch, and llama.cpp rounds what each batch computes to 8 bits.
@@ -74,14 +74,15 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     assert difference.mean() < 0.005 * float(np.ptp(expected))
 
 
-def test_logits_with_a_cache_of_8_bits_are_llama_cpps() -> None:
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q8_0:q4_0", "q4_0:f16"])
+def test_logits_with_a_smaller_cache_are_llama_cpps(kv_type: str) -> None:
     tokens = some_tokens(200)
-    backend = open_llama(smollm2(), kv_type="q8_0", context_size=512)
+    backend = open_llama(smollm2(), kv_type=kv_type, context_size=512)
     actual = backend.forward(batch_of(rows(0, 0, tokens)))
     backend.close()
     with (
-        LlamaCppModel(smollm2(), kv_type="Q8_0", flash_attention=True) as theirs,
-        LlamaCppModel(smollm2(), kv_type="F16", flash_attention=True) as other,
+        LlamaCppModel(smollm2(), kv_type=kv_type, flash_attention=True) as theirs,
+        LlamaCppModel(smollm2(), kv_type="f16", flash_attention=True) as other,
     ):
         expected, differing = theirs.logits(tokens), other.logits(tokens)
     assert_close(actual[:MOST_WANTED], expected[:MOST_WANTED])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +139,3 @@ def test_a_system_that_starts_no_process_says_so(monkeypatch: pytest.MonkeyPatch
     trial = tried()
     assert "Resource temporarily unavailable" in trial.failure
     assert not trial.crashed
-
-
-def test_a_version_that_nobody_knows_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(gpu_check, "version", unknown)
-    assert tried().version is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
-from llmrun.backends.llama.probe import gpus
+from llmrun.backends.llama.probe import gpus, installed_version
 from llmrun.errors import BackendCrashed
 
 
@@ -179,3 +180,12 @@ def test_a_remembered_answer_costs_no_heavy_import(cache: Path, monkeypatch: pyt
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout == "[]\n"
+
+
+def test_an_unknown_version_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert installed_version() == importlib.metadata.version("llama-cpp-python")
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    assert installed_version() is None

@@ -6,12 +6,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from llmrun.errors import Cancelled, KVFull
+from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
+from llmrun.errors import Cancelled, IntegrityError, KVFull
 from llmrun.types import Batch
 
 if TYPE_CHECKING:
@@ -32,6 +35,13 @@ def batch_of(triples: Sequence[tuple[int, int, int]]) -> Batch:
     columns = np.array(triples, np.int32).reshape(-1, 3)
     tokens, seq, pos = (np.ascontiguousarray(column) for column in columns.T)
     return Batch(tokens, seq, pos, np.ones(len(triples), np.bool_))
+
+
+def as_loaded(parts: Sequence[SavedPart]) -> list[SavedPart]:
+    """Return parts with copies of their data, as if they had been read from a file."""
+    copies = [bytes(part.read()) for part in parts]
+    assert [len(data) for data in copies] == [part.n_bytes for part in parts]
+    return [replace(part, read=partial(bytes, data)) for part, data in zip(parts, copies, strict=True)]
 
 
 class Comparison:
@@ -154,6 +164,45 @@ class SeamContract(Comparison):
             first = backend.forward(batch_of(rows(0, 0, prompt)))
             backend.kv.free(0)
             self.assert_same(backend.forward(batch_of(rows(0, 0, prompt))), first)
+
+    def test_a_saved_sequence_continues_in_another_backend(self) -> None:
+        with self.opened(max_sequences=2) as backend:
+            prompt, more = self.tokens(backend, 77), self.tokens(backend, 9, seed=2)
+            backend.forward(batch_of(rows(1, 0, prompt)))
+            parts = as_loaded(backend.kv.save(1, 77))
+            assert {part.end for part in parts} <= set(range(78))
+            expected = backend.forward(batch_of(rows(1, 77, more)))
+        with self.opened(max_sequences=2) as backend:
+            backend.forward(batch_of(rows(0, 0, self.tokens(backend, 20, seed=3))))  # replaced by the loaded sequence
+            kept = backend.kv.load(0, parts)
+            self.assert_kept(kept, 77)
+            self.assert_same(backend.forward(batch_of(rows(0, kept, prompt[kept:] + more)))[-9:], expected)
+
+    def test_a_loaded_prefix_can_be_shortened_and_copied(self) -> None:
+        with self.opened(max_sequences=3) as backend:
+            prompt, other = self.tokens(backend, 60), self.tokens(backend, 11, seed=2)
+            backend.forward(batch_of(rows(0, 0, prompt)))
+            backend.kv.load(1, as_loaded(backend.kv.save(0, 40)))  # some backends save all 60
+            kept = backend.kv.copy(1, 2, min(33, backend.kv.truncate(1, 33)))
+            actual = backend.forward(batch_of(rows(2, kept, prompt[kept:33] + other)))[-11:]
+            backend.kv.free(0)
+            self.assert_same(actual, backend.forward(batch_of(rows(0, 0, prompt[:33] + other)))[-11:])
+
+    def test_nothing_is_loaded_from_a_damaged_part_on(self) -> None:
+        def damaged() -> bytes:
+            raise IntegrityError("damaged")
+
+        with self.opened(max_sequences=2) as backend:
+            prompt = self.tokens(backend, 77)
+            backend.forward(batch_of(rows(0, 0, prompt)))
+            parts = as_loaded(backend.kv.save(0, 77))
+            expected = backend.forward(batch_of(rows(0, 77, prompt[:3])))
+            for index, part in enumerate(parts):
+                for bad in (replace(part, read=damaged), replace(part, n_bytes=part.n_bytes + 1)):
+                    kept = backend.kv.load(1, [*parts[:index], bad, *parts[index + 1 :]])
+                    assert 0 <= kept < part.end or part.kind == CHECKPOINT_PART
+                    actual = backend.forward(batch_of(rows(1, kept, prompt[kept:] + prompt[:3])))[-3:]
+                    self.assert_same(actual, expected)
 
     def test_the_logits_belong_to_the_caller(self) -> None:
         with self.opened() as backend:

@@ -1,0 +1,95 @@
+"""Gives the child process memory for a single transfer, such as a saved sequence, which can take gigabytes.
+
+Unlike the memory of forward passes, this memory is freed as soon as neither process maps it. It is created after the
+child process was started, so the child cannot inherit its file descriptor. A socket carries the descriptor instead. On
+Windows, the memory has a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from llmrun.backends.llama.shared_memory import SharedMemory
+from llmrun.errors import LlmrunError
+
+if TYPE_CHECKING:
+    import mmap
+    import socket
+
+_NUMBER_BYTES = 8
+
+
+class MemorySender:
+    """The parent's end. The child passes `handle` to MemoryReceiver."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self.handle = ""
+        if sys.platform != "win32":
+            import socket
+
+            self._ours, self._theirs = socket.socketpair()
+            self.handle = str(self._theirs.fileno())
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The file descriptors that the child must inherit."""
+        return (int(self.handle),) if self.handle else ()
+
+    def child_started(self) -> None:
+        """Close the child's end in this process."""
+        if sys.platform != "win32":
+            self._theirs.close()
+
+    def map(self, n_bytes: int) -> tuple[mmap.mmap, str]:
+        """Map new memory. Returns the mapping and the name to pass to `MemoryReceiver.map`.
+
+        The child must map memory in the order in which it was created, but it may skip some. Raises LlmrunError.
+        """
+        try:
+            with contextlib.closing(SharedMemory.create()) as memory:
+                mapping = memory.map(n_bytes)
+                return mapping, memory.handle if sys.platform == "win32" else self._send(int(memory.handle))
+        except OSError as error:
+            raise LlmrunError(f"cannot share {n_bytes:,} bytes of memory with llama.cpp: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close both ends. This is idempotent."""
+        if sys.platform != "win32":
+            self._ours.close()
+            self._theirs.close()
+
+    if sys.platform != "win32":
+
+        def _send(self, descriptor: int) -> str:
+            import socket
+
+            self._sent += 1
+            with contextlib.suppress(ConnectionError):  # The child has died; the next request will report it.
+                socket.send_fds(self._ours, [self._sent.to_bytes(_NUMBER_BYTES)], [descriptor])
+            return str(self._sent)
+
+
+class MemoryReceiver:
+    """The child's end."""
+
+    def __init__(self, handle: str) -> None:
+        self._handle = handle
+        self._socket: socket.socket | None = None
+
+    def map(self, name: str, n_bytes: int) -> mmap.mmap:
+        """Map the memory with this name, which the parent has created."""
+        if sys.platform == "win32":
+            return SharedMemory.attached(name).map(n_bytes)
+        import socket  # Most child processes need no transfer, and importing this takes 2 ms.
+
+        if self._socket is None:
+            self._socket = socket.socket(fileno=int(self._handle))
+        while True:
+            number, descriptors, _, _ = socket.recv_fds(self._socket, _NUMBER_BYTES, 1)
+            with contextlib.closing(SharedMemory.attached(str(descriptors[0]))) as memory:
+                # Memory with another number belongs to a request that Ctrl-C prevented from being sent.
+                if number == int(name).to_bytes(_NUMBER_BYTES):
+                    return memory.map(n_bytes)

@@ -1,0 +1,1 @@
+"""Saves cached prefixes in files, so that another process can continue from them."""

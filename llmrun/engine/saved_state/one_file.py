@@ -1,0 +1,95 @@
+"""A file with the state of one sequence: of a conversation, or of the prompt of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.engine.prefix_tree import common_prefix
+from llmrun.engine.saved_state.budget import Budget, note_use
+from llmrun.engine.saved_state.state_file import StateFile
+from llmrun.errors import IntegrityError, LlmrunError
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import KVCache
+    from llmrun.backends.saved_parts import SavedPart
+
+
+class SavedFile:
+    """SavedPrefixes in one file.
+
+    path    the file, which need not exist
+    key     the KVCache.key of the model
+    budget  the space for this and other files, or None for no limit
+    report  called with a sentence if the state cannot be used or saved
+    """
+
+    def __init__(self, path: Path, key: str, budget: Budget | None, report: Callable[[str], None]) -> None:
+        self.path = path
+        self._key = key
+        self._budget = budget
+        self._report = report
+        self._has_failed = False
+        self._is_damaged = False
+
+    def is_for(self, path: Path, key: str) -> bool:
+        """Return whether this is the file at a path, used with a key."""
+        return (self.path, self._key) == (path, key)
+
+    def longest(self, tokens: list[int], tenant: str) -> int:
+        try:
+            return common_prefix(StateFile(self.path, self._key).tokens, tokens)
+        except OSError as error:
+            self._report(f"saved state cannot be read: {self.path}: {error.strerror}")
+            return 0
+
+    def load(self, kv: KVCache, seq: int, tokens: list[int], tenant: str) -> int:
+        try:
+            state = StateFile(self.path, self._key)
+        except OSError as error:
+            self._report(f"saved state cannot be read: {self.path}: {error.strerror}")
+            return kv.truncate(seq, 0)
+        n = common_prefix(state.tokens, tokens)
+        needed = [part for part in state.parts if part.start < n]
+        kept = kv.load(seq, [replace(part, read=partial(self._read, part)) for part in needed])
+        note_use(self.path)
+        return kv.truncate(seq, min(n, kept))
+
+    def save(self, kv: KVCache, seq: int, tokens: Sequence[int], n: int, tenant: str) -> bool:
+        if self._has_failed:
+            return False
+        try:
+            if self._is_damaged:
+                self.path.unlink(missing_ok=True)
+                self._is_damaged = False
+            state = StateFile(self.path, self._key)
+            parts = [part for part in kv.save(seq, n) if part.end <= len(tokens)]
+            new = state.lacks(tokens, parts)
+            if new and self._has_room(state.added_bytes(parts, new)):
+                state.save(tokens, parts, new)
+        except OSError as error:
+            self._has_failed = True  # one note is enough
+            self._report(f"state is not saved: {self.path}: {error.strerror}")
+        except LlmrunError as error:  # such as a llama.cpp that has died
+            self._has_failed = True
+            self._report(f"state is not saved: {self.path}: {error}")
+        return False
+
+    def _read(self, part: SavedPart) -> memoryview | bytes | bytearray:
+        """Read a part. If it is damaged, remember to replace the file."""
+        try:
+            return part.read()
+        except IntegrityError as error:
+            self._is_damaged = True
+            self._report(f"{error}; the tokens from {part.start:,} on are computed again")
+            raise
+
+    def _has_room(self, added: int) -> bool:
+        if self._budget is None or self._budget.make_room(self.path, added):
+            return True
+        self._has_failed = True
+        self._report(f"state is not saved: it needs {added:,} bytes, more than state_gb or the free disk space allows")
+        return False

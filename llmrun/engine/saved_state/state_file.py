@@ -1,0 +1,149 @@
+"""A file with the saved state of one sequence of the KV cache."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from llmrun.backends.saved_parts import BLOCK_PART, CHECKPOINT_PART, SEQUENCE_PART, SavedPart
+from llmrun.engine.prefix_tree import common_prefix
+from llmrun.engine.saved_state.budget import NEW_ENDING
+from llmrun.engine.saved_state.records import (
+    HEADER_BYTES,
+    Record,
+    first_seal,
+    header,
+    read_records,
+    record_bytes,
+    record_size,
+)
+
+# A file is replaced once it is larger than twice its useful parts plus this many bytes.
+_SLACK: Final = 1 << 20
+
+
+class StateFile:
+    """The saved parts in a file.
+
+    tokens       the saved tokens
+    parts        the parts that are still useful, in order of position. Later records replace earlier ones
+    whole_bytes  the size of the file without damaged or incomplete records at its end
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Read the file, but not yet the data of its parts. A file that does not exist is empty. Raises OSError."""
+        self.path = path
+        self._key = key
+        self.tokens: list[int] = []
+        self.parts: list[SavedPart] = []
+        self.whole_bytes = 0
+        self._seal = first_seal(key)
+        for record in read_records(path, key):
+            if not self._take(record):
+                break
+
+    def lacks(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> list[SavedPart]:
+        """Return those of a sequence's parts that the file does not have."""
+        common = common_prefix(self.tokens, list(tokens))
+        blocks = {part.start: part for part in self.parts if part.kind == BLOCK_PART}
+        states = {part.end for part in self.parts if part.kind == CHECKPOINT_PART}
+        whole = max((part.end for part in self.parts if part.kind == SEQUENCE_PART), default=0)
+
+        def has(part: SavedPart) -> bool:
+            if part.end > common:
+                return False
+            if part.kind == SEQUENCE_PART:
+                return part.end <= whole
+            if part.kind == CHECKPOINT_PART:
+                return part.end in states
+            return part.start in blocks and not part.contents & ~blocks[part.start].contents
+
+        return [part for part in parts if not has(part)]
+
+    def added_bytes(self, parts: Sequence[SavedPart], new: Sequence[SavedPart]) -> int:
+        """Return the number of bytes by which `save` will grow the file. It can be negative."""
+        if self._becomes_too_large(parts, new):
+            return HEADER_BYTES + sum(map(record_size, parts)) - self.whole_bytes
+        return sum(map(record_size, new))
+
+    def save(self, tokens: Sequence[int], parts: Sequence[SavedPart], new: Sequence[SavedPart]) -> None:
+        """Append `new`, those of a sequence's parts that the file lacks, or write all parts into a new file.
+
+        A process that is killed meanwhile loses nothing that had been saved before. Raises OSError, and then the
+        file is what it was before.
+        """
+        if self._becomes_too_large(parts, new):
+            self._write_anew(tokens, parts)
+        else:
+            self._append(tokens, new)
+
+    def _becomes_too_large(self, parts: Sequence[SavedPart], new: Sequence[SavedPart]) -> bool:
+        if not self.whole_bytes:
+            return True
+        useful = sum(map(record_size, parts))
+        return self.whole_bytes + sum(map(record_size, new)) > 2 * useful + _SLACK
+
+    def _append(self, tokens: Sequence[int], new: Iterable[SavedPart]) -> None:
+        with self.path.open("r+b", buffering=0) as file:
+            file.truncate(self.whole_bytes)  # removes a record whose writer was killed
+            file.seek(self.whole_bytes)
+            try:
+                self._seal = _write_records(file, tokens, new, self._seal)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    file.truncate(self.whole_bytes)
+                raise
+            self.whole_bytes = file.tell()
+
+    def _write_anew(self, tokens: Sequence[int], parts: Iterable[SavedPart]) -> None:
+        # Only this user may read the file. Other processes may be writing the same state meanwhile.
+        descriptor, name = tempfile.mkstemp(NEW_ENDING, ".", self.path.parent)
+        partial = Path(name)
+        try:
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123  pathlib cannot open a descriptor
+                _write(file, header(self._key))
+                _write_records(file, tokens, parts, first_seal(self._key))
+            partial.replace(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+    def _take(self, record: Record) -> bool:
+        """Add the next record of the file. Returns False if it does not continue the earlier ones."""
+        part = record.part
+        if part.kind == SEQUENCE_PART and part.start == 0:
+            self.tokens, self.parts = record.tokens, [part]
+        elif part.kind == BLOCK_PART and part.start <= len(self.tokens) and part.start < part.end:
+            common = part.start + common_prefix(self.tokens[part.start :], record.tokens)
+            self.tokens[part.start :] = record.tokens
+            self.parts = [
+                each
+                for each in self.parts
+                if (each.start < part.start if each.kind == BLOCK_PART else each.end <= common)
+            ] + [part]
+        elif part.kind == CHECKPOINT_PART and part.start == part.end <= len(self.tokens):
+            same = (CHECKPOINT_PART, part.end)
+            self.parts = [each for each in self.parts if (each.kind, each.end) != same] + [part]
+        else:
+            return False
+        self.whole_bytes, self._seal = record.end, record.seal
+        return True
+
+
+def _write_records(file: IO[bytes], tokens: Sequence[int], parts: Iterable[SavedPart], seal: bytes) -> bytes:
+    """Write parts as records, and return the seal of the last one."""
+    for part in parts:
+        fields, data, seal = record_bytes(part, list(tokens[part.start : part.end]), seal)
+        _write(file, fields)
+        _write(file, data)
+    return seal
+
+
+def _write(file: IO[bytes], data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

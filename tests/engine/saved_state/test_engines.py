@@ -1,0 +1,288 @@
+"""Tests that engines continue from files exactly as if they had computed everything themselves."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.saved_parts import SavedPart
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.engine.saved_state.budget import Budget
+from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
+from llmrun.engine.slots import SequenceSlots
+from llmrun.errors import BackendCrashed
+from llmrun.gguf.reader import open_gguf
+from tests.support.engine.answers import Gathered, answer_all
+from tests.support.engine.saving import grow, saved_file
+from tests.support.engine.scripted_models import DRAWN, endless
+from tests.support.models.tiny_architectures import tiny_architecture
+
+# Plain attention, sliding windows, short convolutions, a recurrent state and both.
+ARCHITECTURES = pytest.mark.parametrize("name", ["qwen3", "gemma3", "lfm2", "qwen35", "falcon-h1"])
+CONTEXT = 2048
+PROMPT = random.Random(0).choices(range(3, 290), k=1700)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def opened(path: Path, kv_type: str = "f16", max_sequences: int = 1, kv_tokens: int | None = None) -> Engine:
+    options = OpenOptions(
+        context_size=CONTEXT,
+        max_sequences=max_sequences,
+        threads=1,
+        kv_type=kv_type,
+        saves_state=True,
+        kv_tokens=kv_tokens,
+    )
+    with open_gguf(path) as file:
+        return Engine(CpuBackend(file, options))
+
+
+def answer(engine: Engine, prompt: Sequence[int], *, tenant: str = "") -> Gathered:
+    [gathered] = answer_all(engine, [endless(Request(TokenPrompt(list(prompt)), 8, sampling=DRAWN, tenant=tenant))])
+    return gathered
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_resumed_chat_gives_the_same_answer(folder: Path, tmp_path: Path, name: str, kv_type: str) -> None:
+    path = tiny_architecture(folder, name)
+    file = tmp_path / "chat.kv"
+    with closing(opened(path, kv_type)) as engine:
+        expected = answer(engine, PROMPT[:1650])
+    turns = [PROMPT[:700], PROMPT[:1100], PROMPT[:1650]]
+    for turn in turns:
+        with closing(opened(path, kv_type)) as engine:
+            engine.use_saved(saved_file(file, engine._backend))
+            last = answer(engine, turn)
+            engine.save_prefix()
+    assert last.tokens == expected.tokens
+    assert last.finished.timings.cached_tokens >= 1100 - 32
+
+
+def test_a_backend_that_saves_whole_sequences(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp saves the answer too, although only the prompt is asked for."""
+    path = tiny_architecture(folder, "qwen3")
+    found = []
+    for _ in range(3):
+        options = OpenOptions(context_size=CONTEXT, threads=1, gpu_layers=0, saves_state=True)
+        with open_gguf(path) as file, closing(Engine(LlamaBackend(file, options))) as engine:
+            engine.use_saved(saved_file(tmp_path / "x.kv", engine._backend))
+            found.append(answer(engine, PROMPT[:600]))
+            engine.save_prefix(600)
+    assert [each.finished.timings.cached_tokens for each in found] == [0, 599, 599]
+    assert found[1].tokens == found[2].tokens
+
+
+@ARCHITECTURES
+def test_a_turn_that_goes_back_gives_the_same_answer(folder: Path, tmp_path: Path, name: str) -> None:
+    """Templates drop past thinking, so the next prompt differs from what was saved near its end."""
+    path = tiny_architecture(folder, name)
+    file = tmp_path / "chat.kv"
+    other = [*PROMPT[:1180], *reversed(PROMPT[1200:1300])]
+    with closing(opened(path)) as engine:
+        expected = answer(engine, other)
+    for prompt in (PROMPT[:1200], other, other):
+        with closing(opened(path)) as engine:
+            engine.use_saved(saved_file(file, engine._backend))
+            last = answer(engine, prompt)
+            engine.save_prefix()
+    assert last.tokens == expected.tokens
+    assert last.finished.timings.cached_tokens >= 1180
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35"])
+def test_flipped_bytes_change_no_answer(folder: Path, tmp_path: Path, name: str) -> None:
+    path = tiny_architecture(folder, name)
+    file, draw = tmp_path / "chat.kv", random.Random(1)
+    prompt = PROMPT[:600]
+    with closing(opened(path)) as engine:
+        engine.use_saved(saved_file(file, engine._backend))
+        expected = answer(engine, prompt).tokens
+        engine.save_prefix()
+        whole = file.read_bytes()
+        for _ in range(60):
+            damaged = bytearray(whole)
+            damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+            file.write_bytes(damaged)
+            engine.forget()
+            notes: list[str] = []
+            engine.use_saved(saved_file(file, engine._backend, notes))
+            assert answer(engine, prompt).tokens == expected
+
+
+def test_the_key_depends_on_everything_that_changes_the_cache(folder: Path) -> None:
+    model, other = tiny_architecture(folder, "qwen3"), tiny_architecture(folder, "qwen2")
+    keys = []
+    for path, kv_type in ((model, "f16"), (model, "q8_0"), (other, "f16"), (model, "f16")):
+        with closing(opened(path, kv_type)) as engine:
+            keys.append(engine.state_key)
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3
+    changed = folder / "changed.gguf"
+    data = bytearray(model.read_bytes())
+    data[-5] ^= 1
+    changed.write_bytes(data)
+    with closing(opened(changed)) as engine:
+        assert engine.state_key != keys[0]
+    os.utime(model, (1, 1))
+    with closing(opened(model)) as engine:
+        assert engine.state_key != keys[0]
+    with open_gguf(model) as file, closing(CpuBackend(file, OpenOptions(context_size=64, threads=1))) as backend:
+        assert backend.kv.key == ""
+
+
+def chunks(folder: Path, engine: Engine, limit: int = 1 << 40, notes: list[str] | None = None) -> SavedChunks:
+    told: list[str] = [] if notes is None else notes
+    return SavedChunks(folder, engine.state_key, Budget([folder], limit), told.append)
+
+
+def save_all(engine: Engine) -> None:
+    while engine.save_prefix():
+        pass
+
+
+@ARCHITECTURES
+def test_a_server_continues_from_saved_chunks(folder: Path, tmp_path: Path, name: str) -> None:
+    path = tiny_architecture(folder, name)
+    with closing(opened(path)) as engine:
+        expected = answer(engine, PROMPT).tokens
+    with closing(opened(path)) as engine:
+        engine.use_saved(chunks(tmp_path, engine))
+        answer(engine, PROMPT[:1600], tenant="a")
+        save_all(engine)
+        assert len(list(tmp_path.iterdir())) == 3
+    with closing(opened(path)) as engine:
+        engine.use_saved(chunks(tmp_path, engine))
+        again = answer(engine, PROMPT, tenant="a")
+        assert again.tokens == expected
+        assert again.finished.timings.cached_tokens > 1600 - 2 * CHUNK
+        assert engine._slots.saved is not None
+        assert engine._slots.saved.longest(PROMPT, "a") == again.finished.timings.cached_tokens  # what can be used
+    with closing(opened(path)) as engine:
+        engine.use_saved(chunks(tmp_path, engine))
+        assert answer(engine, PROMPT, tenant="b").finished.timings.cached_tokens == 0
+
+
+def test_sequences_share_chunks(folder: Path, tmp_path: Path) -> None:
+    with closing(opened(tiny_architecture(folder, "qwen3"), max_sequences=3)) as engine:
+        engine.use_saved(chunks(tmp_path, engine))
+        for end in ([4] * 100, [5] * 100):
+            answer(engine, [*PROMPT[:CHUNK], *end * 6])
+        save_all(engine)
+        assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_damaged_chunks_are_removed_and_saved_again(folder: Path, tmp_path: Path) -> None:
+    path = tiny_architecture(folder, "qwen3")
+    with closing(opened(path)) as engine:
+        engine.use_saved(chunks(tmp_path, engine))
+        expected = answer(engine, PROMPT).tokens
+        save_all(engine)
+        files = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        whole = [file.read_bytes() for file in files]
+        for index in (1, 2, 0):
+            for place in (3, len(whole[index]) - 10):
+                damaged = bytearray(whole[index])
+                damaged[place] ^= 4
+                files[index].write_bytes(damaged)
+                engine.forget()
+                notes: list[str] = []
+                engine.use_saved(chunks(tmp_path, engine, notes=notes))
+                again = answer(engine, PROMPT)
+                assert again.tokens == expected
+                assert again.finished.timings.cached_tokens < (index + 1) * CHUNK
+                assert "damaged" in notes[0]
+                save_all(engine)
+                assert [file.read_bytes() for file in files] == whole
+
+
+@pytest.fixture
+def make_slots(tmp_path: Path) -> Callable[[ScriptedBackend], SequenceSlots]:
+    def make(backend: ScriptedBackend) -> SequenceSlots:
+        slots = SequenceSlots(backend.kv, backend.info.max_sequences)
+        slots.saved = saved_file(tmp_path / "a.kv", backend)
+        return slots
+
+    return make
+
+
+@pytest.fixture
+def saved_tokens(tmp_path: Path) -> list[int]:
+    backend, tokens = ScriptedBackend(), [token % 256 for token in PROMPT[:300]]
+    grow(backend, 0, 0, tokens)
+    saved_file(tmp_path / "a.kv", backend).save(backend.kv, 0, tokens, len(tokens), "")
+    return tokens
+
+
+def test_a_longer_cached_prefix_is_not_replaced(
+    make_slots: Callable[[ScriptedBackend], SequenceSlots], saved_tokens: list[int]
+) -> None:
+    backend = ScriptedBackend()
+    slots = make_slots(backend)
+    longer = [*saved_tokens, *saved_tokens]
+    slot = slots.acquire(longer)
+    assert slot.tokens == saved_tokens
+    grow(backend, 0, 300, longer)
+    slot.tokens = longer
+    slots.release(slot)
+    assert slots.acquire([*longer, 1]).tokens == longer
+    assert slots.cached([*saved_tokens, 5, 5], "") == 300
+
+
+def test_idle_prefixes_make_room_for_a_saved_one(
+    make_slots: Callable[[ScriptedBackend], SequenceSlots], saved_tokens: list[int]
+) -> None:
+    backend = ScriptedBackend(max_sequences=3, capacity=700)
+    slots = make_slots(backend)
+    held = []
+    for token in (1, 2):
+        slot = slots.acquire([token] * 250)
+        grow(backend, slot.index, 0, [token] * 249)
+        slot.tokens = [token] * 249
+        held.append(slot)
+    for slot in held:
+        slots.release(slot)
+    assert slots.acquire([*saved_tokens, 9]).tokens == saved_tokens
+    assert slots.cached([2] * 250, "") == 249
+    assert slots.cached([1] * 250, "") == 0
+
+
+def test_running_requests_keep_their_room(
+    make_slots: Callable[[ScriptedBackend], SequenceSlots], saved_tokens: list[int]
+) -> None:
+    backend = ScriptedBackend(max_sequences=2, capacity=400)
+    slots = make_slots(backend)
+    slot = slots.acquire([1] * 250)
+    grow(backend, slot.index, 0, [1] * 249)
+    slot.tokens = [1] * 249
+    assert slots.acquire([*saved_tokens, 9]).tokens == []
+    assert backend.kv.sequences[slot.index] == [1] * 249
+
+
+def test_an_engine_that_died_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ScriptedBackend(context_size=4096)
+    notes: list[str] = []
+
+    def died(seq: int, n: int) -> list[SavedPart]:
+        raise BackendCrashed("llama.cpp died while running x.gguf: SIGKILL")
+
+    with closing(Engine(backend)) as engine:
+        engine.use_saved(saved_file(tmp_path / "x.kv", backend, notes))
+        answer(engine, [65] * 100)
+        monkeypatch.setattr(backend.kv, "save", died)
+        assert not engine.save_prefix()
+    assert notes == [f"state is not saved: {tmp_path / 'x.kv'}: llama.cpp died while running x.gguf: SIGKILL"]
