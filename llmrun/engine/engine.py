@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from llmrun.backends.base import Backend, OpenOptions
     from llmrun.engine.constraint.matcher import ConstraintCompiler
+    from llmrun.engine.saved_state.base import SavedPrefixes
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
@@ -116,14 +117,16 @@ class Engine:
         overcommit: bool = False,
         share_prefixes: bool = False,
         on_begin: Callable[[Sequence[int]], None] = lambda ids: None,
+        watch: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
 
         `chat_template` is Jinja source, not a path. `speculate` turns speculation by lookup on or off; None turns it on
         if the backend guarantees the same answers with it. `draft` is a small model with the same vocabulary, which
         predicts tokens; it turns speculation on. `will_constrain` prepares the vocabulary for response formats while
-        the weights are loaded; otherwise, the first request with a format waits for it. `__init__` describes the other
-        parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
+        the weights are loaded; otherwise, the first request with a format waits for it. `watch` may wrap the open
+        backend. `__init__` describes the other parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit,
+        BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
         from llmrun.engine.drafting.sources import open_sources
@@ -139,6 +142,7 @@ class Engine:
         drafts: list[DraftSource] = []
         try:
             opened = open_backend(path, options)
+            opened = watch(opened)
             drafts += open_sources(speculate, draft, options, opened)
             loaded = time.perf_counter() - started
             return cls(
@@ -341,6 +345,28 @@ class Engine:
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
         self._speculation.cancel()
+
+    @property
+    def state_key(self) -> str:
+        """Identifies the model and its KV cache in files with saved prefixes; empty if nothing can be saved."""
+        return self._backend.kv.key
+
+    @property
+    def saves_blocks(self) -> bool:
+        """See KVCache.saves_blocks."""
+        return self._backend.kv.saves_blocks
+
+    def use_saved(self, saved: SavedPrefixes | None) -> None:
+        """Load prefixes from these files if they are longer than the cached ones, and save prefixes there."""
+        self._slots.saved = saved
+
+    def save_prefix(self, most: int | None = None) -> bool:
+        """Save the tokens of the most recently finished request that has unsaved ones. Call it between steps.
+
+        most  number of tokens to save, or None for all
+        Returns whether there may be more to save.
+        """
+        return self._slots.save(most)
 
     def forget(self) -> None:
         """Empty the KV cache of all idle sequences and forget finished answers, so that nothing is reused later."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from llmrun.engine.requests import NONE, Request, TextPrompt, TokenPrompt
+from llmrun.engine.requests import NONE, RecordedChat, Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.decoder import ThinkingDecoder
@@ -96,7 +96,7 @@ class PromptReader:
         if not prompt.add_generation_prompt:
             return self._text_prompt(request, encode(rendered).tolist())
         beginning = self.thinking.begun(rendered, think, prompt.template_kwargs)
-        tokens = encode(beginning.text).tolist()
+        tokens = [*prompt.tokens] if isinstance(prompt, RecordedChat) else encode(beginning.text).tolist()
         spelling, calls, wanted = self.thinking.spelling, None, request.response_format
         if prompt.tools and wanted is None:
             spelling, calls, wanted = self.tools.answer_format(prompt, self.thinking.style, self._compiled)

@@ -45,6 +45,13 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedChat(ChatPrompt):
+    """A conversation whose rendered prompt has these token ids, even if the template would render another one today."""
+
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TextPrompt:
     """A raw prompt without a chat template (`--raw`). Control strings in it become control tokens."""
 

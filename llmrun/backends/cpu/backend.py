@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,27 +16,34 @@ from llmrun.backends.cpu.cache_size import MAX_ROWS, cache_size
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
+from llmrun.backends.cpu.rotations import Rotations
 from llmrun.backends.cpu.step_runs import runs_of
 from llmrun.backends.cpu.team import TEAM_KERNELS, Team
 from llmrun.backends.cpu.timed_team import TimedTeam
+from llmrun.backends.cpu.watched_team import WatchedTeam, named_digests
 from llmrun.backends.cpu.weights.filling import filling
 from llmrun.backends.cpu.weights.packed import packing_kernels, reserve
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.engine_kernels import ENGINE_KERNELS
+from llmrun.backends.saved_parts import identity_of, key_of
 from llmrun.compiled.levels import host_target
 from llmrun.compiled.store import load_kernels
 from llmrun.layouts.arena import allocate
+from llmrun.layouts.numerics import NUMERICS
 from llmrun.machine.cpu_count import default_threads
-from llmrun.plan.rope import rotations_of
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
+from llmrun.types import Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
     from llmrun.gguf.reader import GGUFFile
+    from llmrun.plan.plan import Plan
+    from llmrun.plan.rope import Rope
     from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import Batch
+
+_Team = TypeVar("_Team", bound=Team)
 
 
 class CpuBackend:
@@ -57,7 +64,8 @@ class CpuBackend:
         states = [
             allocate(prod(shape), "recurrent states").reshape(shape) for shape in state_shapes(self.plan, max_sequences)
         ]
-        self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
+        ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
+        self._rotations = Rotations(ropes)
         packed = reserve(self.plan.matrices)
         self.lowered = lower(self.plan, packed, memory, states, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # Load all kernels in one call, so that the first run compiles them in parallel. The sampling kernel takes long,
@@ -69,6 +77,7 @@ class CpuBackend:
             self.tokenizer: Tokenizer = load_tokenizer(file)
             options.on_tokenizer(self.tokenizer)
             weights.finish(_load_progress(options.progress))
+        key = key_of(_decisive(file, self.plan, ropes, kv_type)) if options.saves_state else ""
         file.check_unchanged()
         by_window = {
             window: [part for group, part in zip(self.plan.groups, memory, strict=True) if group.shape.window == window]
@@ -81,8 +90,8 @@ class CpuBackend:
         self._states = (
             RecurrentStates(self.plan.states, states, checkpoints, keeps_rows=options.keeps_rows) if states else None
         )
-        self.kv = PagedKV(by_window, max_sequences, context_size, self._states)
-        self._team = Team(self.lowered, n_threads)
+        self.kv = PagedKV(by_window, max_sequences, context_size, self._states, key)
+        self._team: Team = Team(self.lowered, n_threads)
         self.info = describe(
             file,
             vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
@@ -131,7 +140,7 @@ class CpuBackend:
             positions,
             self.kv.table_addresses(batch.seq[rows]),
             wanted,
-            rotations_of(self._ropes, positions),
+            self._rotations.of(positions),
             logits,
         )
         if self._states is None:
@@ -151,20 +160,53 @@ class CpuBackend:
 
         Other threads must not run steps during the block.
         """
-        normal = self._team
-        timed = TimedTeam(self.lowered, self.info.threads)
-        self._team = timed
-        try:
+        with self._replaced(TimedTeam(self.lowered, self.info.threads)) as timed:
             yield timed
+
+    def op_digests(self, tokens: Sequence[int]) -> list[tuple[str, str]]:
+        """Run the first tokens of a sequence in one step, and return the name and the output's digest of each op.
+
+        The last digest is that of the logits of all tokens. Sequence 0 must be empty, and is empty afterwards.
+        """
+        n = len(tokens)
+        rows = np.arange(n, dtype=np.int32)
+        with self._replaced(WatchedTeam(self.lowered, self.info.threads)) as watched:
+            try:
+                self.forward(Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), rows, np.ones(n, np.bool_)))
+            finally:
+                self.kv.free(0)
+            return named_digests(self.plan, watched.digests)
+
+    @contextmanager
+    def _replaced(self, team: _Team) -> Iterator[_Team]:
+        """Run the steps of the `with` block on another team."""
+        normal = self._team
+        self._team = team
+        try:
+            yield team
         finally:
             self._team = normal
-            timed.close()
+            team.close()
 
     def cancel(self) -> None:
         self._team.cancel()
 
     def close(self) -> None:
         self._team.close()
+
+
+def _decisive(file: GGUFFile, plan: Plan, ropes: Sequence[Rope], kv_type: str) -> dict[str, Any]:
+    """Return everything that determines the contents of the KV cache for given tokens."""
+    groups = [f"{group.layers} {group.shape}" for group in plan.groups]
+    states = [f"{group.layers} {group.shape}" for group in plan.states]
+    turns = [f"{rope.frequencies.tobytes().hex()} {rope.magnitude} {rope.growth}" for rope in ropes]
+    return {
+        "backend": "cpu",
+        "numerics": NUMERICS,
+        "model": identity_of(file),
+        "kv_type": kv_type,
+        "plan": [[type(op).__name__ for op in plan.ops], groups, states, turns],
+    }
 
 
 def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] | None:

@@ -72,7 +72,8 @@ def answer(
     if finished is None:
         raise LlmrunError("the engine stopped without finishing the request")
     logprobs = tuple(collected.logprobs)
-    done = AnsweredRequest(model, engine.info, request, collected.text, logprobs, finished, collected.reasoning)
+    text, thoughts, tokens = collected.text, collected.reasoning, tuple(collected.tokens)
+    done = AnsweredRequest(model, engine.info, request, text, logprobs, finished, thoughts, tokens)
     if as_json:
         out.json(completion_body(done))
     else:

@@ -11,11 +11,12 @@ from llmrun.engine.requests import TextDelta, TokenLogprobs, ToolCall, ToolCallD
 
 @dataclass(slots=True)
 class CollectedAnswer:
-    """The text, thinking and log probabilities of an answer so far."""
+    """The text, thinking, log probabilities and token ids of an answer so far."""
 
     pieces: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
     def take(self, delta: TextDelta) -> None:
         """Add the next piece of the answer."""
@@ -25,6 +26,7 @@ class CollectedAnswer:
         self.thoughts.append(delta.reasoning)
         self.pieces.append(delta.text)
         self.logprobs += delta.logprobs
+        self.tokens += delta.tokens
 
     @property
     def text(self) -> str:

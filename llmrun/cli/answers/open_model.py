@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from llmrun.kernel_warnings import kernel_warnings_told
 from llmrun.remote.url import is_endpoint, parse_endpoint
 
 if TYPE_CHECKING:
+    from llmrun.backends.base import Backend
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
     from llmrun.hub.catalog.entry import CatalogEntry
@@ -34,12 +35,18 @@ if TYPE_CHECKING:
 class OpenModel:
     """An open engine and the model's display name, which comes from the catalogue, the file or the server.
 
-    `default_sampling` has no seed yet.
+    `default_sampling` has no seed yet. `thinking_tags` are those of the catalogue, if it has any for this model.
     """
 
     engine: Answering
     name: str
     default_sampling: SamplingParams
+    thinking_tags: Sequence[str] | None = None
+
+
+def unwatched(backend: Backend) -> Backend:
+    """Return the backend itself."""
+    return backend
 
 
 def lasting_name(settings: Settings) -> str:
@@ -66,6 +73,8 @@ def open_model(
     will_chat: bool,
     max_sequences: int = 1,
     will_constrain: bool = False,
+    saves_state: bool = False,
+    watch: Callable[[Backend], Backend] = unwatched,
 ) -> Iterator[OpenModel]:
     """Find the model's file, download it if necessary, and open it. For a URL, connect to the server instead.
 
@@ -74,7 +83,8 @@ def open_model(
     will_chat  start the chat template process before anything else, because most of its 70 ms startup then overlaps
                with imports and the loading of weights
     max_sequences  how many requests may run at a time; they share a cache, so fewer run if it is too small
-    will_constrain  see Engine.open
+    will_constrain, watch  see Engine.open
+    saves_state  see OpenOptions
     """
     if is_endpoint(settings.model):
         with _open_remote(settings, max_sequences) as opened:
@@ -87,6 +97,7 @@ def open_model(
         local_options(settings),
         max_sequences=max_sequences,
         kv_tokens=AUTO if max_sequences > 1 else None,
+        saves_state=saves_state,
         progress=show_loading,
         explain=lambda words: out.detail(f"backend    {words}"),
     )
@@ -101,17 +112,19 @@ def open_model(
 
         files = held.enter_context(model_files(settings))
         found, draft = files.found, files.draft
+        tags = found.entry.thinking if found.entry else None
         tell_of_too_many_threads(settings)
         with kernel_warnings_told(out.note), smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
                 options,
                 chat_template=chat_template,
-                thinking_tags=found.entry.thinking if found.entry else None,
+                thinking_tags=tags,
                 templates=templates,
                 speculate=settings.wants_speculation,
                 draft=draft,
                 will_constrain=will_constrain,
+                watch=watch,
             )
         held.enter_context(engine)
         out.clear_progress()
@@ -125,7 +138,7 @@ def open_model(
             out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
         _describe(engine, settings.draft_model)
         recommended = found.entry.sampling if found.entry else None
-        yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
+        yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended), tags)
         if engine.draft_error:
             out.note(f"{engine.draft_error}; the answers are not affected")
 

@@ -19,7 +19,11 @@ from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """A finished request with all the data for its report. `model` is the display name."""
+    """A finished request with all the data for its report.
+
+    model   the display name
+    tokens  the ids of the answer's tokens, without an end-of-generation token; servers do not send any
+    """
 
     model: str
     info: ModelInfo
@@ -28,6 +32,7 @@ class AnsweredRequest:
     logprobs: Sequence[TokenLogprobs]
     finished: Finished
     reasoning: str = ""
+    tokens: Sequence[int] = ()
 
 
 # The statistics that are dropped if the line is too long, least important first.

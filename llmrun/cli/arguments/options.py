@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from llmrun.backends.base import KV_TYPES
 from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.cli.arguments.values import drafts, models, one_of
+from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.settings import Settings
 
+PromptCache = Annotated[
+    Path | None,
+    typer.Option("--prompt-cache", metavar="FILE", help="Cache the processed prompt in this file for later runs."),
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -52,8 +56,8 @@ KVType = Annotated[
     typer.Option(
         "--kv-type",
         metavar="TYPE",
-        help="KV cache precision: f16, or q8_0 (half the memory).  [default: f16]",
-        autocompletion=one_of(*KV_TYPES),
+        help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
+        autocompletion=one_of(*KV_CHOICES),
     ),
 ]
 Threads = Annotated[

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.context.prompting import Prompting
+    from llmrun.cli.chatting.context.saved_state import ConversationState
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.record import ConversationRecord
@@ -83,6 +84,10 @@ def command(
         Path | None,
         typer.Option("--tools", metavar="FILE", help="Let the model call tools declared in a TOML or JSON file."),
     ] = None,
+    save_state: Annotated[
+        bool | None,
+        typer.Option("--save-state/--no-save-state", help="Save the KV cache for --continue.  [default: save-state]"),
+    ] = None,
 ) -> int:
     if name is not None and flags.model is not None:
         raise UsageError("model: given twice: as an argument and as --model")
@@ -95,6 +100,8 @@ def command(
     prompting, values = chosen_template(template_name, params or ())
     flags = _with_template(flags, prompting, values)
     settings = flags.settings()
+    if save_state is not None:
+        settings = replace(settings, save_state=save_state)
     if prompting.prompt is not None:
         out.note(f"template {prompting.name}: a chat uses only its system prompt and settings, not its prompt")
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
@@ -118,7 +125,8 @@ def command(
         opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
         declared = _declared_tools(tools, wanted)
         base = _base_settings(flags)
-        with ModelInUse(opener, wanted.model) as models, _opened_tools(declared, models, wanted) as toolbox:
+        state = _state(store, settings)
+        with ModelInUse(opener, wanted.model, state) as models, _opened_tools(declared, models, wanted) as toolbox:
             check_thinking(models.opened.engine, flags, base, wanted.preferences)
             for event in changes:  # saved after the checks, so the conversation never switches to an unusable model
                 record.add(event)
@@ -149,7 +157,8 @@ class _Opener:
         from llmrun.cli.answers.open_model import open_model
 
         template = self.template if name == self.first else None
-        return open_model(with_values(self.settings, {"model": name}), chat_template=template, will_chat=True)
+        settings = with_values(self.settings, {"model": name})
+        return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)
 
 
 def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping[str, str]) -> AnswerFlags:
@@ -190,6 +199,12 @@ def _base_settings(flags: AnswerFlags) -> Settings:
     from llmrun.cli.chatting.preferences import NAMES
 
     return load_settings({key: value for key, value in flags.given().items() if key not in NAMES})
+
+
+def _state(store: Store, settings: Settings) -> ConversationState | None:
+    from llmrun.cli.chatting.context.saved_state import ConversationState
+
+    return ConversationState(store.folder, settings.state_bytes) if settings.save_state else None
 
 
 def _new(store: Store, settings: Settings) -> ConversationRecord:

@@ -5,6 +5,7 @@ Examples:
     git diff | llmrun generate "What does this change?" -
     llmrun generate -m qwen3:4b --json --temp 0 "Name a color."
     llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
+    llmrun generate --prompt-cache book.kv - "Who is Ishmael?" < book.txt
     llmrun generate --json-schema person.json -f article.txt "Who is this about?"
 """
 
@@ -27,6 +28,8 @@ from llmrun.cli.arguments.parsing import (
     parse_template_variables,
 )
 from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
+from llmrun.cli.arguments.prompt_cache import check_prompt_cache
+from llmrun.cli.arguments.recording import check_recordable
 from llmrun.cli.arguments.samples import BestOf, Null, Samples, parse_samples
 from llmrun.cli.console.output import out
 from llmrun.cli.prompting.library import chosen_template
@@ -61,6 +64,10 @@ def command(
     log: Annotated[
         bool | None, typer.Option("--log/--no-log", help="Log the answer (see llmrun logs).  [default: no-log]")
     ] = None,
+    prompt_cache: options.PromptCache = None,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="FILE", help="Record the run in a file, for llmrun replay.")
+    ] = None,
     samples: Samples = None,
     best_of: BestOf = None,
     null: Null = False,
@@ -81,6 +88,10 @@ def command(
         raise UsageError("--raw: cannot be combined with a system prompt or a chat template")
     if raw and (flags.think is not None or flags.think_budget is not None):
         raise UsageError("--raw: cannot be combined with --think, --no-think or --think-budget")
+    if prompt_cache is not None:
+        check_prompt_cache(prompt_cache, settings.model)
+    if record is not None:
+        check_recordable(record, settings, several=samples is not None, cached=prompt_cache is not None)
     wanted = parse_samples(samples, best_of, null=null, as_json=json_output, seed=settings.seed)
     bias = parse_logit_bias(logit_bias or ())
     formatted = flags.format_given()
@@ -101,11 +112,17 @@ def command(
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.default_model import tell_of_default_model
-    from llmrun.cli.answers.open_model import open_model
+    from llmrun.cli.answers.open_model import open_model, unwatched
+    from llmrun.cli.answers.prompt_cache import with_prompt_cache
     from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 
+    recorder = None
+    if record is not None:
+        from llmrun.cli.answers.recording import Recorder
+
+        recorder = Recorder(record, settings, template, raw=raw)
     if flags.model is None:
         tell_of_default_model(settings, "llmrun generate -m")
     count = 1 if wanted is None else wanted.count
@@ -115,6 +132,8 @@ def command(
         will_chat=not raw,
         max_sequences=count,
         will_constrain=response_format is not None,
+        saves_state=prompt_cache is not None,
+        watch=recorder.watcher if recorder is not None else unwatched,
     ) as opened:
         seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
         sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)
@@ -135,6 +154,8 @@ def command(
             sent_sampling=sent,
         )
         log_answer = logger(prompting.name or None) if (settings.log if log is None else log) else None
+        if prompt_cache is not None:
+            log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:
             from llmrun.cli.answers.samples import Showing, answer_samples
 
@@ -147,5 +168,5 @@ def command(
             as_json=json_output,
             hide_thinking=settings.hide_thinking,
             stream=settings.stream,
-            log=log_answer,
+            log=log_answer if recorder is None else recorder.after(opened, log_answer),
         )

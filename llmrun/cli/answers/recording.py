@@ -1,0 +1,59 @@
+"""Records the run of `llmrun generate --record`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from llmrun.cli.answers.open_model import lasting_name
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import HubReporter
+from llmrun.engine.engine import Engine
+from llmrun.replaying.recorder import opening_of, record, write_recording
+from llmrun.replaying.watching import Watcher
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.answers.report import AnsweredRequest
+    from llmrun.settings import Settings
+
+
+class Recorder:
+    """Watches the backend of one run, and writes the recording when the answer is finished."""
+
+    def __init__(self, path: Path, settings: Settings, chat_template: str | None, *, raw: bool) -> None:
+        self._path, self._settings, self._chat_template, self._raw = path, settings, chat_template, raw
+        self.watcher = Watcher()
+
+    def after(
+        self, opened: OpenModel, log: Callable[[AnsweredRequest], None] | None
+    ) -> Callable[[AnsweredRequest], None]:
+        """Return a function that records a finished answer, after logging it with `log`. It raises LlmrunError."""
+
+        def write(done: AnsweredRequest) -> None:
+            if log is not None:
+                log(done)
+            if done.finished.reason is FinishReason.CANCELLED:
+                out.note("the answer was stopped, so it was not recorded")
+                return
+            engine = opened.engine
+            assert isinstance(engine, Engine)  # servers are refused earlier
+            template, tags = self._chat_template, opened.thinking_tags
+            recording = record(
+                engine,
+                self.watcher.backend,
+                done.request,
+                done.tokens,
+                done.finished,
+                model=lasting_name(self._settings),
+                opening=opening_of(engine, chat_template=template, thinking_tags=tags, raw=self._raw),
+                reporter=HubReporter(),
+            )
+            out.clear_progress()
+            write_recording(self._path, recording)
+            out.note(f"recorded in {self._path}; repeat the run with llmrun replay {self._path}")
+
+        return write

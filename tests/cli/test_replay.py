@@ -1,0 +1,160 @@
+"""Tests of `generate --record` and `replay` from end to end, with the real process and tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.layouts.numerics import NUMERICS
+from tests.support.cli.commands import llmrun
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.kernels.runs import LEVELS_HERE
+
+pytestmark = pytest.mark.slow
+
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n<think>\n"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", context=512)
+
+
+def run(*arguments: str, expected: int = 0, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    done = llmrun(*arguments, env={**os.environ, **environment})
+    assert done.returncode == expected, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    return done
+
+
+def recorded(folder: Path, model: Path, *arguments: str) -> Path:
+    path = folder / "run.json"
+    prompt = ("--seed", "5", "-n", "40", "Hello world, hello world")
+    run("generate", "-q", "-m", str(model), "--record", str(path), *(arguments or prompt))
+    return path
+
+
+def changed(path: Path, **fields: Any) -> Path:
+    other = path.with_name("changed.json")
+    other.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return other
+
+
+def test_a_replay_says_that_it_is_the_same(tmp_path: Path, model: Path) -> None:
+    path = recorded(tmp_path, model)
+    body = json.loads(path.read_text())
+    assert (body["numerics"], body["model"], len(body["tokens"]), len(body["logits"])) == (NUMERICS, str(model), 40, 4)
+    words = "same 40 tokens and logits on this machine: tiny.gguf"
+    done = run("replay", str(path))
+    assert done.stdout.decode().startswith(words)
+    done = run("replay", str(path), "-t", "1", "--speculate", "off", LLMRUN_CPU_LEVEL=LEVELS_HERE[-1])
+    assert done.stdout.decode() == f"{words}, 1 thread, {LEVELS_HERE[-1]}\n"
+    result = json.loads(run("replay", str(path), "--json").stdout)
+    assert result["same"] is True
+    assert result["recorded_on"] == body["machine"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--seed", "3", "-n", "30", "--raw", "Hello world"),
+        ("--temp", "0", "-n", "30", "-s", "Be brief.", "Hi"),
+        ("--seed", "3", "-n", "60", "--regex", "[a-z ]{5,40}\\.", "Hi"),
+        ("--seed", "3", "--choice", "one,two", "Hi"),
+        ("--seed", "3", "-n", "40", "--mirostat", "2", "--stop", "zzz", "Hi"),
+        ("--seed", "3", "-n", "40", "--logit-bias", "40=-5", "--kv-type", "q8_0", "Hi"),
+    ],
+)
+def test_every_option_of_an_answer_is_repeated(tmp_path: Path, model: Path, arguments: tuple[str, ...]) -> None:
+    path = recorded(tmp_path, model, *arguments)
+    assert run("replay", str(path)).stdout.startswith(b"same ")
+    assert run("replay", str(path), "--speculate", "off").stdout.startswith(b"same ")
+
+
+def test_a_thinking_budget_is_repeated(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "thinks.gguf", chat_template=THINKING)
+    path = recorded(tmp_path, model, "--seed", "3", "-n", "40", "--think-budget", "6", "--stop", "the", "Hi")
+    assert run("replay", str(path)).stdout.startswith(b"same ")
+
+
+def test_the_users_template_is_in_the_recording(tmp_path: Path, model: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }} {{ strftime_now('%f') }}!{% endfor %}")
+    path = recorded(tmp_path, model, "--chat-template", str(template), "--seed", "3", "-n", "20", "Hi")
+    template.unlink()
+    assert run("replay", str(path)).stdout.startswith(b"same ")  # with the recorded date, not today's
+
+
+def test_the_first_difference_is_named(tmp_path: Path, model: Path) -> None:
+    path = recorded(tmp_path, model)
+    body = json.loads(path.read_text())
+    ops = [*body["ops"][:4], [body["ops"][4][0], "0" * 16], *body["ops"][5:]]
+    logits = dict.fromkeys(body["logits"], "0" * 16)
+    done = run("replay", str(changed(path, ops=ops, logits=logits)), expected=1)
+    line = done.stdout.decode()
+    assert "the same 40 tokens, but different bits; the logits of token 1 differ" in line
+    assert f"the first op that differs: {ops[4][0]} (op 5 of {len(ops)}, positions 0 to 7)" in line
+    other = changed(path, sampling={**body["sampling"], "temperature": 5.0})
+    done = run("replay", str(other), "--json", expected=1)
+    token = json.loads(done.stdout)["first_other_token"]
+    assert token["expected"] == body["tokens"][token["index"]] != token["got"]
+    assert "differs: expected " in run("replay", str(other), expected=1).stdout.decode()
+
+
+def test_other_models_and_versions_are_refused(tmp_path: Path, model: Path) -> None:
+    path = recorded(tmp_path, model)
+    done = run("replay", str(changed(path, numerics=NUMERICS + 1)), expected=1)
+    assert f"numerics version {NUMERICS + 1}" in done.stderr.decode()
+    other = tiny_llama(tmp_path / "other.gguf", seed=1)
+    assert "another model: other.gguf" in run("replay", str(path), str(other), expected=1).stderr.decode()
+    same = tmp_path / "renamed.gguf"
+    same.write_bytes(model.read_bytes())
+    assert run("replay", str(path), str(same)).stdout.startswith(b"same ")
+    assert "no such file" in run("replay", str(changed(path, model="/no/such.gguf")), expected=4).stderr.decode()
+
+
+def test_runs_that_cannot_be_recorded_are_refused(tmp_path: Path, model: Path) -> None:
+    common = ("generate", "-m", str(model), "--record")
+    several = run(*common, str(tmp_path / "a"), "--samples", "2", "Hi", expected=2)
+    assert "--samples" in several.stderr.decode()
+    scripted = run(*common, str(tmp_path / "a"), "--backend", "scripted", "Hi", expected=2)
+    assert "only the CPU engine" in scripted.stderr.decode()
+    remote = run("generate", "-m", "http://127.0.0.1:9#x", "--record", str(tmp_path / "a"), "Hi", expected=2)
+    assert "models on this machine" in remote.stderr.decode()
+    assert "no such folder" in run(*common, str(tmp_path / "no" / "a"), "Hi", expected=2).stderr.decode()
+    cached = run(*common, str(tmp_path / "a"), "--prompt-cache", str(tmp_path / "b"), "Hi", expected=2)
+    assert "cannot be combined with --prompt-cache" in cached.stderr.decode()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("precious"), os.mkfifo])
+def test_other_files_are_not_overwritten(tmp_path: Path, model: Path, make: Callable[[Path], object]) -> None:
+    path = tmp_path / "x"
+    make(path)
+    before = path.lstat()
+    done = run("generate", "-m", str(model), "--record", str(path), "Hi", expected=2)
+    told = f"error: --record: {path}: this file has other contents and is not overwritten\nhint: name a new file"
+    assert done.stderr.decode().startswith(told)
+    assert path.lstat() == before
+
+
+def test_a_recording_is_overwritten(tmp_path: Path, model: Path) -> None:
+    before = recorded(tmp_path, model).stat().st_ino
+    assert recorded(tmp_path, model).stat().st_ino != before
+
+
+def test_a_broken_recording_gives_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b'{"format": "llmrun-run", "version": 1}\n')
+    done = run("replay", str(path), expected=2)
+    assert done.stderr.decode().count("\n") <= 2
+    assert "prompt_tokens: this field is required" in done.stderr.decode()
