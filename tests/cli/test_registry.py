@@ -28,11 +28,13 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
     assert [line.split("  ")[1] for line in listed if line.startswith("  ") and line[2] != " "] == [
         "chat, run",
         "generate",
+        "replay",
         "serve",
         "batch",
         "search",
         "fit",
         "bench",
+        "eval",
         "pull",
         "list, ls",
         "show",

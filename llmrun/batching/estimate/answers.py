@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmrun.batching.estimate.intervals import Interval, half_width_of_mean
+from llmrun.bench.analysis.intervals import Interval, half_width_of_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from llmrun.batching.estimate.answers import generated_per_call
 from llmrun.batching.estimate.counting import Counts
-from llmrun.batching.estimate.intervals import Interval
 from llmrun.batching.estimate.prediction import Workload, run_seconds
 from llmrun.batching.estimate.sampling import Sample
 from llmrun.batching.estimate.speeds import Speeds, speeds_of
+from llmrun.bench.analysis.intervals import Interval
 from llmrun.errors import LlmrunError
 
 

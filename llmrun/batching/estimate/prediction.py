@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llmrun.batching.estimate.intervals import Interval
 from llmrun.batching.estimate.speeds import Speeds
+from llmrun.bench.analysis.intervals import Interval
 
 _REPEATED: Final = 10  # simulated ends of a run, of which the mean is used
 _WAVES: Final = 8  # answers in a simulation, as multiples of those that run at a time

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from llmrun.batching.estimate.intervals import LEVEL, Interval
+from llmrun.bench.analysis.intervals import LEVEL, Interval
 from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS, typical
 
 _PARTS: Final = 20  # the sample is divided into as many parts, whose speeds are compared

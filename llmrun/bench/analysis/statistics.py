@@ -189,7 +189,7 @@ def _half_width(values: Array, level: float) -> float:
         return 0.0
     mean, error = _trimmed(values)
     if count < ENOUGH_ROUNDS:
-        return student_quantile(level, count - 2) * float(error) * _widening(values)
+        return student_quantile(level, count - 2) * float(error) * widening(values)
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
     # A resample that repeats a single value has a standard error of 0, so its distance from the sample's mean, measured
@@ -198,7 +198,7 @@ def _half_width(values: Array, level: float) -> float:
     far = np.divide(distances, errors, out=np.where(distances > 0, np.inf, 0.0), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
     reach = float(np.partition(far, rank - 1)[rank - 1])
-    return reach * float(error) * _widening(values) if math.isfinite(reach) else math.inf
+    return reach * float(error) * widening(values) if math.isfinite(reach) else math.inf
 
 
 def student_quantile(level: float, freedom: int) -> float:
@@ -226,7 +226,7 @@ def _student_share(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + share) if is_odd else share
 
 
-def _widening(values: Array) -> float:
+def widening(values: Array) -> float:
     """Return the factor by which autocorrelation widens the interval, compared with independent rounds.
 
     Only a positive correlation between neighbouring rounds counts. The estimate is too small for few rounds, so a

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from llmrun.amounts import counted, format_number, format_percent, format_seconds
 from llmrun.batching.estimate.estimating import Estimate
-from llmrun.batching.estimate.intervals import Interval
 from llmrun.batching.estimate.prediction import ApiPrice
+from llmrun.bench.analysis.intervals import Interval
 from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.terminal import room
 

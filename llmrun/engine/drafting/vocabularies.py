@@ -1,4 +1,4 @@
-"""Compares the vocabularies of a model and its draft model."""
+"""Compares the vocabularies of two models."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ def check_same_vocabulary(draft: Backend, target: Backend) -> None:
 
     One of the vocabularies may be longer, because files pad them to different sizes.
     """
-    size = min(draft.info.vocabulary_size, target.info.vocabulary_size)
-    token = _first_difference(draft.tokenizer, target.tokenizer, size)
+    if words := difference_in_words(draft, target):
+        raise UsageError(
+            f"draft model has a different vocabulary: {words}", hint="choose a draft model of the same family"
+        )
+
+
+def difference_in_words(one: Backend, other: Backend) -> str:
+    """Describe the first token in which two vocabularies differ, or return "". The longer one may have more tokens."""
+    token = _first_difference(one.tokenizer, other.tokenizer, min(one.info.vocabulary_size, other.info.vocabulary_size))
     if token is None:
-        return
-    raise UsageError(
-        f"draft model has a different vocabulary: {draft.info.path}: token {token} is "
-        f"{_words(draft.tokenizer, token)}, but {_words(target.tokenizer, token)} in {target.info.path}",
-        hint="choose a draft model of the same family",
-    )
+        return ""
+    words = _words(one.tokenizer, token), _words(other.tokenizer, token)
+    return f"{one.info.path}: token {token} is {words[0]}, but {words[1]} in {other.info.path}"
 
 
 def _first_difference(one: Tokenizer, other: Tokenizer, size: int) -> int | None:

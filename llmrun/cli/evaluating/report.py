@@ -1,0 +1,203 @@
+"""Prints the results of an evaluation, as text or as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmrun.amounts import counted, format_seconds
+from llmrun.cli.console.output import out
+from llmrun.evaluation.choices import Accuracy, Answered, accuracy_of
+from llmrun.evaluation.results import PERCENTILES
+
+if TYPE_CHECKING:
+    from llmrun.bench.analysis.intervals import Interval
+    from llmrun.evaluation.results import Comparison, Perplexity, TextResult
+    from llmrun.types import ModelInfo
+
+_LABEL = 17  # columns
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The results of an evaluation.
+
+    names     the name of the model and, if there is one, of its base
+    models    information about both
+    context   tokens in each chunk of the text
+    text      the result for the text, or None
+    answers   the answers of each model to the same questions; empty if there are none
+    seconds   duration, without loading
+    complete  whether everything was evaluated
+    """
+
+    names: Sequence[str]
+    models: Sequence[ModelInfo]
+    context: int
+    text: TextResult | None
+    answers: Sequence[Sequence[Answered]]
+    seconds: float
+    complete: bool
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Print a report to stdout."""
+    if as_json:
+        out.json(_body(report))
+    else:
+        out.lines(_lines(report))
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for label, name, info in zip(("model", "base"), report.names, report.models, strict=False):
+        yield _line(label, f"{name}  {info.backend}, {info.device}, KV cache {info.kv_type}")
+    if report.text is not None:
+        yield from _text_lines(report.text, report.context)
+    if report.answers:
+        yield from _answer_lines(report.answers)
+    yield _line("time", format_seconds(report.seconds))
+
+
+def _text_lines(text: TextResult, context: int) -> Iterator[str]:
+    yield _line("text", f"{counted(text.chunks, 'chunk')} of {context:,} tokens, {text.scored:,} tokens scored")
+    yield _line("perplexity", _with_interval(text.model.value, _four_digits))
+    if text.base is None or text.comparison is None:
+        return
+    found = text.comparison
+    yield _line("of the base", _with_interval(text.base.value, _four_digits))
+    yield _line("ratio", _with_interval(found.ratio, _four_digits))
+    yield _line("KL divergence", _with_interval(found.divergence, _six_digits))
+    spread = [f"{number:g} %: {value:.6f}" for number, value in zip(PERCENTILES, found.percentiles, strict=True)]
+    yield _line("", f"{', '.join(spread)}, maximum: {found.maximum:.6f}")
+    yield _line("same top token", _with_interval(found.same_top, _percent))
+
+
+def _answer_lines(answers: Sequence[Sequence[Answered]]) -> Iterator[str]:
+    yield _line("questions", f"{len(answers[0]):,}")
+    for owner, given in zip(("accuracy", "of the base"), answers, strict=False):
+        found = accuracy_of(given)
+        yield _line(owner, _with_interval(found.accuracy, _percent))
+        yield _line("  by length", _with_interval(found.by_length, _percent))
+    if len(answers) == 2:
+        changed = _changes(*answers)
+        yield _line(
+            "other choices",
+            f"{changed['different']:,}; {changed['gained']:,} became right, {changed['lost']:,} became wrong",
+        )
+
+
+def _changes(model: Sequence[Answered], base: Sequence[Answered]) -> dict[str, int]:
+    """Return how many choices differ from the base's, and how many answers became right or wrong."""
+    pairs = list(zip(model, base, strict=True))
+    return {
+        "different": sum(one.chosen != other.chosen for one, other in pairs),
+        "gained": sum(one.is_right and not other.is_right for one, other in pairs),
+        "lost": sum(other.is_right and not one.is_right for one, other in pairs),
+    }
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:{_LABEL}}{text}"
+
+
+def _with_interval(found: Interval, written: Callable[[float], str]) -> str:
+    if math.isinf(found.high):
+        return f"{written(found.estimate)}  (a single chunk has no interval)"
+    return f"{written(found.estimate)}  (95 %: {written(found.low)} to {written(found.high)})"
+
+
+def _four_digits(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _six_digits(value: float) -> str:
+    return f"{value:.6f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _body(report: Report) -> dict[str, Any]:
+    models = [_model(name, info) for name, info in zip(report.names, report.models, strict=True)]
+    return {
+        "model": models[0],
+        "base": models[1] if len(models) > 1 else None,
+        "complete": report.complete,
+        "seconds": round(report.seconds, 3),
+        "text": None if report.text is None else _text_body(report.text, report.context),
+        "choices": _answers_body(report.answers) if report.answers else None,
+    }
+
+
+def _model(name: str, info: ModelInfo) -> dict[str, Any]:
+    return {
+        "name": name,
+        "path": info.path,
+        "file_type": info.file_type,
+        "backend": info.backend,
+        "device": info.device,
+        "gpu_layers": info.gpu_layers,
+        "kv_type": info.kv_type,
+    }
+
+
+def _text_body(text: TextResult, context: int) -> dict[str, Any]:
+    return {
+        "context": context,
+        "chunks": text.chunks,
+        "scored_tokens": text.scored,
+        "perplexity": _perplexity(text.model),
+        "base_perplexity": None if text.base is None else _perplexity(text.base),
+        **({} if text.comparison is None else _comparison(text.comparison)),
+    }
+
+
+def _perplexity(found: Perplexity) -> dict[str, float | None]:
+    return {**_interval(found.value), "token_error": found.token_error}
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    percentiles = {f"p{number:g}": value for number, value in zip(PERCENTILES, found.percentiles, strict=True)}
+    return {
+        "perplexity_ratio": _interval(found.ratio),
+        "kl_divergence": {**_interval(found.divergence), **percentiles, "maximum": found.maximum},
+        "same_top": _interval(found.same_top),
+    }
+
+
+def _answers_body(answers: Sequence[Sequence[Answered]]) -> dict[str, Any]:
+    model, *others = (_accuracy(accuracy_of(given)) for given in answers)
+    questions = [
+        {
+            "line": given[0].question.line,
+            "answer": given[0].question.answer,
+            "scores": given[0].scores,
+            **({"base_scores": given[1].scores} if others else {}),
+        }
+        for given in zip(*answers, strict=True)
+    ]
+    return {
+        "questions": len(questions),
+        **model,
+        **({"base": others[0], **_changes(*answers)} if others else {}),
+        "answers": questions,
+    }
+
+
+def _accuracy(found: Accuracy) -> dict[str, Any]:
+    return {"acc": _interval(found.accuracy), "acc_norm": _interval(found.by_length)}
+
+
+def _interval(found: Interval) -> dict[str, float | None]:
+    """Return an interval for JSON, which has no infinity."""
+    names = ("value", "low", "high")
+    return {name: value if math.isfinite(value) else None for name, value in zip(names, found, strict=True)}

@@ -1,0 +1,186 @@
+"""Tests of `llmrun eval` and `llmrun verify --engines` as users type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.backends.fake_llama import fake_llama, without_llama
+from tests.support.cli.commands import LLMRUN, ROOT, llmrun, screen_of
+from tests.support.models.downloads import smollm2
+from tests.support.models.prompts import PASSAGES
+
+TEXT = "The harbour of the old town freezes for about six weeks every winter. " * 3
+QUESTIONS = [
+    {"prompt": "The capital of France is", "choices": ["the moon", "Paris", "seven"], "answer": "Paris"},
+    {"prompt": "Bees make", "choices": ["concrete", "honey"], "answer": "B"},
+]
+SCRIPTED = ("eval", "model", "--backend", "scripted", "-c", "32")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> str:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(json.dumps(question) for question in QUESTIONS))
+    return str(path)
+
+
+def told(*arguments: str, code: int = 0, **options: Any) -> dict[str, Any]:
+    done = llmrun(*arguments, "--json", **options)
+    assert done.returncode == code, done.stderr.decode()
+    body: dict[str, Any] = json.loads(done.stdout)
+    return body
+
+
+def test_a_text_is_evaluated(text: str) -> None:
+    done = llmrun(*SCRIPTED, "--text", text, "-q")
+    lines = done.stdout.decode().splitlines()
+    assert [line.split("  ")[0].rstrip() for line in lines] == ["model", "text", "perplexity", "time"]
+    assert "6 chunks of 32 tokens, 90 tokens scored" in lines[1]
+    assert "(95 %: " in lines[2]
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_text_can_come_from_a_pipe(text: str) -> None:
+    piped = told(*SCRIPTED, stdin=TEXT.encode())["text"]
+    assert (
+        piped == told(*SCRIPTED, "--text", text)["text"] == told(*SCRIPTED, "--text", "-", stdin=TEXT.encode())["text"]
+    )
+    assert told(*SCRIPTED, "--chunks", "2", stdin=TEXT.encode())["text"]["chunks"] == 2
+
+
+def test_a_model_against_itself_differs_nowhere(text: str, questions: str) -> None:
+    body = told(*SCRIPTED, "--text", text, "--choices", questions, "--against", "model")
+    assert body["complete"]
+    assert body["text"]["perplexity"] == body["text"]["base_perplexity"]
+    assert body["text"]["perplexity_ratio"] == {"value": 1, "low": 1, "high": 1}
+    assert body["text"]["kl_divergence"]["value"] == body["text"]["kl_divergence"]["maximum"] == 0
+    assert body["text"]["same_top"]["value"] == 1
+    assert body["choices"]["questions"] == 2
+    assert body["choices"]["different"] == body["choices"]["gained"] == body["choices"]["lost"] == 0
+    assert [len(one["scores"]) for one in body["choices"]["answers"]] == [3, 2]
+
+
+def test_other_flags_of_the_base_are_a_base(text: str) -> None:
+    body = told(*SCRIPTED, "--text", text, "--against-backend", "scripted")
+    assert body["base"]["name"] == body["model"]["name"] == "model"
+
+
+def test_a_single_chunk_has_no_interval(text: str) -> None:
+    found = told(*SCRIPTED, "--text", text, "--chunks", "1", "--against", "model")["text"]
+    assert (found["perplexity"]["high"], found["chunks"]) == (None, 1)
+
+
+def test_models_with_different_vocabularies_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"vocabulary_size": 300}))
+    done = llmrun(*SCRIPTED, "--text", text, "--against", str(other))
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[0].startswith("error: different vocabularies: model: 260 tokens, but 300")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--text", "missing.txt"], "--text: missing.txt: No such file"),
+        (["--choices", "missing.jsonl"], "--choices: missing.jsonl: cannot be read"),
+        (["--against-kv-type", "q9"], "--against-kv-type: 'q9' is not"),
+        (["--against-backend", "gpu"], "--against-backend: 'gpu' is not"),
+        (["--against", "http://localhost:1/v1"], "a server does not return all logits"),
+        (["-c", "4"], "-c: 4 is not a whole number of at least 8"),
+    ],
+)
+def test_bad_flags_are_refused(arguments: list[str], words: str) -> None:
+    done = llmrun("eval", "model", "--backend", "scripted", *arguments, stdin=TEXT.encode())
+    assert done.returncode == 2
+    assert words.removeprefix("-c: ") in done.stderr.decode()
+
+
+def test_a_user_without_a_text_is_told_where_to_get_one() -> None:
+    screen, code = screen_of("eval", "model", "--backend", "scripted", NO_COLOR="1")
+    assert code == 2
+    assert "--text: missing" in screen
+    assert "wikitext-2-raw-v1.zip" in screen
+
+
+def test_ctrl_c_prints_what_has_been_measured(tmp_path: Path, text: str) -> None:
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps({"step_seconds": 0.5}))
+    command = [*LLMRUN, "eval", str(slow), "--backend", "scripted", "-c", "32", "--text", text, "--json"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    body = json.loads(out)
+    assert not body["complete"]
+    assert 1 <= body["text"]["chunks"] < 6
+    assert f"stopped after {body['text']['chunks']} of 6 chunks" in err.decode()
+
+
+# --- the real model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
+    flags = ("--text", str(PASSAGES), "--chunks", "2", "--choices", questions)
+    body = told("eval", str(smollm2()), *flags, "--backend", "cpu", "--kv-type", "q8_0", "--against-kv-type", "f16")
+    assert (body["model"]["kv_type"], body["base"]["kv_type"]) == ("q8_0", "f16")
+    assert 1e-4 < body["text"]["kl_divergence"]["value"] < 0.02
+    assert body["text"]["same_top"]["value"] > 0.9
+    assert 0.97 < body["text"]["perplexity_ratio"]["value"] < 1.03
+    assert body["choices"]["acc"]["value"] == body["choices"]["base"]["acc"]["value"] == 1
+
+
+# --- verify --engines -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_engines_agree_on_the_real_model(text: str) -> None:
+    [model] = told("verify", str(smollm2()), "--engines", "--text", text)["models"]
+    found = model["engines"]
+    assert found["agree"]
+    assert found["names"] == ["cpu", "llama"]
+    assert found["kl_divergence"]["mean"] < found["kl_divergence"]["limit"]
+    assert found["same_top"] > 0.8
+
+
+@pytest.mark.slow
+def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) -> None:
+    """A fake llama_decode computes nothing, so the logits are those of no model."""
+    fake = fake_llama(tmp_path / "fake", when_decoding="pass")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(fake), str(ROOT)])}
+    done = llmrun("verify", str(smollm2()), "--engines", "--text", text, env=env)
+    assert done.returncode != 0
+    assert b"OK: the engines agree" not in done.stdout
+
+
+@pytest.mark.slow
+def test_without_llama_cpp_the_user_is_told_how_to_install_it(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(without_llama(tmp_path / "hidden")), str(ROOT)])}
+    done = llmrun("verify", str(smollm2()), "--engines", env=env)
+    assert done.returncode == 2
+    first, hint = done.stderr.decode().splitlines()[:2]
+    assert first == "error: --engines: llama.cpp is not installed"
+    assert hint.startswith("hint: install it: ")
+
+
+def test_engines_are_compared_only_on_named_models() -> None:
+    done = llmrun("verify", "--engines")
+    assert done.returncode == 2
+    assert b"--engines: no model is named" in done.stderr
+    assert b"--text: needs --engines" in llmrun("verify", "--text", "x").stderr
