@@ -43,7 +43,7 @@ def test_commands_are_completed_with_their_summaries() -> None:
 
 
 def test_aliases_are_completed_where_no_command_begins_so() -> None:
-    assert words_for("r") == ["rm"]
+    assert words_for("r") == ["replay", "rm"]
     assert words_for("ru") == ["run"]
     assert words_for("rem") == ["remove"]
 
@@ -73,7 +73,7 @@ def test_a_flag_that_was_given_is_not_offered_again() -> None:
         (["bench", "--backend", "cpu,l"], ["cpu,llama"]),
         (["bench", "-o", "j"], ["json", "jsonl"]),
         (["bench", "history", "-o", "m"], ["md"]),
-        (["fit", "--kv-type", "q"], ["q8_0"]),
+        (["fit", "--kv-type", "q8_0:"], ["q8_0:f16", "q8_0:q4_0"]),
         (["generate", "-ngl", "a"], ["auto", "all"]),
         (["bench", "comp"], ["compare"]),
         (["help", "bench", "comp"], ["compare"]),
