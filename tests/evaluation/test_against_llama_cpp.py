@@ -62,7 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def theirs(files: tuple[Path, Path]) -> Iterator[tuple[LlamaCppModel, LlamaCppModel]]:
     with ExitStack() as held:
         base, damaged = (
-            held.enter_context(LlamaCppModel(path, kv_type="F16", flash_attention=False)) for path in files
+            held.enter_context(LlamaCppModel(path, kv_type="f16", flash_attention=False)) for path in files
         )
         yield base, damaged
 
