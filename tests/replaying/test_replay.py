@@ -23,6 +23,8 @@ from llmrun.sampling_params import SamplingParams
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
 from tests.support.models.numeric_models import NUMERIC_MODELS, StableRandom, write_numeric_model
 
+pytestmark = pytest.mark.slow
+
 # The same tokens twice, so that lookup finds drafts.
 PROMPT = StableRandom(3).tokens(40, 290) * 2
 STRANGERS = [Request(TokenPrompt(StableRandom(seed).tokens(30 + seed, 290)), max_tokens=20) for seed in (4, 5)]
