@@ -28,6 +28,11 @@ def data_folder() -> Path:
     return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
 
 
+def conversations_folder() -> Path:
+    """Return the directory for conversations and their saved states. It is not created."""
+    return data_folder() / "conversations"
+
+
 def prefixes_folder() -> Path:
     """Return the directory for prefixes of the KV cache that servers save. It is not created."""
     return cache_folder() / "prefixes"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
     from llmrun.engine.saved_state.base import SavedPrefixes
 
-# Reading fewer saved tokens from a file than this would take about as long as computing them.
+# A saved prefix is not loaded for fewer tokens than a block has.
 _LEAST_LOADED: Final = 32
 # Shorter prefixes are not worth a file.
 _LEAST_SAVED: Final = 64

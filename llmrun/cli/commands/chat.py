@@ -34,7 +34,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.folders import data_folder
+from llmrun.folders import conversations_folder
 from llmrun.settings import RULES, Settings, load_settings, with_values
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def command(
         raise UsageError("model: given twice: as an argument and as --model")
     from llmrun.cli.chatting.store import Store
 
-    store = Store(data_folder() / "conversations")
+    store = Store(conversations_folder())
     flags = flags if name is None else replace(flags, model=name)
     if continued and flags.model is None and _is_model(continued, store):
         flags, continued = replace(flags, model=continued), LAST

@@ -24,7 +24,7 @@ from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_earl
 from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.folders import data_folder
+from llmrun.folders import conversations_folder
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def _store(quiet: bool, debug: bool) -> Store:
     out.quiet, out.color = settings.quiet, settings.color
     from llmrun.cli.chatting.store import Store
 
-    return Store(data_folder() / "conversations")
+    return Store(conversations_folder())
 
 
 def _found(store: Store, name: str, asked: str) -> Recording:

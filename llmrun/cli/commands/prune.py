@@ -86,10 +86,10 @@ def command(
 def _remove_states(*, dry_run: bool) -> list[StoredState]:
     """Remove abandoned saved states, and return them. With `dry_run`, only find them."""
     from llmrun.engine.saved_state.budget import abandoned
-    from llmrun.folders import data_folder, prefixes_folder
+    from llmrun.folders import conversations_folder, prefixes_folder
 
     removed = []
-    for state in abandoned(data_folder() / "conversations", prefixes_folder(), time.time()):
+    for state in abandoned(conversations_folder(), prefixes_folder(), time.time()):
         try:
             if not dry_run:
                 state.path.unlink(missing_ok=True)

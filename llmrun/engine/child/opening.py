@@ -16,7 +16,7 @@ from llmrun.engine.facts import ModelFacts
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from llmrun.errors import UsageError
-from llmrun.folders import data_folder
+from llmrun.folders import conversations_folder
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 
@@ -58,7 +58,7 @@ def _saved_prefixes(engine: Engine, asked: Open, tell: Callable[[Note], None]) -
             "--save-prefixes: only the CPU engine can save prefixes", hint="leave it out, or add --backend cpu"
         )
     folder = Path(asked.saved_prefixes)
-    budget = Budget([folder, data_folder() / "conversations"], asked.state_bytes)
+    budget = Budget([folder, conversations_folder()], asked.state_bytes)
     return SavedChunks(folder, engine.state_key, budget, lambda words: tell(Note(words)))
 
 

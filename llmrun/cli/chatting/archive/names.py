@@ -8,9 +8,9 @@ import contextlib
 def conversation_names() -> list[str]:
     """Return the names of all conversations, newest first, followed by those of saved copies."""
     from llmrun.cli.chatting.store import Store
-    from llmrun.folders import data_folder
+    from llmrun.folders import conversations_folder
 
-    store = Store(data_folder() / "conversations")
+    store = Store(conversations_folder())
     with contextlib.suppress(OSError):  # the command itself will report an unreadable folder
         return [path.stem for path in (*store.journals(), *store.named())]
     return []
