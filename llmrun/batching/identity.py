@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llmrun.batching.workers.base import COMPLETION, RefusedWorker, Worker
-from llmrun.protocol.openai.models import OWNER
+from llmrun.remote.listed_models import OWNER
 
 # The log-probabilities of these tokens have all digits of the logits, so that a single different bit would show.
 _PROOF: Final[Mapping[str, Any]] = {

@@ -27,7 +27,7 @@ _SERVER: Final = "server_error"
 _TOO_LONG: Final = "This model's maximum context length is exceeded"
 _LONGEST_WAIT_S: Final = 120  # OpenAI's clients do not retry at all if the server asks for a longer wait
 # The names that begin the engine's messages about formats and tools.
-_ORIGINS: Final = ("response_format", "json_schema", "grammar", "structured_outputs", "tools")
+_ORIGINS: Final = ("response_format", "json_schema", "grammar", "structured_outputs", "text", "tools")
 _ORIGIN_PREFIX: Final = "guided_"
 
 # The messages about our own problems are fixed, because the originals may name files of the server.
@@ -41,6 +41,12 @@ _STATES: Final = {
     "restarting": "the model's process is restarting",
     "draining": "the server is shutting down",
     "failed": "the model could not be opened",
+}
+_LLAMA_SERVER_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "unavailable_error",
 }
 _NO_TEMPLATE: Final = "no chat template:"  # the message that begins like this also has the file's path
 
@@ -105,6 +111,14 @@ def api_error(error: BaseException) -> ApiError:
 def openai_body(error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the form of OpenAI's API, which is also the data of an error in a stream."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def llama_server_body(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error in llama-server's own form, in which `code` is the HTTP status."""
+    kind = _LLAMA_SERVER_TYPES.get(error.status, error.type)
+    if error.code == "context_length_exceeded":
+        kind = "exceed_context_size_error"
+    return {"error": {"code": error.status, "message": error.message, "type": kind}}
 
 
 def _unavailable(error: Unavailable) -> ApiError:

@@ -55,6 +55,14 @@ class Fields:
         self._read |= found.keys()
         return found
 
+    def given(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the fields that are set, or those with these names, in the client's order. Mark them as read."""
+        found = {
+            name: value for name, value in self._body.items() if value is not None and (names is None or name in names)
+        }
+        self._read |= found.keys()
+        return found
+
     def unread(self) -> tuple[str, ...]:
         """Return the places of the fields that are set but have not been read, such as "messages[].cache_control".
 

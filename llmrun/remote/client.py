@@ -11,9 +11,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmrun.errors import Cancelled, ContextExceeded, LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.errors import Cancelled, ContextExceeded, ModelNotFound, NetworkError, UsageError
 from llmrun.remote.connection import CONNECT_S, Call, Line, Watch
-from llmrun.remote.stream import Chunk, Teller, read_chunks, server_words
+from llmrun.remote.event_ids import follows
+from llmrun.remote.listed_models import default_model
+from llmrun.remote.problems import TO_TRY, in_our_words
+from llmrun.remote.stream import Chunk, ConnectionLost, Teller, read_chunks, server_words
 from llmrun.remote.url import Endpoint
 
 if TYPE_CHECKING:
@@ -25,11 +28,13 @@ KEY_VARIABLE = "LLMRUN_API_KEY"
 FIRST_S = 600.0  # The timeout for the first event. It is long because a server may have to load the model first.
 BETWEEN_S = 120.0
 _LAST_S = 0.1  # How long to wait after [DONE] for the end of the body, so that the connection can be reused.
+_PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)  # before attempts to resume a stream; a server may load its model
+_RESTARTING = (502, 503, 504)  # statuses of a server, or of a proxy before it, that is not ready
+_PAUSE_STEP_S = 0.05
 _MOST_ERROR = 64 << 10  # the maximum length of an error body in bytes
 _MOST_MODELS = 4 << 20  # the maximum length of a list of models in bytes
 _MOST_BYTES = 256 << 20  # the maximum length of a stream in bytes
 _CHECK_API = "check that the server has an OpenAI-compatible API"
-_TO_TRY = "check the address and that the server is running"
 
 
 class RemoteModel:
@@ -64,7 +69,7 @@ class RemoteModel:
     def open(cls, endpoint: Endpoint, *, offline: bool = False) -> RemoteModel:
         """Create a client with the key from the environment.
 
-        If the endpoint does not name a model, use the server's only model. Raises NetworkError, ModelNotFound and
+        If the endpoint does not name a model, use the server's default model. Raises NetworkError, ModelNotFound and
         UsageError.
         """
         if offline and not endpoint.is_loopback:
@@ -75,26 +80,27 @@ class RemoteModel:
         model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
         try:
             if not endpoint.model:
-                model.endpoint = Endpoint(endpoint.base, model._only_model(), endpoint.host, endpoint.is_loopback)
+                model.endpoint = Endpoint(endpoint.base, model._default_model(), endpoint.host, endpoint.is_loopback)
         except BaseException:
             model.close()
             raise
         return model
 
-    def models(self) -> list[str]:
-        """Return the names of the server's models. Raises NetworkError, and ModelNotFound if it cannot list them."""
+    def models(self) -> list[Mapping[str, Any]]:
+        """Return the server's models, each with an `id`. Raises NetworkError, and ModelNotFound if there is no list."""
         call = Call()
         call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
         with self._request("GET", "/models", None, call) as response:
             self._check(response, call)
             body = b"".join(self._read(response, call, _MOST_MODELS))
         try:
-            names = [model["id"] for model in json.loads(body)["data"]]
+            models: list[Mapping[str, Any]] = [*json.loads(body)["data"]]
+            names = [model["id"] for model in models]
         except (ValueError, TypeError, KeyError, RecursionError):
             names = [None]
         if not all(isinstance(name, str) and name.isprintable() for name in names):
-            raise self._teller.fault("not a list of models", self._teller.shown(body, 60), _TO_TRY)
-        return names
+            raise self._teller.fault("not a list of models", self._teller.shown(body, 60), TO_TRY)
+        return models
 
     def stream(
         self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call, *, most_events: int
@@ -107,12 +113,26 @@ class RemoteModel:
                      are not sent again
         most_events  the maximum number of events in the stream
 
+        If the connection breaks and the server gives its events IDs, the stream continues on another connection.
         Raises Cancelled if `call` was stopped, NetworkError, ModelNotFound and ContextExceeded.
         """
-        call.expect(f"no answer within {self._first_s:g} s", self._first_s)
-        with self._accepted(path, body, extras, call) as response:
-            self._check_kind(response, call)
-            yield from self._chunks(response, call, most_events)
+        seen, lost, pauses = "", None, list(_PAUSES_S)
+        while True:
+            call.expect(f"no answer within {self._first_s:g} s", self._first_s)
+            try:
+                with self._accepted(path, body, extras, call, seen) as response:
+                    self._check_kind(response, call)
+                    for chunk in self._chunks(response, call, most_events):
+                        if lost is not None and not follows(chunk.event_id, seen):
+                            raise self._teller.fault("answer was cut off", "the server did not continue it")
+                        yield chunk
+                        seen, lost, pauses = chunk.event_id, None, list(_PAUSES_S)
+                return
+            except NetworkError as error:
+                lost = lost or error
+                if not (seen and pauses and isinstance(error, ConnectionLost)):
+                    raise lost from None
+            self._pause(pauses.pop(0), call)
 
     def close(self) -> None:
         """Stop all requests and close all connections. Idempotent."""
@@ -122,6 +142,14 @@ class RemoteModel:
             idle, self._idle = self._idle, []
         for line in idle:
             line.close()
+
+    def _pause(self, seconds: float, call: Call) -> None:
+        """Wait before the next attempt. Raises Cancelled if `call` is stopped meanwhile."""
+        until = time.monotonic() + seconds
+        call.expect("no new connection", seconds + CONNECT_S)
+        while time.monotonic() < until:
+            self._check_call(call)
+            time.sleep(_PAUSE_STEP_S)
 
     def _chunks(self, response: httpx2.Response, call: Call, most_events: int) -> Iterator[Chunk]:
         pieces = self._pieces(response, call)
@@ -165,29 +193,34 @@ class RemoteModel:
 
     @contextlib.contextmanager
     def _accepted(
-        self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call
+        self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call, seen: str
     ) -> Iterator[httpx2.Response]:
-        """Yield a successful response. If the server rejects `extras`, repeat the request without them."""
+        """Yield a successful response. If the server rejects `extras`, repeat the request without them.
+
+        seen  the ID of the last event that was received; the response continues after it
+        """
         wanted = {name: value for name, value in extras.items() if name not in self.left_out}
         with contextlib.ExitStack() as stack:
             content = json.dumps({**body, **wanted}).encode()
-            response = stack.enter_context(self._request("POST", path, content, call))
+            response = stack.enter_context(self._request("POST", path, content, call, seen))
             if response.status_code in (400, 422) and wanted:
                 stack.close()
                 content = json.dumps(dict(body)).encode()
-                response = stack.enter_context(self._request("POST", path, content, call))
+                response = stack.enter_context(self._request("POST", path, content, call, seen))
                 if response.is_success:
                     self.left_out = (*self.left_out, *wanted)
             self._check(response, call)
             yield response
 
     @contextlib.contextmanager
-    def _request(self, method: str, path: str, content: bytes | None, call: Call) -> Iterator[httpx2.Response]:
+    def _request(
+        self, method: str, path: str, content: bytes | None, call: Call, seen: str = ""
+    ) -> Iterator[httpx2.Response]:
         line: Line | None = None
         self._watch.add(call)
         try:
             with self._translated(call):
-                line, response = self._send(method, self.endpoint.base + path, content, call)
+                line, response = self._send(method, self.endpoint.base + path, content, call, seen)
             with contextlib.closing(response):
                 yield response
         finally:
@@ -196,7 +229,9 @@ class RemoteModel:
             if line is not None:
                 self._keep(line)
 
-    def _send(self, method: str, url: str, content: bytes | None, call: Call) -> tuple[Line, httpx2.Response]:
+    def _send(
+        self, method: str, url: str, content: bytes | None, call: Call, seen: str
+    ) -> tuple[Line, httpx2.Response]:
         import httpx2
 
         while True:
@@ -205,7 +240,7 @@ class RemoteModel:
             line = line or self._new_line()
             kept = line.used
             try:
-                return line, line.send(method, url, content, call)
+                return line, line.send(method, url, content, call, seen)
             except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                 line.close()
                 if not kept or call.stopped or call.expired:
@@ -248,7 +283,8 @@ class RemoteModel:
         what = {401: "not authorised", 403: "access denied", 404: "address not found", 429: "too many requests"}
         hint = {401: f"set {KEY_VARIABLE} to your key", 403: f"check {KEY_VARIABLE}", 404: _CHECK_API}
         default = "the server failed" if status >= 500 else "request rejected"
-        raise self._teller.fault(what.get(status, default), words, hint.get(status, ""))
+        failure = self._teller.lost if status in _RESTARTING else self._teller.fault
+        raise failure(what.get(status, default), words, hint.get(status, ""))
 
     def _check_kind(self, response: httpx2.Response, call: Call) -> None:
         """Raise NetworkError unless the response is an uncompressed event stream."""
@@ -281,50 +317,38 @@ class RemoteModel:
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
             self._check_call(call)
             # Protocol errors may quote the server, and the server may quote the key, which --debug would then show.
-            raise self._in_our_words(error) from (error if self._teller.is_harmless(error) else None)
+            raise in_our_words(error, self._teller) from (error if self._teller.is_harmless(error) else None)
 
-    def _in_our_words(self, error: Exception) -> LlmrunError:
-        import httpx2
-
-        said = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()).partition("\n")[0]
-        words = self._teller.shown(said, 160) or type(error).__name__
-        if isinstance(error, httpx2.ConnectTimeout):
-            return self._teller.fault("unreachable", f"no connection within {CONNECT_S:g} s", _TO_TRY)
-        if isinstance(error, httpx2.ProxyError):
-            return self._teller.fault("unreachable", f"proxy: {words}", "check the proxy variables")
-        if isinstance(error, httpx2.ConnectError):
-            return self._teller.fault("unreachable", words, _TO_TRY)
-        if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-            return UsageError(f"endpoint: {self.endpoint.host}: {words}")
-        if isinstance(error, httpx2.HTTPError | httpx2.StreamError):
-            return self._teller.fault("connection lost", words)
-        return self._teller.fault("invalid network settings", words, "check SSL_CERT_FILE and the proxy variables")
-
-    def _only_model(self) -> str:
-        names = self.models()
-        if not names:
+    def _default_model(self) -> str:
+        models = self.models()
+        if not models:
             raise ModelNotFound(
                 f"model: {self.endpoint.host}: the server has no models", hint="load a model into the server"
             )
-        if len(names) > 1:
+        found = default_model(models)
+        if found is None:
+            names = [str(model["id"]) for model in models]
             some = ", ".join(self._teller.shown(name, 40) for name in names[:5])
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UsageError(
                 f"model: {self.endpoint.host}: the server has {len(names)} models: {some}{more}",
                 hint=f"choose one: -m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
             )
-        return names[0]
+        return str(found["id"])
 
 
-def request_headers(key: str | None) -> dict[str, str]:
-    """Return the headers of all requests. Raises UsageError for a key with characters that are not allowed."""
+def request_headers(key: str | None, origin: str = f"environment: {KEY_VARIABLE}") -> dict[str, str]:
+    """Return the headers of all requests.
+
+    Raises UsageError for a key with characters that are not allowed. `origin` says where the key comes from.
+    """
     # "identity" means no compression. A compressed stream could unpack to gigabytes, and chunks could be delayed.
     headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
     if key is None:
         return headers
     # Quotes and backslashes are not allowed, because an escaped key could not be found and redacted in messages.
     if not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
-        raise UsageError(f"environment: {KEY_VARIABLE}: contains a character that is not allowed in a key")
+        raise UsageError(f"{origin}: contains a character that is not allowed in a key")
     return {**headers, "authorization": f"Bearer {key}"}
 
 

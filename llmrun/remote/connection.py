@@ -44,8 +44,11 @@ class Line:
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEPT_S),
         )
 
-    def send(self, method: str, url: str, content: bytes | None, call: Call) -> httpx2.Response:
-        """Send a request and return its response, which the caller must read and close."""
+    def send(self, method: str, url: str, content: bytes | None, call: Call, last_event: str = "") -> httpx2.Response:
+        """Send a request and return its response, which the caller must read and close.
+
+        last_event  the ID of the event after which a stream continues; "" for a new one
+        """
 
         def watch(event: str, facts: dict[str, Any]) -> None:
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
@@ -54,6 +57,8 @@ class Line:
 
         call.take(self)
         headers = {} if content is None else {"content-type": "application/json"}
+        if last_event:
+            headers["last-event-id"] = last_event
         request = self.client.build_request(method, url, content=content, headers=headers, extensions={"trace": watch})
         response = self.client.send(request, stream=True)
         self.used = True

@@ -7,7 +7,17 @@ from typing import Any
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.grammars import schema_of
-from llmrun.engine.requests import AUTO, NONE, REQUIRED, ChatPrompt, Request, check_request
+from llmrun.engine.requests import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ChatPrompt,
+    FillPrompt,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+    check_request,
+)
 from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING
 
@@ -53,8 +63,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if not isinstance(prompt, ChatPrompt):
         if request.logprobs is not None:
             body["logprobs"] = request.logprobs
-        body["prompt"] = prompt.text if hasattr(prompt, "text") else [*prompt.tokens]
-        return RemoteRequest("/completions", body, extras)
+        return RemoteRequest("/completions", body | _prompt_fields(prompt), extras)
     if not prompt.add_generation_prompt:
         raise UsageError("servers cannot continue a partial answer: add_generation_prompt must be True")
     if request.logprobs is not None:
@@ -73,6 +82,14 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
     ]
     return RemoteRequest("/chat/completions", body, extras)
+
+
+def _prompt_fields(prompt: TextPrompt | TokenPrompt | FillPrompt) -> dict[str, Any]:
+    if isinstance(prompt, FillPrompt):
+        if prompt.files or prompt.line or prompt.cut:
+            raise UsageError("servers fill only the gap between two texts: files, line and cut are not supported")
+        return {"prompt": prompt.prefix, "suffix": prompt.suffix}
+    return {"prompt": prompt.text if isinstance(prompt, TextPrompt) else [*prompt.tokens]}
 
 
 def _tool_choice(prompt: ChatPrompt) -> str | dict[str, Any]:

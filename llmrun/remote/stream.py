@@ -10,12 +10,13 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmrun.engine.requests import ToolCallDelta
 from llmrun.errors import NetworkError
 from llmrun.gguf.problems import shown
+from llmrun.remote.event_ids import FORM
 from llmrun.types import TokenLogprob
 
 LONGEST_LINE = 1 << 20  # bytes
@@ -44,6 +45,7 @@ class Chunk:
     """One event of a stream.
 
     arrived    the arrival time of its last byte, from time.perf_counter
+    event_id   the event's ID, from which a server can continue a broken stream; "" if it cannot
     text       text of the answer, which may be several tokens or none
     reasoning  text of the model's thinking before the answer
     tool_calls pieces of tool calls
@@ -51,12 +53,17 @@ class Chunk:
     """
 
     arrived: float
+    event_id: str = ""
     text: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     finish: str | None = None
     usage: Usage | None = None
     logprobs: tuple[Logprobs, ...] = ()
+
+
+class ConnectionLost(NetworkError):
+    """A connection could not be made, or ended in the middle of an answer."""
 
 
 class Teller:
@@ -82,6 +89,10 @@ class Teller:
         """Return an error that names the server."""
         return NetworkError(f"{what}: {self.host}: {seen}", hint=hint)
 
+    def lost(self, what: str, seen: str, hint: str = "") -> ConnectionLost:
+        """Return an error that names the server, for a connection that failed."""
+        return ConnectionLost(f"{what}: {self.host}: {seen}", hint=hint)
+
 
 class _Unexpected(ValueError):
     """Raised for a field that does not match the API."""
@@ -93,7 +104,7 @@ def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterat
     Raises NetworkError if the stream is malformed or reports an error.
     """
     count, finished = 0, False
-    for arrived, data in _events(_lines(pieces, teller), teller):
+    for arrived, data, event_id in _events(_lines(pieces, teller), teller):
         if data.strip() == b"[DONE]":
             return
         try:
@@ -105,13 +116,13 @@ def read_chunks(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterat
         if said:
             raise teller.fault("the server reported an error", teller.shown(said))
         try:
-            chunk = _chunk(arrived, event)
+            chunk = replace(_chunk(arrived, event), event_id=event_id)
         except _Unexpected as wrong:
             raise teller.fault("answer does not match the API", str(wrong)) from None
         count, finished = count + 1, finished or chunk.finish is not None
         yield chunk
     if not finished:
-        raise teller.fault("answer was cut off", f"the stream ended after {count:,} events without a finish reason")
+        raise teller.lost("answer was cut off", f"the stream ended after {count:,} events without a finish reason")
 
 
 def server_words(body: object) -> str:
@@ -146,15 +157,19 @@ def _lines(pieces: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
         yield arrived, bytes(held)
 
 
-def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes]]:
-    """Yield the data of each event with the time when it was complete."""
+def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tuple[float, bytes, str]]:
+    """Yield the data of each event with the time when it was complete, and the ID of this event or an earlier one.
+
+    A last event without an empty line after it is yielded, too, because some servers leave this line out.
+    """
     data: list[bytes] = []
+    event_id = ""
     size = 0
     arrived = 0.0
     for arrived, line in lines:
         line = line.removesuffix(b"\r")
         if not line and data:
-            yield arrived, b"\n".join(data)
+            yield arrived, b"\n".join(data), event_id
             data, size = [], 0
         name, _, value = line.removeprefix(b"\xef\xbb\xbf").partition(b":")
         if name in (b"data", b"error"):  # "error" is specific to llama-server.
@@ -162,8 +177,16 @@ def _events(lines: Iterable[tuple[float, bytes]], teller: Teller) -> Iterator[tu
             size += len(line)
             if size > LONGEST_LINE:
                 raise teller.fault("answer is not an event stream", f"an event of more than {LONGEST_LINE:,} bytes")
+        elif name == b"id":
+            event_id = _event_id(value.removeprefix(b" "))
     if data:
-        yield arrived, b"\n".join(data)
+        yield arrived, b"\n".join(data), event_id
+
+
+def _event_id(value: bytes) -> str:
+    """Return the ID of an event, or "" for one of a server that is not ours and may not continue streams."""
+    text = value.decode("latin-1")
+    return text if FORM.fullmatch(text) else ""
 
 
 def _chunk(arrived: float, event: object) -> Chunk:

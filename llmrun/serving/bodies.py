@@ -16,7 +16,8 @@ from llmrun.serving.disconnects import ClientGone
 from llmrun.serving.options import Limits
 from llmrun.serving.refusals import SERVER, Refused
 
-_LARGE = 64 << 10  # bytes; parsing less takes about a millisecond, and starting a thread is not worth it
+_KEY = "llmrun.body"
+LARGE = 64 << 10  # bytes; parsing less takes about a millisecond, and starting a thread is not worth it
 
 Result = TypeVar("Result")
 
@@ -24,7 +25,7 @@ Result = TypeVar("Result")
 class Bodies:
     """Reads bodies, and limits how much memory all of them take together.
 
-    held  the size of all bodies that are being received or parsed, in bytes
+    held  the size of all bodies that are being received, parsed or forwarded, in bytes
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -34,18 +35,25 @@ class Bodies:
     async def read_json(self, scope: Scope, receive: Receive) -> tuple[dict[str, Any], bool]:
         """Return the JSON object in the body, and whether it is large, so that it should be processed in a thread.
 
+        A body that has been read is returned again.
+
         Raises Refused for a body that is too large, too slow, compressed or not declared as JSON, the errors of
         `parse_json`, and ClientGone.
         """
-        headers = Headers(scope=scope)
+        if _KEY not in scope:
+            scope[_KEY] = await self._read_json(Headers(scope=scope), receive)
+        body, large = scope[_KEY]
+        return body, large
+
+    async def _read_json(self, headers: Headers, receive: Receive) -> tuple[dict[str, Any], bool]:
         _check_declared(headers, self._limits.body_bytes)
-        with self._holding() as hold:
+        with self.holding() as hold:
             try:
                 async with asyncio.timeout(self._limits.body_s):
                     body = await self._read(receive, hold)
             except TimeoutError:
                 raise Refused(408, f"the body did not arrive within {self._limits.body_s:g} s") from None
-            large = len(body) > _LARGE
+            large = len(body) > LARGE
             return await off_the_loop(large, lambda: parse_json(body)), large
 
     async def _read(self, receive: Receive, hold: Callable[[int], None]) -> bytes:
@@ -63,7 +71,7 @@ class Bodies:
                 return bytes(body)
 
     @contextmanager
-    def _holding(self) -> Iterator[Callable[[int], None]]:
+    def holding(self) -> Iterator[Callable[[int], None]]:
         """Yield a function that counts bytes as held until the block ends.
 
         Bodies that are not large are never refused. Otherwise, a few clients that stall in the middle of large bodies
@@ -73,7 +81,7 @@ class Bodies:
 
         def hold(count: int) -> None:
             nonlocal held
-            if held + count > _LARGE and self.held + count > self._limits.bodies_bytes:
+            if held + count > LARGE and self.held + count > self._limits.bodies_bytes:
                 raise Refused(
                     503,
                     "the server is receiving too many large requests; try again in a moment",
@@ -108,9 +116,12 @@ def _check_declared(headers: Headers, most: int) -> None:
 
     Only JSON is accepted. Browsers let any page send forms and plain text to any server, but they ask the server before
     they send JSON. The gate's check of the Origin header already refuses such pages; this is a second line of defense.
+    curl declares every body as a form, also in the examples of Ollama's documentation. Pages cannot pretend to be curl
+    without asking first.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    is_curl = kind == "application/x-www-form-urlencoded" and headers.get("user-agent", "").startswith("curl/")
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")) and not is_curl:
         raise Refused(415, "the body must be JSON: send the header Content-Type: application/json")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Refused(415, "compressed bodies are not supported: send the body without Content-Encoding")

@@ -13,6 +13,7 @@ from llmrun.engine.requests import Event, Finished, Request, TextDelta
 from llmrun.engine_process.served_model import Asked, ServedModel
 from llmrun.serving.metrics import Metrics
 
+_MANY_TOKENS = 256  # writing the log-probabilities of so many tokens takes 20 ms
 _MOST_EVENTS = 64  # at a time; writing so many takes a millisecond
 
 
@@ -39,6 +40,11 @@ class Choices:
         self.prompt_tokens = 0
         self.generated_tokens = 0
 
+    @property
+    def is_long(self) -> bool:
+        """Whether writing all finished choices takes so long that it must not hold up other clients."""
+        return self.generated_tokens > _MANY_TOKENS
+
     async def accepted(self) -> None:
         """Send the requests and wait until the engine has accepted all of them. Raises the error of the first that
         it refuses."""
@@ -48,7 +54,7 @@ class Choices:
             accepted = await asked.accepted()
             self._waits.append(accepted.wait_s)
             self.prompt_tokens = accepted.prompt_tokens
-        self.wait_s = max(self._waits)
+        self.wait_s = max(self._waits, default=0.0)
 
     async def arrived(self, until: float | None = None) -> list[tuple[int, Event]] | None:
         """Wait for events and return those that have arrived, each with the number of its choice.

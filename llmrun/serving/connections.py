@@ -18,9 +18,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from llmrun.protocol.errors import ApiError, openai_body
+from llmrun.protocol.errors import ApiError
+from llmrun.protocol.wire import OPENAI, json_bytes
 from llmrun.serving.options import Limits
-from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response, json_bytes
+from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response
 
 _SPARE = 64  # connections beyond the limit that still get an answer, which says that there are too many
 _HEADER_END = re.compile(rb"\n\r?\n")
@@ -120,7 +121,7 @@ class Connection(H11Protocol):
         client might never read the error.
         """
         self._header_since, self._linger_since, self._refused = None, self.loop.time(), True
-        body = json_bytes(openai_body(ApiError(status, words, INVALID)))
+        body = json_bytes(OPENAI.error(ApiError(status, words, INVALID)))
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
@@ -150,4 +151,4 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
         code="too_many_connections",
         headers={"retry-after": "1"},
     )
-    await error_response(error)(scope, receive, send)
+    await error_response(error, OPENAI)(scope, receive, send)

@@ -12,29 +12,50 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmrun.errors import LlmrunError
 from llmrun.gguf.problems import shown
+from llmrun.protocol.apis import wire_of
+from llmrun.protocol.wire import WireFormat
 from llmrun.serving.disconnects import ClientGone
 from llmrun.serving.metrics import Metrics
 from llmrun.serving.refusals import error_response
 
 _KEY = "llmrun.exchange"
 _CLIENT_GONE = 499  # nginx's status for a client that left before the response
-_POLLED = ("/health", "/metrics")  # monitoring asks for these every few seconds
+_POLLED = ("/health", "/metrics", "/v1/models")  # monitoring and other servers ask for these every few seconds
+
+
+class AnswerId(str):
+    """The random ID of an answer, which also contains the time of its request."""
+
+    __slots__ = ()
+
+    @classmethod
+    def new(cls) -> AnswerId:
+        return cls(f"{int(time.time()):08x}{secrets.token_hex(8)}")
+
+    @property
+    def created(self) -> int:
+        """The time of the request, in seconds since 1970."""
+        return int(self[:8], 16)
 
 
 @dataclass(slots=True)
 class Exchange:
     """One request and its response.
 
-    route    the pattern of the route, for metrics, because clients choose the paths
-    tenant   whose request it is; see Request.tenant
-    tokens   counts for the log, such as "12+345 tokens"; "" for requests without an answer
-    status   the response's status; 0 until it has begun
-    outcome  a word for the log if the exchange did not end well, such as "failed"
+    wire      the form of the API to which the path belongs
+    route     the pattern of the route, for metrics, because clients choose the paths
+    tenant    the owner of the request; see Request.tenant
+    upstream  the hosts of the upstreams that the request was forwarded to; "" if it was not forwarded
+    tokens    counts for the log, such as "12+345 tokens"; "" for requests without an answer
+    status    the response's status; 0 until it has begun
+    outcome   a word for the log if the exchange did not end well, such as "failed"
     """
 
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    wire: WireFormat
+    id: AnswerId = field(default_factory=AnswerId.new)
     route: str = "other"
     tenant: str = ""
+    upstream: str = ""
     tokens: str = ""
     status: int = 0
     outcome: str = ""
@@ -60,7 +81,7 @@ class Exchanges:
         self._app, self._metrics, self._log, self._trace = app, metrics, log, trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope[_KEY] = Exchange()
+        exchange = scope[_KEY] = Exchange(wire_of(scope["path"]))
         scope["app"] = self  # otherwise, Starlette's router answers unknown paths itself, in plain text
         self._metrics.open_requests += 1
         try:
@@ -81,6 +102,7 @@ class Exchanges:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", exchange.id.encode("ascii")),
+                    (b"request-id", exchange.id.encode("ascii")),  # Anthropic's name
                     (b"x-content-type-options", b"nosniff"),
                 ]
             await send(message)
@@ -93,7 +115,7 @@ class Exchanges:
             if not isinstance(error, LlmrunError):
                 self._trace(traceback.format_exc())
             if not exchange.status:
-                await error_response(error)(scope, receive, sending)
+                await error_response(error, exchange.wire)(scope, receive, sending)
             exchange.outcome = "failed"
 
 
@@ -102,5 +124,15 @@ def _line(scope: Scope, exchange: Exchange, status: int) -> str:
     path = shown(scope["path"])
     client = scope["client"][0] if scope.get("client") else "-"
     seconds = f"{time.perf_counter() - exchange.began:.2f} s"
-    words = [time.strftime("%H:%M:%S"), client, shown(scope["method"]), path, str(status), exchange.tokens, seconds]
+    via = f"via {exchange.upstream}" if exchange.upstream else ""
+    words = [
+        time.strftime("%H:%M:%S"),
+        client,
+        shown(scope["method"]),
+        path,
+        str(status),
+        exchange.tokens,
+        via,
+        seconds,
+    ]
     return "  ".join(word for word in (*words, exchange.outcome) if word)

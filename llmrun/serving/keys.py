@@ -1,4 +1,4 @@
-"""API keys: reading them from a file, and comparing them in constant time."""
+"""API keys: reading them from files, and comparing them in constant time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmrun.errors import UsageError
+from llmrun.remote.url import is_endpoint, parse_endpoint
 
 _SECRET_BYTES = 32
 _SHORTEST = 16  # characters; shorter keys can be guessed
 _FLAG = "--api-key-file"
+UPSTREAM_FLAG = "--upstream-key-file"
 _MAKE_ONE = "make a key: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
 
 
@@ -47,27 +49,59 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
     Raises UsageError, whose message never contains a key.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"{_FLAG}: {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{_FLAG}: {path}: not a text file in UTF-8") from None
     keys = []
-    for number, line in enumerate(lines, 1):
-        key = line.strip()
-        if not key or key.startswith("#"):
-            continue
+    for number, key in _lines(path, _FLAG):
         if len(key) < _SHORTEST:
             raise UsageError(f"{_FLAG}: {path}: line {number}: shorter than {_SHORTEST} characters", hint=_MAKE_ONE)
-        if not (key.isascii() and key.isprintable()) or " " in key:
-            raise UsageError(
-                f"{_FLAG}: {path}: line {number}: a key must be printable ASCII without spaces", hint=_MAKE_ONE
-            )
+        _check_letters(key, f"{_FLAG}: {path}: line {number}", _MAKE_ONE)
         keys.append(key)
     if not keys:
         raise UsageError(f"{_FLAG}: {path}: contains no keys", hint=_MAKE_ONE)
     return tuple(keys)
+
+
+def read_upstream_keys(path: Path, bases: Sequence[str]) -> dict[str, str]:
+    """Return the key of each upstream that has one.
+
+    Each line is `URL KEY`, or a KEY for all upstreams without a line of their own.
+
+    bases  the URLs of the upstreams, as in Endpoint.base
+
+    Raises UsageError, whose message never contains a key.
+    """
+    common: str | None = None
+    own: dict[str, str] = {}
+    for number, line in _lines(path, UPSTREAM_FLAG):
+        where = f"{UPSTREAM_FLAG}: {path}: line {number}"
+        url, space, key = line.rpartition(" ")
+        _check_letters(key, where, "each line is URL KEY, or a KEY for all upstreams")
+        if not space and is_endpoint(key):
+            raise UsageError(f"{where}: a URL without a key", hint="write URL KEY")
+        if not space:
+            common = key
+        elif (base := parse_endpoint(url.strip()).base) in bases:
+            own[base] = key
+        else:
+            raise UsageError(f"{where}: {base} is not an upstream", hint=f"add --upstream {base}, or remove the line")
+    return {base: found for base in bases if (found := own.get(base, common)) is not None}
+
+
+def _lines(path: Path, flag: str) -> Iterator[tuple[int, str]]:
+    """Yield the numbers and contents of the lines of a file that are neither empty nor comments. Raises UsageError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{flag}: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{flag}: {path}: not a text file in UTF-8") from None
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            yield number, line
+
+
+def _check_letters(key: str, where: str, hint: str) -> None:
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(f"{where}: a key must be printable ASCII without spaces", hint=hint)
 
 
 def kept_secret(folder: Path) -> bytes:
@@ -76,7 +110,7 @@ def kept_secret(folder: Path) -> bytes:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            descriptor, name = tempfile.mkstemp(dir=folder)  # which only this user may read
+            descriptor, name = tempfile.mkstemp(dir=folder)  # only this user may read it
             try:
                 with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
                     file.write(secrets.token_bytes(_SECRET_BYTES))

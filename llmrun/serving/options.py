@@ -15,7 +15,7 @@ class Limits:
     header_bytes  request line and headers
     header_s      time for a client to send them
     body_bytes    the body of one request
-    bodies_bytes  the bodies of all requests that are being received or parsed; small ones are always received
+    bodies_bytes  the bodies of all requests that are being received, parsed or forwarded; small ones always may
     body_s        time for a client to send the body
     keep_alive_s  how long an idle connection stays open
     unread_s      how long a client may leave data unread before its connection is aborted

@@ -1,17 +1,15 @@
-"""Errors of the HTTP layer itself, and the responses for all errors, in the form of OpenAI's API."""
+"""Errors of the HTTP layer itself, and the responses for all errors."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.errors import ApiError, api_error, openai_body
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+from llmrun.protocol.errors import ApiError, api_error
+from llmrun.protocol.wire import WireFormat, json_bytes
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -40,11 +38,6 @@ def as_api_error(error: BaseException) -> ApiError:
     return error.error if isinstance(error, Refused) else api_error(error)
 
 
-def json_bytes(value: Any) -> bytes:
-    """Encode JSON for a response. Lone surrogates, which a request can contain, become question marks."""
-    return _ENCODER.encode(value).encode("utf-8", "replace")
-
-
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response with this JSON value, or with bytes that are JSON already."""
     return Response(
@@ -55,17 +48,24 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
     )
 
 
-def json_bytes_of_choices(body: Mapping[str, Any]) -> bytes:
+def json_bytes_of_choices(body: Mapping[str, Any] | Sequence[Any]) -> bytes:
     """Return `json_bytes` of an answer without blocking other threads for long.
 
     Python's encoder lets no other thread run until it is done. Encoding 128 choices at once, with 20 log-probabilities
-    per token, took a second, so each choice is encoded separately.
+    per token, took a second, so each choice is encoded separately. The choices are in the field `choices`, or the body
+    is a list of them.
     """
+    if not isinstance(body, Mapping):
+        return _list_bytes(body)
     fields = []
     for name, value in body.items():
-        content = b"[" + b",".join(map(json_bytes, value)) + b"]" if name == "choices" else json_bytes(value)
+        content = _list_bytes(value) if name == "choices" else json_bytes(value)
         fields.append(json_bytes(name) + b":" + content)
     return b"{" + b",".join(fields) + b"}"
+
+
+def _list_bytes(items: Sequence[Any]) -> bytes:
+    return b"[" + b",".join(map(json_bytes, items)) + b"]"
 
 
 def ignored_header(names: str) -> Mapping[str, str]:
@@ -73,7 +73,7 @@ def ignored_header(names: str) -> Mapping[str, str]:
     return {"x-llmrun-ignored": names} if names else {}
 
 
-def error_response(error: BaseException) -> Response:
-    """Return the response for an error."""
+def error_response(error: BaseException, wire: WireFormat) -> Response:
+    """Return the response for an error, in the form of an API."""
     told = as_api_error(error)
-    return json_response(openai_body(told), status=told.status, headers=told.headers)
+    return json_response(wire.error(told), status=told.status, headers=told.headers)

@@ -19,6 +19,7 @@ from llmrun.engine.requests import (
     ChatPrompt,
     Event,
     Failed,
+    FillPrompt,
     Finished,
     PrefillProgress,
     Prompt,
@@ -162,6 +163,8 @@ def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
         (CHAT, "/v1/chat/completions", "messages", [{"role": "user", "content": "Say hello."}]),
         (TextPrompt("Once upon"), "/v1/completions", "prompt", "Once upon"),
         (TokenPrompt([5, 6]), "/v1/completions", "prompt", [5, 6]),
+        (FillPrompt("a", "b"), "/v1/completions", "prompt", "a"),
+        (FillPrompt("a", "b"), "/v1/completions", "suffix", "b"),
     ],
 )
 def test_each_kind_of_prompt_goes_where_it_belongs(prompt: Prompt, path: str, field: str, value: object) -> None:
@@ -171,6 +174,12 @@ def test_each_kind_of_prompt_goes_where_it_belongs(prompt: Prompt, path: str, fi
     assert server.asked[0].body[field] == value
     assert server.asked[0].body["stream_options"] == {"include_usage": True}
     assert "ignore_eos" not in server.asked[0].body
+
+
+def test_servers_are_not_asked_for_more_than_a_suffix() -> None:
+    with serving(response(HELLO)) as server, pytest.raises(UsageError, match="servers fill only the gap"):
+        answer_of(server, Request(FillPrompt("a", "b", line="c")))
+    assert server.asked == []
 
 
 def test_everything_a_request_can_say_is_said() -> None:

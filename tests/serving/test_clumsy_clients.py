@@ -36,7 +36,7 @@ def test_other_methods_are_not_allowed(server: RunningServer, method: str) -> No
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/v1/models", "/v1//models", f"{CHAT}/", "/api/tags", "/v1/\u007f"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/v1/models", "/v1//models", f"{CHAT}/", "/v1/\u007f"])
 def test_other_paths_are_not_found(server: RunningServer, path: str) -> None:
     reply = server.send("POST", path.replace("\x7f", "%7f%00%0d%0a%ff"), HELLO)
     assert reply.status == 404
@@ -63,6 +63,14 @@ def test_compressed_bodies_are_refused(server: RunningServer) -> None:
     reply = server.send("POST", CHAT, body, {"content-encoding": "gzip"})
     assert reply.status == 415
     assert "Content-Encoding" in reply.error["message"]
+
+
+def test_curl_may_call_json_a_form(server: RunningServer) -> None:
+    """It does so without the option -H, as in the examples of Ollama's documentation."""
+    headers = {"content-type": "application/x-www-form-urlencoded", "user-agent": "curl/8.5.0"}
+    assert server.send("POST", CHAT, HELLO, headers).status == 200
+    assert server.send("POST", CHAT, HELLO, {**headers, "user-agent": "Mozilla/5.0 curl/8.5.0"}).status == 415
+    assert server.send("POST", CHAT, HELLO, {**headers, "origin": "https://evil.example"}).status == 403
 
 
 def test_a_missing_content_type_is_json(server: RunningServer) -> None:

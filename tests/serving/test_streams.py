@@ -17,7 +17,7 @@ QUICK_PINGS = ServingOptions(limits=Limits(ping_s=0.05))
 def events_of(reply: Reply) -> list[Any]:
     """Return the data of all events. [DONE] is a string."""
     assert reply.body.endswith(b"\n\n")
-    data = [line.removeprefix("data: ") for line in reply.body.decode().split("\n\n") if line.startswith("data: ")]
+    data = [line.removeprefix("data: ") for line in reply.body.decode().split("\n") if line.startswith("data: ")]
     return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 

@@ -13,8 +13,9 @@ from llmrun.batching.workers.base import RefusedWorker, Reply, WorkerLost
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
 from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.json_body import parse_json
-from llmrun.remote.client import KEY_VARIABLE, request_headers, tls_settings
-from llmrun.remote.connection import CONNECT_S, WRITE_S
+from llmrun.remote.async_client import async_client
+from llmrun.remote.client import KEY_VARIABLE, request_headers
+from llmrun.remote.listed_models import default_model
 from llmrun.remote.stream import Teller
 from llmrun.remote.url import Endpoint
 
@@ -70,18 +71,9 @@ class EndpointWorker:
 
     async def start(self) -> Mapping[str, Any]:
         """See Worker. Raises NetworkError, ModelNotFound, and UsageError if the server has several models."""
-        import httpx2
-
         await self.close()
         endpoint = self._endpoint
-        self._client = httpx2.AsyncClient(
-            headers=self._headers,
-            verify=tls_settings(endpoint),
-            trust_env=not endpoint.is_loopback,
-            follow_redirects=False,  # the key must not be sent to other hosts
-            timeout=httpx2.Timeout(None, connect=CONNECT_S, write=WRITE_S, pool=None),
-            limits=httpx2.Limits(max_connections=self.slots + 1, max_keepalive_connections=0),
-        )
+        self._client = async_client(endpoint, self._headers, most_open=self.slots + 1, most_idle=0)
         try:
             card = self._chosen(await self._models())
         except WorkerLost as error:
@@ -157,8 +149,8 @@ class EndpointWorker:
     def _chosen(self, models: list[Mapping[str, Any]]) -> Mapping[str, Any]:
         wanted = self._endpoint.model
         named = [each for each in models if each["id"] == wanted] if wanted else models
-        if len(named) == 1:
-            return named[0]
+        if (found := default_model(named)) is not None:
+            return found
         if not named:
             what = f"no model {wanted}" if wanted else "no model"
             raise ModelNotFound(f"{self.name}: the server has {what}")

@@ -13,14 +13,16 @@ from llmrun.engine.facts import ModelFacts
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
 from llmrun.engine_process.served_model import Asked
-from llmrun.errors import LlmrunError, Unavailable
+from llmrun.errors import LlmrunError, ModelNotFound, Unavailable
+from llmrun.gguf.problems import shown
 from llmrun.protocol.errors import api_error, openai_body
 from llmrun.protocol.openai.models import model_body
-from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
+from llmrun.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
 
-_Parse = Callable[[dict[str, Any], ModelFacts], Parsed]
-_NewAnswer = Callable[[Parsed, ModelFacts, str, int], ChatAnswer | CompletionAnswer]
+_Parse = Callable[[dict[str, Any], ModelFacts, int], ParsedCompletion]
+_NewAnswer = Callable[[ParsedCompletion, ModelFacts, str, int], ChatAnswer | CompletionAnswer]
+_SEED: Final = 0  # never used, because every call of a batch has a seed
 _NO_LIMIT: Final = 1 << 40  # bytes; a batch bounds what it has in flight by the number of calls
 _CALLS: Final[Mapping[str, tuple[_Parse, _NewAnswer]]] = {
     CHAT: (parse_chat, ChatAnswer),
@@ -89,12 +91,15 @@ class LocalWorker:
             await process.close()
 
 
-def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> Parsed:
+def parse_call(url: str, body: Mapping[str, Any], facts: ModelFacts) -> ParsedCompletion:
     """Convert the body of a call into requests. Raises the LlmrunError of one that cannot be answered."""
-    return _CALLS[url][0](dict(body), facts)
+    name = body.get("model")
+    if isinstance(name, str) and name not in ("", facts.name):
+        raise ModelNotFound(f"no such model: {shown(name, 100)}", hint=f"this batch runs {facts.name}")
+    return _CALLS[url][0](dict(body), facts, _SEED)
 
 
-async def _run(process: ModelProcess, parsed: Parsed, answer: ChatAnswer | CompletionAnswer) -> None:
+async def _run(process: ModelProcess, parsed: ParsedCompletion, answer: ChatAnswer | CompletionAnswer) -> None:
     """Run the requests of a call, and feed the answer with their events. Raises the error of one that failed."""
     news = asyncio.Event()
     asked: list[Asked] = []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-Schema = dict[str, Any]
-
-_TEXT: Final[Schema] = {"type": "string"}
-_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-_NUMBER: Final[Schema] = {"type": "number"}
-_FINGERPRINT: Final = "Identifies everything that can change the bytes of an answer."
-_OPTIONAL_TEXT: Final[Schema] = {"type": ["string", "null"]}
+from llmrun.protocol.schemas import (
+    BOOLEAN,
+    COUNT,
+    FINGERPRINT,
+    NUMBER,
+    OPTIONAL_TEXT,
+    TEXT,
+    Schema,
+    fixed_object,
+    ref,
+)
 
 
 def answer_schemas() -> dict[str, Schema]:
@@ -23,60 +25,60 @@ def answer_schemas() -> dict[str, Schema]:
         "ChatCompletionChunk": _chunk("chat.completion.chunk", _chat_chunk_choice()),
         "Completion": _answer("text_completion", _completion_choice(["string"])),
         "CompletionChunk": _chunk("text_completion", _completion_choice(["string", "null"])),
+        "Infill": {"anyOf": [_infill(), {"type": "array", "items": _infill(), "description": "Several choices."}]},
+        "InfillChunk": {"anyOf": [_infill_chunk(), _infill()]},
         "Model": _model(),
-        "Models": _object(object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
+        "Models": fixed_object(object={"const": "list"}, data={"type": "array", "items": ref("Model")}),
         "Tokens": _tokens(),
-        "Text": _object(content=_TEXT, prompt=_TEXT),
-        "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_OPTIONAL_TEXT, code=_OPTIONAL_TEXT)),
+        "Text": fixed_object(content=TEXT, prompt=TEXT),
+        "Error": fixed_object(error=fixed_object(message=TEXT, type=TEXT, param=OPTIONAL_TEXT, code=OPTIONAL_TEXT)),
     }
 
 
 def _model() -> Schema:
-    return _object(
-        id=_TEXT,
-        object={"const": "model"},
-        created=_COUNT,
-        owned_by=_TEXT,
-        max_model_len=_COUNT,
-        system_fingerprint={**_TEXT, "description": _FINGERPRINT},
-        default_sampling={"type": "object", "description": "The sampling of requests that do not set their own."},
-        batch_invariant={"type": "boolean", "description": "Whether an answer is the same in any company."},
-    )
+    always = fixed_object(id=TEXT, object={"const": "model"}, created=COUNT, owned_by=TEXT)
+    if_loaded = {
+        "max_model_len": COUNT,
+        "system_fingerprint": {**TEXT, "description": FINGERPRINT},
+        "default_sampling": {"type": "object", "description": "The sampling of requests that do not set their own."},
+        "batch_invariant": {"type": "boolean", "description": "Whether an answer is the same in any company."},
+    }
+    return {**always, "properties": {**always["properties"], **if_loaded}}
 
 
 def _answer(kind: str, choice: Schema) -> Schema:
     choices = {"type": "array", "items": choice}
-    counts = {"usage": _ref("Usage"), "timings": _ref("Timings")}
-    return _object(object={"const": kind}, **_head(), choices=choices, **counts)
+    counts = {"usage": ref("Usage"), "timings": ref("Timings")}
+    return fixed_object(object={"const": kind}, **_head(), choices=choices, **counts)
 
 
 def _chunk(kind: str, choice: Schema) -> Schema:
-    schema = _object(object={"const": kind}, **_head(), choices={"type": "array", "items": choice})
+    schema = fixed_object(object={"const": kind}, **_head(), choices={"type": "array", "items": choice})
     usage = {
-        "anyOf": [_ref("Usage"), {"type": "null"}],
+        "anyOf": [ref("Usage"), {"type": "null"}],
         "description": "Present only with stream_options.include_usage. Set only in the last chunk.",
     }
-    timings = {**_ref("Timings"), "description": "Those of one choice, in the chunk with its finish reason."}
+    timings = {**ref("Timings"), "description": "Those of one choice, in the chunk with its finish reason."}
     return {**schema, "properties": {**schema["properties"], "usage": usage, "timings": timings}}
 
 
 def _head() -> dict[str, Schema]:
     return {
-        "id": _TEXT,
-        "created": _COUNT,
-        "model": _TEXT,
-        "system_fingerprint": {**_TEXT, "description": _FINGERPRINT},
-        "seed": {**_COUNT, "description": "The seed of choice 0. Send it again to get the same answer."},
+        "id": TEXT,
+        "created": COUNT,
+        "model": TEXT,
+        "system_fingerprint": {**TEXT, "description": FINGERPRINT},
+        "seed": {**COUNT, "description": "The seed of choice 0. Send it again to get the same answer."},
     }
 
 
 def _chat_choice() -> Schema:
-    message = _object(role={"const": "assistant"}, content=_OPTIONAL_TEXT, refusal={"type": "null"})
+    message = fixed_object(role={"const": "assistant"}, content=OPTIONAL_TEXT, refusal={"type": "null"})
     message["properties"] |= {
-        "reasoning_content": {**_TEXT, "description": "The thinking before the answer, if there is any."},
-        "tool_calls": {"type": "array", "items": _ref("ToolCall")},
+        "reasoning_content": {**TEXT, "description": "The thinking before the answer, if there is any."},
+        "tool_calls": {"type": "array", "items": ref("ToolCall")},
     }
-    return _object(index=_COUNT, message=message, logprobs=_chat_logprobs(), finish_reason=_reason(["string"]))
+    return fixed_object(index=COUNT, message=message, logprobs=_chat_logprobs(), finish_reason=_reason(["string"]))
 
 
 def _chat_chunk_choice() -> Schema:
@@ -84,40 +86,82 @@ def _chat_chunk_choice() -> Schema:
         "type": "object",
         "required": ["index", "function"],
         "properties": {
-            "index": _COUNT,
-            "id": _TEXT,
+            "index": COUNT,
+            "id": TEXT,
             "type": {"const": "function"},
-            "function": {"type": "object", "properties": {"name": _TEXT, "arguments": _TEXT}},
+            "function": {"type": "object", "properties": {"name": TEXT, "arguments": TEXT}},
         },
     }
     delta = {
         "type": "object",
         "properties": {
             "role": {"const": "assistant"},
-            "content": _TEXT,
-            "reasoning_content": _TEXT,
+            "content": TEXT,
+            "reasoning_content": TEXT,
             "tool_calls": {"type": "array", "items": piece},
         },
     }
-    return _object(index=_COUNT, delta=delta, logprobs=_chat_logprobs(), finish_reason=_reason(["string", "null"]))
+    return fixed_object(index=COUNT, delta=delta, logprobs=_chat_logprobs(), finish_reason=_reason(["string", "null"]))
 
 
 def _completion_choice(kinds: list[str]) -> Schema:
-    logprobs = _object(
-        tokens={"type": "array", "items": _TEXT},
-        token_logprobs={"type": "array", "items": _NUMBER},
-        top_logprobs={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": _NUMBER}},
-        text_offset={"type": "array", "items": _COUNT},
+    logprobs = fixed_object(
+        tokens={"type": "array", "items": TEXT},
+        token_logprobs={"type": "array", "items": NUMBER},
+        top_logprobs={"type": ["array", "null"], "items": {"type": "object", "additionalProperties": NUMBER}},
+        text_offset={"type": "array", "items": COUNT},
     )
     optional = {"anyOf": [logprobs, {"type": "null"}]}
-    return _object(index=_COUNT, text=_TEXT, logprobs=optional, finish_reason=_reason(kinds))
+    return fixed_object(index=COUNT, text=TEXT, logprobs=optional, finish_reason=_reason(kinds))
+
+
+def _infill() -> Schema:
+    schema = fixed_object(
+        **_infill_head(stop=True),
+        model=TEXT,
+        system_fingerprint={**TEXT, "description": FINGERPRINT},
+        generation_settings={"type": "object", "description": "The settings that decided the answer, with its seed."},
+        has_new_line=BOOLEAN,
+        truncated={**BOOLEAN, "description": "Whether a part of the texts was left out because they are too long."},
+        stop_type={"enum": ["eos", "word", "limit"]},
+        stopping_word=TEXT,
+        tokens_cached=COUNT,
+        timings=ref("Timings"),
+    )
+    schema["properties"] |= {"completion_probabilities": _probabilities()}
+    return schema
+
+
+def _infill_chunk() -> Schema:
+    schema = fixed_object(**_infill_head(stop=False))
+    schema["properties"] |= {"completion_probabilities": _probabilities()}
+    return schema
+
+
+def _infill_head(*, stop: bool) -> dict[str, Schema]:
+    return {
+        "index": COUNT,
+        "content": TEXT,
+        "tokens": {"type": "array", "items": COUNT},
+        "stop": {"const": stop},
+        "tokens_predicted": COUNT,
+        "tokens_evaluated": COUNT,
+    }
+
+
+def _probabilities() -> Schema:
+    return {"type": "array", "items": token_logprobs(id=COUNT)}
 
 
 def _chat_logprobs() -> Schema:
-    one = {"token": _TEXT, "logprob": _NUMBER, "bytes": {"type": "array", "items": _COUNT}}
-    token = _object(**one, top_logprobs={"type": "array", "items": _object(**one)})
-    logprobs = _object(content={"type": "array", "items": token}, refusal={"type": "null"})
+    logprobs = fixed_object(content={"type": "array", "items": token_logprobs()}, refusal={"type": "null"})
     return {"anyOf": [logprobs, {"type": "null"}]}
+
+
+def token_logprobs(**more: Schema) -> Schema:
+    """Return the schema of the log-probabilities at one position. Each token also has the fields in `more`."""
+    one = {**more, "token": TEXT, "logprob": NUMBER, "bytes": {"type": "array", "items": COUNT}}
+    return fixed_object(**one, top_logprobs={"type": "array", "items": fixed_object(**one)})
 
 
 def _reason(kinds: list[str]) -> Schema:
@@ -129,53 +173,44 @@ def _tool_call() -> Schema:
         "type": "object",
         "required": ["function"],
         "properties": {
-            "id": _TEXT,
+            "id": TEXT,
             "type": {"const": "function"},
             "function": {
                 "type": "object",
                 "required": ["name"],
-                "properties": {"name": _TEXT, "arguments": {**_TEXT, "description": "A JSON object."}},
+                "properties": {"name": TEXT, "arguments": {**TEXT, "description": "A JSON object."}},
             },
         },
     }
 
 
 def _usage() -> Schema:
-    return _object(
-        prompt_tokens=_COUNT,
-        completion_tokens=_COUNT,
-        total_tokens=_COUNT,
-        prompt_tokens_details=_object(cached_tokens=_COUNT),
-        completion_tokens_details=_object(reasoning_tokens=_COUNT),
+    return fixed_object(
+        prompt_tokens=COUNT,
+        completion_tokens=COUNT,
+        total_tokens=COUNT,
+        prompt_tokens_details=fixed_object(cached_tokens=COUNT),
+        completion_tokens_details=fixed_object(reasoning_tokens=COUNT),
     )
 
 
 def _timings() -> Schema:
-    schema = _object(
-        cache_n=_COUNT,
-        prompt_n=_COUNT,
-        prompt_ms=_NUMBER,
-        prompt_per_token_ms=_NUMBER,
-        prompt_per_second=_NUMBER,
-        predicted_n=_COUNT,
-        predicted_ms=_NUMBER,
-        predicted_per_token_ms=_NUMBER,
-        predicted_per_second=_NUMBER,
+    schema = fixed_object(
+        cache_n=COUNT,
+        prompt_n=COUNT,
+        prompt_ms=NUMBER,
+        prompt_per_token_ms=NUMBER,
+        prompt_per_second=NUMBER,
+        predicted_n=COUNT,
+        predicted_ms=NUMBER,
+        predicted_per_token_ms=NUMBER,
+        predicted_per_second=NUMBER,
     )
-    schema["properties"] |= {"draft_n": _COUNT, "draft_n_accepted": _COUNT}
+    schema["properties"] |= {"draft_n": COUNT, "draft_n_accepted": COUNT}
     return schema
 
 
 def _tokens() -> Schema:
-    piece = _object(id=_COUNT, piece={"anyOf": [_TEXT, {"type": "array", "items": _COUNT}]})
-    tokens = {"type": "array", "items": {"anyOf": [_COUNT, piece]}}
-    return _object(tokens=tokens, count=_COUNT, max_model_len=_COUNT)
-
-
-def _object(**properties: Schema) -> Schema:
-    """Return the schema of an object that always has these properties."""
-    return {"type": "object", "required": [*properties], "properties": properties}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+    piece = fixed_object(id=COUNT, piece={"anyOf": [TEXT, {"type": "array", "items": COUNT}]})
+    tokens = {"type": "array", "items": {"anyOf": [COUNT, piece]}}
+    return fixed_object(tokens=tokens, count=COUNT, max_model_len=COUNT)

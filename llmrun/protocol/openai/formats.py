@@ -17,19 +17,34 @@ _OLD, _NEW = "guided_", "structured_outputs"
 
 def read_format(fields: Fields) -> ResponseFormat | None:
     """Return the format of the answer, or None for any text. Raises InvalidField, also for several formats."""
-    found = [*_openai(fields), *_llama(fields), *_vllm(fields, _OLD)]
-    structured = fields.fields(_NEW)
-    if structured is not None:
-        found += _vllm(structured, "")
-        if structured.boolean("json_object"):
-            found.append(ResponseFormat(FormatKind.JSON_OBJECT, origin=structured.path("json_object")))
+    return _only([*_openai(fields.fields("response_format")), *_others(fields)])
+
+
+def read_text_format(fields: Fields, text: Fields) -> ResponseFormat | None:
+    """Return the format in `text.format` of the Responses API, or None for any text. Raises InvalidField."""
+    return _only([*_openai(text.fields("format"), flat=True), *_others(fields)])
+
+
+def _only(found: list[ResponseFormat]) -> ResponseFormat | None:
+    """Return the only format, or None. Raises InvalidField if there are several."""
     if len(found) > 1:
         raise InvalidField(found[1].origin, f"cannot be combined with {found[0].origin}", hint="send only one format")
     return found[0] if found else None
 
 
-def _openai(fields: Fields) -> Iterator[ResponseFormat]:
-    wanted = fields.fields("response_format")
+def _others(fields: Fields) -> Iterator[ResponseFormat]:
+    """Yield the formats in the notations of llama.cpp and vLLM."""
+    yield from _llama(fields)
+    yield from _vllm(fields, _OLD)
+    structured = fields.fields(_NEW)
+    if structured is not None:
+        yield from _vllm(structured, "")
+        if structured.boolean("json_object"):
+            yield ResponseFormat(FormatKind.JSON_OBJECT, origin=structured.path("json_object"))
+
+
+def _openai(wanted: Fields | None, *, flat: bool = False) -> Iterator[ResponseFormat]:
+    """Yield a format in OpenAI's notation. With `flat`, its schema is not inside an object `json_schema`."""
     if wanted is None:
         return
     kind = wanted.text("type")
@@ -40,10 +55,12 @@ def _openai(fields: Fields) -> Iterator[ResponseFormat]:
     if kind == "json_object":
         # llama.cpp's servers also take a schema here.
         schema = wanted.value("schema")
-        origin = "response_format" if schema is None else wanted.path("schema")
-        yield ResponseFormat(FormatKind.JSON_OBJECT) if schema is None else _json_schema(schema, origin)
+        if schema is None:
+            yield ResponseFormat(FormatKind.JSON_OBJECT, origin=wanted.place)
+        else:
+            yield json_schema_format(schema, wanted.path("schema"))
     elif kind == "json_schema":
-        described = wanted.fields("json_schema")
+        described = wanted if flat else wanted.fields("json_schema")
         if described is None:
             raise missing(wanted.path("json_schema"))
         described.text("name")
@@ -51,7 +68,7 @@ def _openai(fields: Fields) -> Iterator[ResponseFormat]:
         described.boolean("strict")  # every schema is enforced
         if described.peek("schema") is None:
             raise missing(described.path("schema"))
-        yield _json_schema(described.value("schema"), described.path("schema"))
+        yield json_schema_format(described.value("schema"), described.path("schema"))
 
 
 def _llama(fields: Fields) -> Iterator[ResponseFormat]:
@@ -59,14 +76,14 @@ def _llama(fields: Fields) -> Iterator[ResponseFormat]:
         yield ResponseFormat(FormatKind.GRAMMAR, grammar, origin="grammar")
     schema = fields.value("json_schema")
     if schema is not None:
-        yield _json_schema(schema, "json_schema")
+        yield json_schema_format(schema, "json_schema")
 
 
 def _vllm(fields: Fields, prefix: str) -> Iterator[ResponseFormat]:
     json_name, choice_name = f"{prefix}json", f"{prefix}choice"
     schema = fields.value(json_name)
     if schema is not None:
-        yield _json_schema(schema, fields.path(json_name))
+        yield json_schema_format(schema, fields.path(json_name))
     for name, kind in ((f"{prefix}regex", FormatKind.REGEX), (f"{prefix}grammar", FormatKind.GRAMMAR)):
         if text := fields.text(name):
             yield ResponseFormat(kind, text, origin=fields.path(name))
@@ -75,7 +92,7 @@ def _vllm(fields: Fields, prefix: str) -> Iterator[ResponseFormat]:
         yield _choice(choices, fields.path(choice_name))
 
 
-def _json_schema(schema: Any, origin: str) -> ResponseFormat:
+def json_schema_format(schema: Any, origin: str) -> ResponseFormat:
     """Return the format for a schema, which may also be given as JSON text."""
     if type(schema) is str:
         return ResponseFormat(FormatKind.JSON_SCHEMA, schema, origin=origin)

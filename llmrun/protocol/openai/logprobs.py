@@ -8,15 +8,31 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from llmrun.engine.requests import TokenLogprobs
+from llmrun.protocol.errors import InvalidField
 from llmrun.types import TokenLogprob
 
+_MOST: Final = 2_000_000  # the log-probabilities of one answer, 150 bytes each
 _NEVER: Final = -9999.0  # OpenAI's value for very unlikely tokens; JSON has no infinity
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return the `logprobs` of a chat completion's choice, for tokens in the order of the answer."""
-    content = [{**_entry(token.chosen), "top_logprobs": [*map(_entry, token.top)]} for token in tokens]
+    content = [{**token_entry(token.chosen), "top_logprobs": [*map(token_entry, token.top)]} for token in tokens]
     return {"content": content, "refusal": None}
+
+
+class LogprobLimit:
+    """Limits the log-probabilities that are kept for one answer."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def count(self, tokens: Sequence[TokenLogprobs]) -> None:
+        """Count the log-probabilities of the next tokens. Raises InvalidField if there are too many."""
+        self._n += sum(1 + len(token.top) for token in tokens)
+        if self._n > _MOST:
+            words = f"the answer has more than {_MOST:,} log-probabilities"
+            raise InvalidField("logprobs", words, hint="ask for fewer, or set max_tokens")
 
 
 class CompletionLogprobs:
@@ -44,7 +60,8 @@ class CompletionLogprobs:
         }
 
 
-def _entry(token: TokenLogprob) -> dict[str, Any]:
+def token_entry(token: TokenLogprob) -> dict[str, Any]:
+    """Return a token with its log-probability."""
     text = token.text.decode("utf-8", "replace")
     return {"token": text, "logprob": _finite(token.logprob), "bytes": [*token.text]}
 

@@ -11,7 +11,7 @@ from llmrun.protocol.fields import Fields, missing, seen
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # the last two are the Responses API's names
 _REFUSAL: Final = "refusal"
-_BETWEEN_PARTS: Final = "\n"  # as in llama.cpp and vLLM
+BETWEEN_PARTS: Final = "\n"  # as in llama.cpp and vLLM
 
 
 def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
@@ -21,7 +21,7 @@ def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
         raise missing("messages")
     if not messages:
         raise InvalidField("messages", "expected at least one message, got an empty list")
-    return tuple(map(_read_message, messages))
+    return tuple(map(read_message, messages))
 
 
 def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -30,7 +30,8 @@ def call_ids(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(call["id"] for call in calls if "id" in call)
 
 
-def _read_message(message: Fields) -> Mapping[str, Any]:
+def read_message(message: Fields) -> dict[str, Any]:
+    """Return a message of a ChatPrompt, with content as text. Raises InvalidField."""
     if message.peek("role") == "function":
         raise unsupported(message.path("role"), "this role is obsolete", hint="send results with the role tool")
     role = message.word("role", ROLES)
@@ -44,7 +45,7 @@ def _read_message(message: Fields) -> Mapping[str, Any]:
     if role == "assistant":
         found |= _read_answer(message)
     else:
-        content = _read_content(message, _TEXT_PARTS)
+        content = read_content(message, "content")
         if content is None and role != "tool":
             raise missing(message.path("content"))
         found["content"] = content or ""
@@ -56,14 +57,13 @@ def _read_message(message: Fields) -> Mapping[str, Any]:
 
 def _read_answer(message: Fields) -> Mapping[str, Any]:
     """Read the fields that only past answers have."""
-    content = _read_content(message, (*_TEXT_PARTS, _REFUSAL))
+    content = read_content(message, "content", (*_TEXT_PARTS, _REFUSAL))
     refusal = message.text(_REFUSAL)
     found: dict[str, Any] = {"content": content or refusal or ""}
     calls = message.item_fields("tool_calls")
     if calls:
         found["tool_calls"] = [*map(_read_call, calls)]
-    if message.peek("annotations") == []:
-        message.value("annotations")  # part of every answer of OpenAI's API
+    leave_empty(message, "annotations")  # part of every answer of OpenAI's API
     reasoning = [message.text(name) for name in ("reasoning_content", "reasoning")]
     text = next((text for text in reasoning if text is not None), None)
     if text is not None:
@@ -71,15 +71,15 @@ def _read_answer(message: Fields) -> Mapping[str, Any]:
     return found
 
 
-def _read_content(message: Fields, kinds: tuple[str, ...]) -> str | None:
-    """Return the content of a message as text, or None if there is none."""
-    content = message.value("content")
+def read_content(message: Fields, name: str, kinds: tuple[str, ...] = _TEXT_PARTS) -> str | None:
+    """Return a field that is a string or a list of parts as text, or None if there is none. Raises InvalidField."""
+    content = message.value(name)
     if content is None or type(content) is str:
         return content
     if type(content) is not list:
-        raise message.wrong("content", "a string or a list of parts")
-    parts = message.item_fields("content") or ()
-    return _BETWEEN_PARTS.join(_read_part(part, kinds) for part in parts)
+        raise message.wrong(name, "a string or a list of parts")
+    parts = message.item_fields(name) or ()
+    return BETWEEN_PARTS.join(_read_part(part, kinds) for part in parts)
 
 
 def _read_part(part: Fields, kinds: tuple[str, ...]) -> str:
@@ -88,7 +88,15 @@ def _read_part(part: Fields, kinds: tuple[str, ...]) -> str:
         raise missing(part.path("type"))
     if kind not in kinds:
         raise unsupported(part.place, f"parts of the type {seen(kind)} are not supported", hint="send text only")
+    leave_empty(part, "annotations")  # part of every answer of the Responses API
+    leave_empty(part, "logprobs")
     return part.needed_text(_REFUSAL if kind == _REFUSAL else "text")
+
+
+def leave_empty(fields: Fields, name: str) -> None:
+    """Mark a field as read if it is an empty list."""
+    if fields.peek(name) == []:
+        fields.value(name)
 
 
 def _read_call(call: Fields) -> dict[str, Any]:

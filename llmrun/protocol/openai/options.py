@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llmrun.engine.facts import ModelFacts
-from llmrun.errors import ModelNotFound
-from llmrun.gguf.problems import shown
 from llmrun.protocol.errors import InvalidField, unsupported
 from llmrun.protocol.fields import Fields, seen
 from llmrun.protocol.openai.sampling import read_sampling, read_seed
@@ -22,12 +20,12 @@ _NO_LIMIT: Final = -1  # as in llama.cpp
 _TO_LEGACY: Final = "use `tools` and `tool_choice` instead"
 
 # Fields that change the answer and are not supported, with the values that are harmless and advice.
-_REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+REFUSED_IN_COMPLETIONS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "min_tokens": ((0,), "ban the end tokens with `ignore_eos`, and set `max_tokens`"),
     "use_beam_search": ((False,), "use `n` for several answers"),
 }
 REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    **_REFUSED,
+    **REFUSED_IN_COMPLETIONS,
     "functions": (([],), _TO_LEGACY),
     "function_call": (("none",), _TO_LEGACY),
     "audio": ((), "this server answers with text only"),
@@ -35,10 +33,6 @@ REFUSED_IN_CHATS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "moderation": ((), ""),
     "verbosity": (("medium",), "ask for a short or a long answer in a message"),
     "web_search_options": ((), "define a tool that searches"),
-}
-REFUSED_IN_COMPLETIONS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    **_REFUSED,
-    "suffix": (("",), "write the prompt in the model's own format for filling in the middle"),
 }
 # Fields that never change an answer, according to OpenAI's documentation. Other values than these, if there are any,
 # ask for something that this server does not do, so that they count as ignored.
@@ -69,40 +63,41 @@ class Options:
     sampling: SamplingParams
 
 
-def read_options(fields: Fields, facts: ModelFacts) -> Options:
-    """Read the common fields. Raises InvalidField, and ModelNotFound if the request names another model."""
-    _check_model(fields, facts)
-    _leave_quiet(fields)
+def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:
+    """Read the common fields. Raises InvalidField. `seed` is used if the request sets none."""
+    fields.text("model")  # already used to find the model
+    leave_quiet(fields)
     stream = bool(fields.boolean("stream"))
     return Options(
         stream,
         _includes_usage(fields) and stream,
         fields.integer("n", 1, MOST_CHOICES) or 1,
-        read_seed(fields),
+        read_seed(fields, seed),
         _read_token_limit(fields),
-        _read_stop(fields),
+        read_stop(fields, "stop"),
         read_sampling(fields, facts),
     )
 
 
+def require_chats(facts: ModelFacts, field: str = "messages") -> None:
+    """Raise InvalidField for the field with the conversation if the model has no chat template."""
+    if not facts.takes_chats:
+        hint = "send a prompt to /v1/completions instead"
+        raise unsupported(field, "this model has no chat template", hint=hint)
+
+
 def refuse_in_chats(fields: Fields) -> None:
     """Raise InvalidField for a field that chat completions do not support."""
-    _refuse(fields, REFUSED_IN_CHATS)
+    refuse_values(fields, REFUSED_IN_CHATS)
 
 
 def refuse_in_completions(fields: Fields) -> None:
     """Raise InvalidField for a field that completions do not support."""
-    _refuse(fields, REFUSED_IN_COMPLETIONS)
+    refuse_values(fields, REFUSED_IN_COMPLETIONS)
 
 
-def _check_model(fields: Fields, facts: ModelFacts) -> None:
-    name = fields.text("model")
-    if name not in (None, "", facts.name):
-        raise ModelNotFound(f"no such model: {shown(name or '', 100)}", hint=f"this server has {facts.name}")
-
-
-def _leave_quiet(fields: Fields) -> None:
-    """Mark the fields as read that do not change the answer."""
+def leave_quiet(fields: Fields) -> None:
+    """Mark the fields as read that do not change the answer. Raises InvalidField if they have the wrong type."""
     for name, values in _QUIET.items():
         if values is None:
             if name == "metadata":
@@ -113,21 +108,29 @@ def _leave_quiet(fields: Fields) -> None:
             fields.value(name)
 
 
-def _refuse(fields: Fields, refused: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
+def refuse_values(fields: Fields, refused: Mapping[str, tuple[tuple[Any, ...], str]]) -> None:
+    """Raise InvalidField for fields with values that are not supported.
+
+    refused  name -> the values that are accepted, and advice
+    """
     for name, (harmless, advice) in refused.items():
         value = fields.value(name)
         if value is not None and value not in harmless:
-            raise unsupported(name, f"{seen(value)} is not supported", hint=advice)
+            raise unsupported(fields.path(name), f"{seen(value)} is not supported", hint=advice)
 
 
 def _includes_usage(fields: Fields) -> bool:
     options = fields.fields("stream_options")
     if options is None:
         return False
-    include_usage = bool(options.boolean("include_usage"))
-    if options.peek("include_obfuscation") is False:  # OpenAI pads chunks to hide their lengths from eavesdroppers
-        options.value("include_obfuscation")
-    return include_usage
+    leave_obfuscation(options)
+    return bool(options.boolean("include_usage"))
+
+
+def leave_obfuscation(stream_options: Fields) -> None:
+    """Mark `include_obfuscation` as read if it is off. OpenAI pads chunks to hide their lengths from eavesdroppers."""
+    if stream_options.peek("include_obfuscation") is False:
+        stream_options.value("include_obfuscation")
 
 
 def _read_token_limit(fields: Fields) -> int | None:
@@ -140,17 +143,18 @@ def _read_token_limit(fields: Fields) -> int | None:
     return None if limit == _NO_LIMIT else limit
 
 
-def _read_stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.value("stop")
+def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
+    """Return the strings that end the answer, from the field with this name. Raises InvalidField."""
+    value, path = fields.value(name), fields.path(name)
     if value is None:
         return ()
     stops = [value] if type(value) is str else value
     if type(stops) is not list:
-        raise fields.wrong("stop", "a string or a list of strings")
+        raise fields.wrong(name, "a string or a list of strings")
     if len(stops) > MOST_STOPS:
-        raise InvalidField("stop", f"{len(stops):,} strings are too many; the limit is {MOST_STOPS}")
+        raise InvalidField(path, f"{len(stops):,} strings are too many; the limit is {MOST_STOPS}")
     for number, stop in enumerate(stops):
-        place = "stop" if type(value) is str else f"stop[{number}]"
+        place = path if type(value) is str else f"{path}[{number}]"
         if type(stop) is not str:
             raise InvalidField(place, f"expected a string, got {seen(stop)}", code="invalid_type")
         if not 1 <= len(stop) <= LONGEST_STOP:

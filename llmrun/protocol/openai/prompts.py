@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import TextPrompt, TokenPrompt
+from llmrun.engine.requests import FillPrompt, TextPrompt, TokenPrompt
 from llmrun.errors import ContextExceeded
-from llmrun.protocol.errors import InvalidField
+from llmrun.protocol.errors import InvalidField, unsupported
 from llmrun.protocol.fields import Fields, missing, seen
 
 _WANTED: Final = "a string, a list of strings, a list of token IDs, or a list of such lists"
 
 
-def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
+def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt | FillPrompt, ...]:
     """Return the prompts in `prompt`, of which there is at least one. Raises InvalidField and ContextExceeded.
+
+    If there is a `suffix`, the answer fills the gap between each prompt and the suffix.
 
     A list of tokens that cannot fit is refused here, because sending millions of numbers to the engine's process would
     hold up all other requests.
@@ -23,7 +25,21 @@ def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenP
     longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
     if longest >= facts.info.context_size:
         raise ContextExceeded.by_prompt(longest, facts.info.context_size, hint="shorten the prompt")
-    return prompts
+    suffix = fields.text("suffix")
+    return tuple(_filled(prompt, suffix, facts) for prompt in prompts) if suffix else prompts
+
+
+def require_filling(facts: ModelFacts, param: str) -> None:
+    """Raise InvalidField for a field that asks to fill in the middle if the model cannot do so."""
+    if not facts.fills:
+        raise unsupported(param, "this model cannot fill in the middle", hint="its vocabulary has no tokens for it")
+
+
+def _filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) -> FillPrompt:
+    require_filling(facts, "suffix")
+    if isinstance(prompt, TokenPrompt):
+        raise unsupported("suffix", "supported only for prompts that are text")
+    return FillPrompt(prompt.text, suffix)
 
 
 def _prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:

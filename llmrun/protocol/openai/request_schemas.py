@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 from llmrun.protocol.fields import MOST_INTEGER
+from llmrun.protocol.infill import MOST_FILES, MOST_RESPONSE_FIELDS
 from llmrun.protocol.openai.messages import ROLES
 from llmrun.protocol.openai.options import LONGEST_STOP, MOST_CHOICES, MOST_LOGPROBS, MOST_STOPS
 from llmrun.protocol.openai.thinking import BUDGETS, EFFORTS
 from llmrun.protocol.openai.tools import MOST_TOOLS
+from llmrun.protocol.schemas import NO_EFFECT, Schema, boolean, integer, ref
 from llmrun.sampling_params import SAMPLING, SamplingParameter
 
-Schema = dict[str, Any]
-
 _TOKEN_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_NO_EFFECT: Final = "Accepted for compatibility. It has no effect on the answer."
 
 
 def chat_request() -> Schema:
     """Return the schema of the body of a chat completion."""
     properties = {
-        "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
-        **_common(),
-        "logprobs": _boolean("Return the log-probability of every generated token, including thinking and tool calls."),
-        "top_logprobs": _integer("The number of likeliest tokens to return at each position.", 0, MOST_LOGPROBS),
-        **_tools(),
-        **_thinking(),
-        "continue_final_message": _boolean("Continue the last message, whose role must be assistant, as in vLLM."),
-        "add_generation_prompt": _boolean("The opposite of `continue_final_message`, as in vLLM."),
+        "messages": {"type": "array", "minItems": 1, "items": ref("Message")},
+        **common_fields(),
+        "logprobs": boolean("Return the log-probability of every generated token, including thinking and tool calls."),
+        "top_logprobs": integer("The number of likeliest tokens to return at each position.", 0, MOST_LOGPROBS),
+        **tool_fields(),
+        **thinking_fields(),
+        "continue_final_message": boolean("Continue the last message, whose role must be assistant, as in vLLM."),
+        "add_generation_prompt": boolean("The opposite of `continue_final_message`, as in vLLM."),
     }
     return {"type": "object", "required": ["messages"], "properties": properties}
 
@@ -45,14 +44,55 @@ def completion_request() -> Schema:
                 {"type": "array", "minItems": 1, "items": {**_TOKEN_IDS, "minItems": 1}},
             ],
         },
-        **_common(),
-        "logprobs": _integer(
+        "suffix": {
+            "type": "string",
+            "description": "The text after the answer, which then fills the gap after the prompt. Only for texts, not "
+            "with `echo`, and only if the model can fill in the middle. Control strings in both texts remain text.",
+        },
+        **common_fields(),
+        "logprobs": integer(
             "Return the log-probability of every token, and this many of the likeliest ones.", 0, MOST_LOGPROBS
         ),
-        "echo": _boolean("Return the prompt before the answer. Only for texts, and not with `logprobs`."),
-        "best_of": _integer("Only the value of `n` is supported.", 1, MOST_CHOICES),
+        "echo": boolean("Return the prompt before the answer. Only for texts, and not with `logprobs`."),
+        "best_of": integer("Only the value of `n` is supported.", 1, MOST_CHOICES),
     }
     return {"type": "object", "required": ["prompt"], "properties": properties}
+
+
+def infill_request() -> Schema:
+    """Return the schema of the body of /infill."""
+    text = {"type": "string"}
+    file = {"type": "object", "required": ["text"], "properties": {"filename": text, "text": text}}
+    properties = {
+        "input_prefix": {**text, "description": "The text before the gap."},
+        "input_suffix": {**text, "description": "The text after the gap."},
+        "prompt": {
+            **text,
+            "description": "Text between `input_prefix` and the gap. Control strings in it become control tokens.",
+        },
+        "input_extra": {
+            "type": "array",
+            "maxItems": MOST_FILES,
+            "items": file,
+            "description": "Other files, the most important one last.",
+        },
+        **common_fields(),
+        "n_predict": {
+            "type": "integer",
+            "minimum": -1,
+            "description": "llama.cpp's name for `max_tokens`. With 0, the answer is empty, but the prompt is cached.",
+        },
+        "n_cmpl": integer("llama.cpp's name for `n`.", 1, MOST_CHOICES),
+        "n_probs": integer("Return this many of the likeliest tokens at each position.", 0, MOST_LOGPROBS),
+        "return_tokens": boolean("Return the IDs of the tokens, which streams always contain."),
+        "response_fields": {
+            "type": "array",
+            "maxItems": MOST_RESPONSE_FIELDS,
+            "items": text,
+            "description": "The fields to return, with a slash before those of inner objects, as in timings/prompt_n.",
+        },
+    }
+    return {"type": "object", "required": ["input_prefix", "input_suffix"], "properties": properties}
 
 
 def message() -> Schema:
@@ -75,7 +115,7 @@ def message() -> Schema:
             "refusal": {"type": ["string", "null"]},
             "reasoning_content": {"type": ["string", "null"], "description": "The thinking before a past answer."},
             "reasoning": {"type": ["string", "null"], "description": "Another name for `reasoning_content`."},
-            "tool_calls": {"type": ["array", "null"], "items": {"$ref": "#/components/schemas/ToolCall"}},
+            "tool_calls": {"type": ["array", "null"], "items": ref("ToolCall")},
             "tool_call_id": {"type": "string", "description": "The call that a message with the role tool answers."},
         },
     }
@@ -88,10 +128,10 @@ def tokenize_request() -> Schema:
         "properties": {
             "content": {"type": "string", "description": "The text, as in llama-server."},
             "prompt": {"type": "string", "description": "The text, as in vLLM."},
-            "add_special": _boolean("Add special tokens such as a BOS. On by default only with `prompt`."),
-            "add_special_tokens": _boolean("Another name for `add_special`."),
-            "parse_special": _boolean("Turn control strings into control tokens. On by default."),
-            "with_pieces": _boolean("Also return the text of each token."),
+            "add_special": boolean("Add special tokens such as a BOS. On by default only with `prompt`."),
+            "add_special_tokens": boolean("Another name for `add_special`."),
+            "parse_special": boolean("Turn control strings into control tokens. On by default."),
+            "with_pieces": boolean("Also return the text of each token."),
         },
     }
 
@@ -101,19 +141,49 @@ def detokenize_request() -> Schema:
     return {"type": "object", "required": ["tokens"], "properties": {"tokens": _TOKEN_IDS}}
 
 
-def _common() -> dict[str, Schema]:
+def common_fields() -> dict[str, Schema]:
     """Return the schemas of the fields that chat completions and completions share."""
     return {
         "model": {
             "type": "string",
             "description": "The name of the served model. It may be missing or empty; other names are an error.",
         },
-        "stream": _boolean("Send the answer as server-sent events while it is generated."),
+        "stream": boolean("Send the answer as server-sent events while it is generated."),
         "stream_options": {
             "type": "object",
-            "properties": {"include_usage": _boolean("Send a last chunk with the token counts.")},
+            "properties": {"include_usage": boolean("Send a last chunk with the token counts.")},
         },
-        "n": _integer("The number of choices for each prompt.", 1, MOST_CHOICES),
+        "n": integer("The number of choices for each prompt.", 1, MOST_CHOICES),
+        "max_completion_tokens": _limit("Takes precedence over `max_tokens`."),
+        "max_tokens": _limit(""),
+        "n_predict": _limit("llama.cpp's name for `max_tokens`."),
+        "stop": stop_strings(),
+        **sampling_fields(),
+        **_formats(),
+        "user": {"type": "string", "description": NO_EFFECT},
+        "safety_identifier": {"type": "string", "description": NO_EFFECT},
+        "prompt_cache_key": {"type": "string", "description": NO_EFFECT},
+        "metadata": {"type": "object", "description": NO_EFFECT},
+        "store": {"enum": [False], "description": NO_EFFECT},
+        "service_tier": {"enum": ["auto", "default"], "description": NO_EFFECT},
+    }
+
+
+def stop_strings() -> Schema:
+    """Return the schema of the strings that end an answer."""
+    stop = {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}
+    return {
+        "description": "Texts that end the answer and are not part of it.",
+        "anyOf": [stop, {"type": "array", "maxItems": MOST_STOPS, "items": stop}],
+    }
+
+
+def sampling_fields() -> dict[str, Schema]:
+    """Return the schemas of the fields that decide how tokens are chosen."""
+    found = {field: _parameter(parameter) for parameter in SAMPLING.values() for field in parameter.wire}
+    found["top_k"] |= {"minimum": -1, "description": "Keep only the K most likely tokens; 0 or -1 disables."}
+    return {
+        **found,
         "seed": {
             "type": "integer",
             "minimum": -1,
@@ -122,41 +192,13 @@ def _common() -> dict[str, Schema]:
             "answer contains its seed. -1 or nothing means a random seed. Choice 0 has this seed, and choice i the "
             "i-th output of the generator SplitMix64 that starts with this seed.",
         },
-        "max_completion_tokens": _limit("Takes precedence over `max_tokens`."),
-        "max_tokens": _limit(""),
-        "n_predict": _limit("llama.cpp's name for `max_tokens`."),
-        "stop": {
-            "description": "Texts that end the answer and are not part of it.",
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
-                {
-                    "type": "array",
-                    "maxItems": MOST_STOPS,
-                    "items": {"type": "string", "minLength": 1, "maxLength": LONGEST_STOP},
-                },
-            ],
-        },
-        **_sampling(),
         "logit_bias": {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
             "description": "Numbers to add to the logits of tokens, by token ID. -100 bans a token.",
         },
-        "ignore_eos": _boolean("Ban the tokens that end an answer."),
-        **_formats(),
-        "user": {"type": "string", "description": _NO_EFFECT},
-        "safety_identifier": {"type": "string", "description": _NO_EFFECT},
-        "prompt_cache_key": {"type": "string", "description": _NO_EFFECT},
-        "metadata": {"type": "object", "description": _NO_EFFECT},
-        "store": {"enum": [False], "description": _NO_EFFECT},
-        "service_tier": {"enum": ["auto", "default"], "description": _NO_EFFECT},
+        "ignore_eos": boolean("Ban the tokens that end an answer."),
     }
-
-
-def _sampling() -> dict[str, Schema]:
-    found = {field: _parameter(parameter) for parameter in SAMPLING.values() for field in parameter.wire}
-    found["top_k"] |= {"minimum": -1, "description": "Keep only the K most likely tokens; 0 or -1 disables."}
-    return found
 
 
 def _parameter(parameter: SamplingParameter) -> Schema:
@@ -186,7 +228,7 @@ def _formats() -> dict[str, Schema]:
                         "name": {"type": "string"},
                         "description": {"type": "string"},
                         "schema": schema,
-                        "strict": _boolean("Every schema is enforced, also without `strict`."),
+                        "strict": boolean("Every schema is enforced, also without `strict`."),
                     },
                 },
             },
@@ -203,10 +245,11 @@ def _formats() -> dict[str, Schema]:
     }
 
 
-def _tools() -> dict[str, Schema]:
+def tool_fields() -> dict[str, Schema]:
+    """Return the schemas of the fields about tools."""
     named = {"type": "object", "properties": {"name": {"type": "string"}}}
     return {
-        "tools": {"type": "array", "maxItems": MOST_TOOLS, "items": {"$ref": "#/components/schemas/Tool"}},
+        "tools": {"type": "array", "maxItems": MOST_TOOLS, "items": ref("Tool")},
         "tool_choice": {
             "anyOf": [
                 {"enum": ["none", "auto", "required"]},
@@ -223,29 +266,22 @@ def _tools() -> dict[str, Schema]:
                 },
             ]
         },
-        "parallel_tool_calls": _boolean("Whether one answer may have several tool calls. On by default."),
+        "parallel_tool_calls": boolean("Whether one answer may have several tool calls. On by default."),
     }
 
 
-def _thinking() -> dict[str, Schema]:
+def thinking_fields() -> dict[str, Schema]:
+    """Return the schemas of the fields about thinking."""
     budget = "The maximum number of thinking tokens; -1 means no limit."
     return {
         "reasoning_effort": {
             "enum": [*EFFORTS],
             "description": "none turns thinking off, and the others turn it on if the model can think.",
         },
-        "enable_thinking": _boolean("Turn thinking on or off."),
+        "enable_thinking": boolean("Turn thinking on or off."),
         **{name: {"type": "integer", "minimum": -1, "description": budget} for name in BUDGETS},
         "chat_template_kwargs": {"type": "object", "description": "Variables for the model's chat template."},
     }
-
-
-def _boolean(description: str) -> Schema:
-    return {"type": "boolean", "description": description}
-
-
-def _integer(description: str, minimum: int, maximum: int) -> Schema:
-    return {"type": "integer", "minimum": minimum, "maximum": maximum, "description": description}
 
 
 def _limit(description: str) -> Schema:

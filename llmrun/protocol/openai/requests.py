@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, Final
+from typing import Any
 
+from llmrun.engine.constraint.base import ResponseFormat
 from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
-from llmrun.gguf.problems import shown
+from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 from llmrun.protocol.errors import InvalidField, unsupported
 from llmrun.protocol.fields import Fields
 from llmrun.protocol.openai.formats import read_format
@@ -21,90 +20,88 @@ from llmrun.protocol.openai.options import (
     read_options,
     refuse_in_chats,
     refuse_in_completions,
+    require_chats,
 )
 from llmrun.protocol.openai.prompts import read_prompts
 from llmrun.protocol.openai.sampling import choice_seed
-from llmrun.protocol.openai.thinking import read_thinking
+from llmrun.protocol.openai.thinking import ThinkingOptions, read_thinking
 from llmrun.protocol.openai.tools import ToolOptions, read_tools
+from llmrun.protocol.parsed import Parsed
+from llmrun.sampling_params import SamplingParams
 
-_MOST_IGNORED: Final = 32  # names in the header
-_LONGEST_NAME: Final = 60
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCompletion(Parsed):
+    """The requests of one chat completion or completion: those of the first prompt, then those of the second one, etc.
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """The requests of one call.
-
-    requests  one for each choice: those of the first prompt, then those of the second one, and so on
     n         the number of choices for each prompt
-    seed      the seed of the first choice of each prompt; random if the client did not set one
-    model     the name that the client used; may be empty
-    ignored   the names of fields that have no effect, with their places
+    seed      the seed of the first choice of each prompt
     echoed    the texts that precede the answers to each prompt; () if they are not wanted
     """
 
-    requests: tuple[Request, ...]
     n: int
     seed: int
-    stream: bool
     include_usage: bool
-    model: str
-    ignored: tuple[str, ...]
     echoed: tuple[str, ...] = ()
 
-    @property
-    def ignored_header(self) -> str:
-        """The ignored names as the value of the header x-llmrun-ignored; "" if there are none.
 
-        The names come from the client, so everything but printable ASCII is escaped.
-        """
-        names = [
-            ascii(shown(name, _LONGEST_NAME))[1:-1][:_LONGEST_NAME] for name in islice(self.ignored, _MOST_IGNORED)
-        ]
-        more = len(self.ignored) - len(names)
-        return ", ".join([*names, f"and {more} more"] if more else names)
+def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
+    """Convert the body of a chat completion. Raises InvalidField.
 
-
-def parse_chat(body: dict[str, Any], facts: ModelFacts) -> Parsed:
-    """Convert the body of a chat completion. Raises InvalidField and ModelNotFound."""
+    seed  the seed if the body has none
+    """
     fields = Fields(body)
-    options = read_options(fields, facts)
-    if not facts.takes_chats:
-        hint = "send a prompt to /v1/completions instead"
-        raise unsupported("messages", "this model has no chat template", hint=hint)
+    options = read_options(fields, facts, seed)
+    require_chats(facts)
     refuse_in_chats(fields)
     messages = read_messages(fields)
     tools = read_tools(fields, facts)
     thinking = read_thinking(fields, facts)
     wanted = read_format(fields)
-    if wanted is not None and tools.may_be_called:
-        raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to "none"')
-    prompt = ChatPrompt(
+    request = chat_request(
         messages,
-        tools.tools,
-        tools.choice,
-        tools.parallel,
-        not _continues(fields, messages, tools),
-        thinking.variables,
-    )
-    request = Request(
-        prompt,
-        options.max_tokens,
-        options.stop,
-        options.sampling,
-        _chat_logprobs(fields),
-        thinking.think,
-        thinking.budget,
+        tools,
+        thinking,
         wanted,
+        max_tokens=options.max_tokens,
+        stop=options.stop,
+        sampling=options.sampling,
+        logprobs=read_chat_logprobs(fields),
+        continues=_continues(fields, messages, tools),
     )
     ignored = (*thinking.without_effect, *fields.unread())
-    return _parsed([request], fields, options, ignored)
+    return _parsed([request], options, ignored)
 
 
-def parse_completion(body: dict[str, Any], facts: ModelFacts) -> Parsed:
-    """Convert the body of a completion. Raises InvalidField, ContextExceeded and ModelNotFound."""
+def chat_request(
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolOptions,
+    thinking: ThinkingOptions,
+    wanted: ResponseFormat | None,
+    *,
+    max_tokens: int | None,
+    stop: tuple[str, ...],
+    sampling: SamplingParams,
+    logprobs: int | None,
+    continues: bool = False,
+) -> Request:
+    """Return the request for one choice of a chat. Raises InvalidField for a format together with tools.
+
+    continues  whether the model should continue the last message
+    """
+    if wanted is not None and tools.may_be_called:
+        raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to "none"')
+    prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
+    return Request(prompt, max_tokens, stop, sampling, logprobs, thinking.think, thinking.budget, wanted)
+
+
+def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
+    """Convert the body of a completion. Raises InvalidField and ContextExceeded.
+
+    seed  the seed if the body has none
+    """
     fields = Fields(body)
-    options = read_options(fields, facts)
+    options = read_options(fields, facts, seed)
     refuse_in_completions(fields)
     prompts = read_prompts(fields, facts)
     if len(prompts) * options.n > MOST_CHOICES:
@@ -118,6 +115,8 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts) -> Parsed:
     if fields.boolean("echo"):
         if logprobs is not None:
             raise unsupported("echo", "cannot be combined with logprobs", hint="prompts have no log-probabilities")
+        if isinstance(prompts[0], FillPrompt):
+            raise unsupported("echo", "cannot be combined with suffix")
         echoed = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
         if len(echoed) < len(prompts):
             raise unsupported("echo", "supported only for prompts that are text")
@@ -125,29 +124,31 @@ def parse_completion(body: dict[str, Any], facts: ModelFacts) -> Parsed:
         Request(prompt, options.max_tokens, options.stop, options.sampling, logprobs, response_format=wanted)
         for prompt in prompts
     ]
-    return _parsed(requests, fields, options, fields.unread(), echoed)
+    return _parsed(requests, options, fields.unread(), echoed)
 
 
 def _parsed(
-    requests: Sequence[Request],
-    fields: Fields,
-    options: Options,
-    ignored: tuple[str, ...],
-    echoed: tuple[str, ...] = (),
-) -> Parsed:
-    choices = tuple(choice for request in requests for choice in _choices(request, options))
-    stream, usage = options.stream, options.include_usage
-    return Parsed(choices, options.n, options.seed, stream, usage, fields.text("model") or "", ignored, echoed)
+    requests: Sequence[Request], options: Options, ignored: tuple[str, ...], echoed: tuple[str, ...] = ()
+) -> ParsedCompletion:
+    return ParsedCompletion(
+        requests=tuple(choice for request in requests for choice in choices_of(request, options)),
+        stream=options.stream,
+        ignored=ignored,
+        n=options.n,
+        seed=options.seed,
+        include_usage=options.include_usage,
+        echoed=echoed,
+    )
 
 
-def _choices(request: Request, options: Options) -> Iterator[Request]:
+def choices_of(request: Request, options: Options) -> Iterator[Request]:
     """Yield a request for each choice. They differ only in their seeds."""
     for choice in range(options.n):
         seed = choice_seed(options.seed, choice)
         yield replace(request, sampling=replace(request.sampling, seed=seed))
 
 
-def _chat_logprobs(fields: Fields) -> int | None:
+def read_chat_logprobs(fields: Fields) -> int | None:
     """Return how many of the likeliest tokens are wanted at each position, or None."""
     wanted = fields.boolean("logprobs")
     most = fields.integer("top_logprobs", 0, MOST_LOGPROBS)

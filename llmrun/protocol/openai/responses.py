@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, PrefillProgress, TextDelta, TokenLogprobs
-from llmrun.errors import Unavailable
-from llmrun.protocol.errors import InvalidField
+from llmrun.engine.requests import ChatPrompt, Event, Finished, PrefillProgress, TextDelta, TokenLogprobs
 from llmrun.protocol.openai.choices import ChatChoice
-from llmrun.protocol.openai.logprobs import CompletionLogprobs, chat_logprobs
+from llmrun.protocol.openai.logprobs import CompletionLogprobs, LogprobLimit, chat_logprobs
 from llmrun.protocol.openai.messages import call_ids
-from llmrun.protocol.openai.requests import Parsed
+from llmrun.protocol.openai.requests import ParsedCompletion
 from llmrun.protocol.openai.usage import timings, usage
+from llmrun.protocol.parsed import checked
 from llmrun.types import FinishReason
 
-_MOST_ALTERNATIVES: Final = 2_000_000  # the log-probabilities of one answer, 150 bytes each
 _CHUNK: Final = "chat.completion.chunk"
 
 
@@ -28,7 +26,7 @@ class _Answer(ABC):
     if the client wants a stream, or `whole` if not.
     """
 
-    def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
+    def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         """Create an answer without text.
 
         answer_id  such as "chatcmpl-" and random letters
@@ -44,22 +42,18 @@ class _Answer(ABC):
         }
         self._finished: list[Finished | None] = [None] * len(parsed.requests)
         self._logprobs: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]
-        self._n_alternatives = 0
+        self._limit = LogprobLimit()
         self._unsent: list[list[TokenLogprobs]] = [[] for _ in parsed.requests]
         self._has_begun = False
 
     def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
         """Add an event of a choice, and return the chunks to stream.
 
-        Raises the error of Failed, Unavailable if the request was cancelled, which happens only at shutdown as long as
-        the client is there, and InvalidField for an answer with too many log-probabilities.
+        Raises the errors of `checked`, and InvalidField for an answer with too many log-probabilities.
         """
+        event = checked(event)
         if isinstance(event, PrefillProgress):
             return []
-        if isinstance(event, Failed):
-            raise event.error
-        if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
-            raise Unavailable("the answer was cut off", state="draining")
         chunks = [] if self._has_begun else self._begin()
         self._has_begun = True
         if isinstance(event, TextDelta):
@@ -85,10 +79,7 @@ class _Answer(ABC):
         if self._parsed.stream:
             return
         self._logprobs[choice] += logprobs
-        self._n_alternatives += sum(1 + len(token.top) for token in logprobs)
-        if self._n_alternatives > _MOST_ALTERNATIVES:
-            words = f"the answer has more than {_MOST_ALTERNATIVES:,} log-probabilities"
-            raise InvalidField("logprobs", words, hint="ask for fewer, or set max_tokens")
+        self._limit.count(logprobs)
 
     def _body(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ended = self._ended()
@@ -138,7 +129,7 @@ class _Answer(ABC):
 class ChatAnswer(_Answer):
     """The answer to a chat completion. Its chunks contain the same text, tokens and IDs as `whole`."""
 
-    def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
+    def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         prompt = parsed.requests[0].prompt
         known = call_ids(prompt.messages) if isinstance(prompt, ChatPrompt) else ()
@@ -193,7 +184,7 @@ class ChatAnswer(_Answer):
 class CompletionAnswer(_Answer):
     """The answer to a completion. Choices are numbered by prompt, and then by choice."""
 
-    def __init__(self, parsed: Parsed, facts: ModelFacts, answer_id: str, created: int) -> None:
+    def __init__(self, parsed: ParsedCompletion, facts: ModelFacts, answer_id: str, created: int) -> None:
         super().__init__(parsed, facts, answer_id, created)
         self._texts: list[list[str]] = [[] for _ in parsed.requests]
         self._writers = [CompletionLogprobs() for _ in parsed.requests]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -19,7 +19,7 @@ from llmrun.settings import RULES
 _MOST_BIAS: Final = 100.0
 _LARGEST_SEED: Final = 2**64 - 1
 _RANDOM_SEED: Final = -1  # as in llama.cpp
-_RANDOM_SEEDS: Final = 1 << 31  # JavaScript's numbers are exact up to 2**53, but some clients read 32 bits
+_SEEDS: Final = 1 << 31  # JavaScript's numbers are exact up to 2**53, but some clients read 32 bits
 _LONGEST_TEXTS: Final = 10_000  # characters of a list of texts
 _SAMPLERS_JOINT: Final = ";"
 
@@ -34,17 +34,20 @@ def read_sampling(fields: Fields, facts: ModelFacts) -> SamplingParams:
     bias = {**facts.default_sampling.logit_bias, **_read_logit_bias(fields, facts)}
     if fields.boolean("ignore_eos"):
         if not facts.end_tokens:
-            raise unsupported("ignore_eos", "not supported for this model")
+            raise unsupported(fields.path("ignore_eos"), "not supported for this model")
         bias |= dict.fromkeys(facts.end_tokens, -math.inf)
     return replace(facts.default_sampling, **changed, logit_bias=bias)
 
 
-def read_seed(fields: Fields) -> int:
-    """Return the seed of a request, or a random one. Raises InvalidField."""
+def read_seed(fields: Fields, otherwise: int) -> int:
+    """Return the seed of a request, or `otherwise` if it sets none. Raises InvalidField."""
     seed = fields.integer("seed", _RANDOM_SEED, _LARGEST_SEED)
-    if seed is None or seed == _RANDOM_SEED:
-        return secrets.randbelow(_RANDOM_SEEDS)
-    return seed
+    return otherwise if seed in (None, _RANDOM_SEED) else seed
+
+
+def seed_from(text: str) -> int:
+    """Return a seed that is derived from a text, such as the random ID of a call."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) % _SEEDS
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -66,7 +69,7 @@ def _read_parameter(fields: Fields, name: str, parameter: SamplingParameter) -> 
     for field in parameter.wire or (name,):
         value = _read_value(fields, field, name, parameter)
         if value is not None:
-            found[field] = value
+            found[fields.path(field)] = value
     return agreed(found)
 
 
@@ -90,13 +93,15 @@ def _read_texts(fields: Fields, field: str, name: str, texts: ListOfTexts) -> st
     if type(value) is list and all(type(each) is str for each in value):
         text = _SAMPLERS_JOINT.join(value) if name == "samplers" else json.dumps(value, ensure_ascii=False)
     if type(text) is not str:
-        raise InvalidField(field, f"expected a list of strings, got {seen(value)}", code="invalid_type")
+        raise InvalidField(fields.path(field), f"expected a list of strings, got {seen(value)}", code="invalid_type")
     if len(text) > _LONGEST_TEXTS:
-        raise InvalidField(field, f"longer than {_LONGEST_TEXTS:,} characters")
+        raise InvalidField(fields.path(field), f"longer than {_LONGEST_TEXTS:,} characters")
     try:
         RULES[name].check(text)
     except ValueError:
-        raise InvalidField(field, f"expected {texts.words}, got {seen(text)}", hint=texts.advice(text)) from None
+        raise InvalidField(
+            fields.path(field), f"expected {texts.words}, got {seen(text)}", hint=texts.advice(text)
+        ) from None
     return text
 
 
@@ -104,11 +109,11 @@ def _read_logit_bias(fields: Fields, facts: ModelFacts) -> Mapping[int, float]:
     """Return the bias of tokens by their IDs. A bias of -100 bans a token, as in OpenAI's API."""
     given = fields.object("logit_bias") or {}
     found: dict[int, float] = {}
-    entries = Fields(given, "logit_bias")
+    entries = Fields(given, fields.path("logit_bias"))
     for key in given:
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < facts.info.vocabulary_size):
             words = f"token IDs from 0 to {facts.info.vocabulary_size - 1}"
-            raise InvalidField("logit_bias", f"expected {words} as keys, got {seen(key)}")
+            raise InvalidField(fields.path("logit_bias"), f"expected {words} as keys, got {seen(key)}")
         bias = entries.number(key, -_MOST_BIAS, _MOST_BIAS)
         if bias is not None:
             found[int(key)] = -math.inf if bias == -_MOST_BIAS else bias

@@ -30,13 +30,19 @@ class ThinkingOptions:
     without_effect: tuple[str, ...]
 
 
-def read_thinking(fields: Fields, facts: ModelFacts) -> ThinkingOptions:
-    """Read the fields about thinking. Raises InvalidField, also if two of them contradict each other."""
+def read_thinking(fields: Fields, facts: ModelFacts, reasoning: Fields | None = None) -> ThinkingOptions:
+    """Read the fields about thinking. Raises InvalidField, also if two of them contradict each other.
+
+    reasoning  the object of the Responses API that has the effort, which is a field of its own in chat completions
+    """
     variables = dict(fields.object(_VARIABLES) or {})
-    effort = fields.word("reasoning_effort", EFFORTS)
+    if reasoning is None:
+        effort_name, effort = "reasoning_effort", fields.word("reasoning_effort", EFFORTS)
+    else:
+        effort_name, effort = "reasoning.effort", reasoning.word("effort", EFFORTS)
     wishes: dict[str, bool] = {}  # by the field that asks for thinking or for none
     if effort is not None:
-        wishes["reasoning_effort"] = effort != _OFF
+        wishes[effort_name] = effort != _OFF
     switch = fields.boolean("enable_thinking")
     if switch is not None:
         wishes["enable_thinking"] = switch

@@ -7,12 +7,13 @@ from starlette.responses import Response
 
 from llmrun import __version__
 from llmrun.engine_process.served_model import State
-from llmrun.protocol.openai.openapi import document
+from llmrun.protocol.openapi import document
 from llmrun.serving import metrics
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
+from llmrun.serving.upstreams.gauges import upstream_lines
 
-_STUCK = "stuck"
+_NO_UPSTREAM = "no_upstream"
 
 
 class StatusRoutes:
@@ -32,15 +33,24 @@ class StatusRoutes:
         return json_response({"status": state}, status=503, headers={"retry-after": "5"})
 
     def _state(self) -> str:
-        model = self._service.models.only
-        if model.state is State.READY and model.load.beat_age_s > self._service.options.limits.stale_s:
-            return _STUCK
-        return model.state
+        service = self._service
+        state = service.models.state(service.options.limits.stale_s)
+        if service.upstreams is None or state == State.DRAINING:
+            return state
+        if service.upstreams.is_up:
+            return State.READY
+        return state if service.models.known.given else _NO_UPSTREAM
 
     async def metrics(self, request: HttpRequest) -> Response:
-        model = self._service.models.only
-        kv_tokens = model.facts.kv_tokens if model.facts else 0
-        text = self._service.metrics.text(__version__, self._service.models.name, kv_tokens, model.state, model.load)
+        processes = [(managed.known.name, managed.process) for managed in self._service.models.loaded()]
+        loaded = [
+            metrics.LoadedModel(name, process.facts.kv_tokens if process.facts else 0, process.state, process.load)
+            for name, process in processes
+            if process is not None
+        ]
+        text = self._service.metrics.text(__version__, loaded)
+        if self._service.upstreams is not None:
+            text += "\n".join(upstream_lines(self._service.upstreams.all)) + "\n"
         return Response(text, headers={"content-type": metrics.CONTENT_TYPE, "cache-control": "no-store"})
 
     async def openapi(self, request: HttpRequest) -> Response:

@@ -52,6 +52,22 @@ def test_calls_are_answered(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("tokens", "status"), [(("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), 200), ((), 400)])
+def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        local = worker(scripted_model(tmp_path, control_tokens=tokens))
+        await local.start()
+        reply = await local.answer(COMPLETION, {"prompt": "a", "suffix": "bc", "seed": 1, "max_tokens": 5})
+        await local.close()
+        assert reply.status == status
+        if status == 200:
+            assert reply.body["usage"]["prompt_tokens"] == 4 + 3
+        else:
+            assert reply.body["error"]["param"] == "suffix"
+
+    asyncio.run(run())
+
+
 def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     async def run() -> None:
         local = worker(scripted_model(tmp_path, step_seconds=0.02))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from openai.types import Model
 
-from llmrun.protocol.openai.models import models_body
+from llmrun.protocol.openai.models import model_body, models_body, unloaded_model_body
 from tests.support.protocol.answers import FACTS, extras
 
 
-def test_the_list_has_the_served_model() -> None:
-    body = models_body(FACTS, 1_700_000_000)
+def test_the_list_has_all_models() -> None:
+    body = models_body([model_body(FACTS, 1_700_000_000), unloaded_model_body("other", 1)])
     assert body["object"] == "list"
-    (model,) = [Model.model_validate(each, strict=True) for each in body["data"]]
+    model, other = [Model.model_validate(each, strict=True) for each in body["data"]]
+    assert (other.id, [*extras(other)]) == ("other", [])
     assert (model.id, model.created, [*extras(model)]) == (
         "tiny",
         1_700_000_000,

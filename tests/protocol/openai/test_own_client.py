@@ -12,15 +12,16 @@ import pytest
 
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.grammars import schema_of
-from llmrun.engine.requests import ChatPrompt, Event, Request, TextPrompt, TokenPrompt, ToolCallDelta
+from llmrun.engine.requests import ChatPrompt, Event, FillPrompt, Request, TextPrompt, TokenPrompt, ToolCallDelta
 from llmrun.protocol.json_body import parse_json
-from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
+from llmrun.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.remote.request import remote_request
 from llmrun.remote.stream import Chunk, Teller, read_chunks
 from llmrun.sampling_params import SAMPLING, SamplingParams
 from llmrun.types import FinishReason
 from tests.support.protocol.answers import (
     FACTS,
+    SEED,
     TOOL,
     USER,
     called,
@@ -39,11 +40,11 @@ LOWEST: dict[str, Any] = {
 SAMPLED = SamplingParams(**LOWEST, logit_bias={5: -math.inf, 6: 2.5}, seed=2**64 - 1)
 
 
-def received(request: Request, *, ignore_eos: bool = False) -> Parsed:
+def received(request: Request, *, ignore_eos: bool = False) -> ParsedCompletion:
     """Return what our server reads of what our client sends."""
     wire = remote_request(request, "tiny", ignore_eos=ignore_eos)
     body = parse_json(json.dumps({**wire.body, **wire.extras}).encode())
-    parsed = (parse_completion if wire.path == "/completions" else parse_chat)(body, FACTS)
+    parsed = (parse_completion if wire.path == "/completions" else parse_chat)(body, FACTS, SEED)
     assert (parsed.stream, parsed.include_usage, parsed.n, parsed.ignored) == (True, True, 1, ())
     return parsed
 
@@ -54,6 +55,7 @@ def received(request: Request, *, ignore_eos: bool = False) -> Parsed:
         Request(CHAT),
         Request(TextPrompt("Hi")),
         Request(TokenPrompt((1, 2))),
+        Request(FillPrompt("a", "b"), 5),
         Request(CHAT, 5, ("a", "b"), SAMPLED, 3),
         Request(TextPrompt("Hi"), 5, ("a",), SAMPLED, 3),
         Request(CHAT, think=False),
@@ -62,7 +64,7 @@ def received(request: Request, *, ignore_eos: bool = False) -> Parsed:
         Request(ChatPrompt((USER,), [TOOL], "look", False)),
         Request(ChatPrompt((USER,), [TOOL], "required", template_kwargs={"x": 1})),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_requests_survive_the_way_to_our_server(request_: Request) -> None:
     (found,) = received(request_).requests

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.requests import ChatPrompt, Request, TextPrompt, TokenPrompt, check_request
-from llmrun.errors import ContextExceeded, ModelNotFound
-from llmrun.protocol.openai.requests import Parsed
+from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt, TokenPrompt, check_request
+from llmrun.errors import ContextExceeded
+from llmrun.protocol.errors import InvalidField
+from llmrun.protocol.openai.requests import ParsedCompletion
 from llmrun.protocol.openai.sampling import choice_seed
 from tests.support.protocol.answers import FACTS, TOOL, USER, chat, completion
 from tests.support.protocol.refusals import refused
 
 
-def prompt_of(parsed: Parsed) -> ChatPrompt:
+def prompt_of(parsed: ParsedCompletion) -> ChatPrompt:
     prompt = parsed.requests[0].prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
@@ -83,17 +84,6 @@ def test_prompts_may_be_texts_or_tokens(given: Any, prompts: list[Any]) -> None:
 )
 def test_invalid_prompts_are_refused(prompt: Any, param: str) -> None:
     refused(completion, param, prompt=prompt)
-
-
-@pytest.mark.parametrize("model", [None, "", "tiny"])
-def test_the_model_may_be_left_out(model: str | None) -> None:
-    assert chat(model=model).model == (model or "")
-
-
-def test_another_model_is_not_found() -> None:
-    with pytest.raises(ModelNotFound, match="no such model: gpt-4") as caught:
-        chat(model="gpt-4")
-    assert caught.value.hint == "this server has tiny"
 
 
 def test_a_model_without_a_template_refuses_chats() -> None:
@@ -217,9 +207,24 @@ def test_fields_that_cannot_be_honored_are_refused(name: str, value: Any, harmle
     assert chat(**{name: harmless}).ignored == ()
 
 
-def test_suffix_is_refused() -> None:
-    refused(completion, "suffix", "unsupported_parameter", suffix="x")
-    assert completion(suffix="").ignored == ()
+def test_a_suffix_asks_to_fill_the_gap() -> None:
+    parsed = completion(prompt=["a", "b"], n=2, suffix="z")
+    prompts = [request.prompt for request in parsed.requests]
+    assert prompts == [FillPrompt("a", "z")] * 2 + [FillPrompt("b", "z")] * 2
+    assert [request.prompt for request in completion(suffix="").requests] == [TextPrompt("Hi")]
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"), [("suffix", {"prompt": [1, 2]}), ("suffix", {"prompt": ["a", [1]]}), ("echo", {"echo": True})]
+)
+def test_only_texts_without_echo_have_a_suffix(param: str, fields: dict[str, Any]) -> None:
+    refused(completion, param, "unsupported_parameter", suffix="x", **fields)
+
+
+def test_a_model_that_cannot_fill_refuses_a_suffix() -> None:
+    with pytest.raises(InvalidField, match="this model cannot fill in the middle") as caught:
+        completion(replace(FACTS, fills=False), suffix="x")
+    assert (caught.value.param, caught.value.code) == ("suffix", "unsupported_parameter")
 
 
 def test_the_engine_accepts_what_is_parsed() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llmrun.protocol.errors import InvalidField
-from llmrun.protocol.openai.sampling import choice_seed
+from llmrun.protocol.openai.sampling import choice_seed, seed_from
 from llmrun.sampling_params import SAMPLING, SamplingParams
-from tests.support.protocol.answers import FACTS, chat, completion
+from tests.support.protocol.answers import FACTS, SEED, chat, completion
 from tests.support.protocol.refusals import refused
 
 NUMBERS = [(name, wire) for name, each in SAMPLING.items() if each.texts is None for wire in each.wire]
@@ -118,10 +118,15 @@ def test_the_first_choice_has_the_seed_of_the_request(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, -1])
-def test_a_missing_seed_is_random(seed: int | None) -> None:
-    seeds = {chat(seed=seed).seed for _ in range(20)}
-    assert len(seeds) > 15
+def test_a_missing_seed_is_the_given_one(seed: int | None) -> None:
+    assert chat(seed=seed).seed == SEED
+
+
+def test_seeds_of_texts_are_spread_and_stable() -> None:
+    seeds = [seed_from(str(number)) for number in range(100)]
+    assert len(set(seeds)) == 100
     assert all(0 <= each < 2**31 for each in seeds)
+    assert seed_from("an ID") == 0x3C36B541  # clients rely on answers that can be repeated
 
 
 @pytest.mark.parametrize("seed", [-2, 2**64, 1.0, "1", True, 10**400])

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from llmrun.engine.requests import ChatPrompt
-from llmrun.protocol.openai.requests import Parsed
+from llmrun.protocol.openai.requests import ParsedCompletion
 from tests.support.protocol.answers import FACTS, chat
 from tests.support.protocol.refusals import refused
 
 NO_THINKING = replace(FACTS, thinks=False)
 
 
-def variables(parsed: Parsed) -> dict[str, Any]:
+def variables(parsed: ParsedCompletion) -> dict[str, Any]:
     prompt = parsed.requests[0].prompt
     assert isinstance(prompt, ChatPrompt)
     return dict(prompt.template_kwargs)

@@ -89,7 +89,7 @@ def test_parallel_calls_can_be_turned_off() -> None:
         ([{"type": "web_search"}], "tools[0].type"),
         ([{"function": {}}], "tools[0].function.name"),
         ([{"function": {"name": "two words"}}], "tools[0].function.name"),
-        ([{"function": {"name": "x" * 65}}], "tools[0].function.name"),
+        ([{"function": {"name": "x" * 129}}], "tools[0].function.name"),
         ([TOOL, TOOL], "tools[1].function.name"),
         ([{"function": {"name": "a", "description": 5}}], "tools[0].function.description"),
         ([{"function": {"name": "a", "parameters": []}}], "tools[0].function.parameters"),

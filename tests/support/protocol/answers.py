@@ -14,9 +14,11 @@ from pydantic import BaseModel
 
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event, Finished, TextDelta, TokenLogprobs, ToolCallDelta
+from llmrun.protocol.infill import InfillAnswer, ParsedInfill, parse_infill
 from llmrun.protocol.json_body import parse_json
-from llmrun.protocol.openai.requests import Parsed, parse_chat, parse_completion
+from llmrun.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
 from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
+from llmrun.protocol.parsed import Answer
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason, Timings, TokenLogprob
 from tests.support.serving.fake_model import FACTS as FAKE
@@ -30,6 +32,7 @@ FACTS = replace(
     default_sampling=SamplingParams(temperature=0.6),
     fingerprint="fp_1",
 )
+SEED = 99  # of calls that set none
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -39,12 +42,20 @@ def sent(body: dict[str, Any]) -> dict[str, Any]:
     return parse_json(json.dumps(body).encode())
 
 
-def chat(facts: ModelFacts = FACTS, /, **fields: Any) -> Parsed:
-    return parse_chat(sent({"model": "tiny", "messages": [USER], **fields}), facts)
+def chat(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
+    return parse_chat(sent({"model": "tiny", "messages": [USER], **fields}), facts, SEED)
 
 
-def completion(facts: ModelFacts = FACTS, /, **fields: Any) -> Parsed:
-    return parse_completion(sent({"model": "tiny", "prompt": "Hi", **fields}), facts)
+def completion(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
+    return parse_completion(sent({"model": "tiny", "prompt": "Hi", **fields}), facts, SEED)
+
+
+def infill(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedInfill:
+    return parse_infill(sent({"input_prefix": "a", "input_suffix": "b", **fields}), facts, SEED)
+
+
+def infill_answer(**fields: Any) -> InfillAnswer:
+    return InfillAnswer(infill(seed=5, **fields), FACTS, "infill-1", 1_700_000_000)
 
 
 def chat_answer(**fields: Any) -> ChatAnswer:
@@ -74,7 +85,7 @@ def chosen(text: bytes, logprob: float = -0.5, *others: tuple[bytes, float]) -> 
     return TokenLogprobs(TokenLogprob(0, text, logprob), top)
 
 
-def run(answer: ChatAnswer | CompletionAnswer, events: Sequence[tuple[int, Event]]) -> list[dict[str, Any]]:
+def run(answer: Answer, events: Sequence[tuple[int, Event]]) -> list[dict[str, Any]]:
     """Feed the events, and return all chunks of the stream after their way through JSON."""
     chunks = [chunk for choice, event in events for chunk in answer.feed(choice, event)]
     return [as_json(chunk) for chunk in [*chunks, *answer.finish()]]
@@ -87,9 +98,8 @@ def whole(answer: ChatAnswer | CompletionAnswer, events: Sequence[tuple[int, Eve
     return answer.whole()
 
 
-def as_json(body: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(body, allow_nan=False))
-    return found
+def as_json(body: Any) -> Any:
+    return json.loads(json.dumps(body, allow_nan=False))
 
 
 def assembled(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:

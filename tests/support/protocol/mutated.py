@@ -51,7 +51,70 @@ CHAT: dict[str, Any] = {
     "think_budget": 5,
     "continue_final_message": False,
 }
-COMPLETION: dict[str, Any] = {**_COMMON, "prompt": ["a", [1, 2]], "logprobs": 1, "echo": False, "best_of": 2}
+COMPLETION: dict[str, Any] = {
+    **_COMMON,
+    "prompt": ["a", [1, 2]],
+    "logprobs": 1,
+    "echo": False,
+    "best_of": 2,
+    "suffix": "",
+}
+_FLAT = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+_CHAT_ONLY = {"n", "max_tokens", "max_completion_tokens", "response_format", "min_tokens"}
+RESPONSE: dict[str, Any] = {
+    **{name: value for name, value in _COMMON.items() if name not in _CHAT_ONLY},
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        USER,
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "found"},
+    ],
+    "instructions": "Be kind.",
+    "max_output_tokens": 10,
+    "tools": [_FLAT],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}, "verbosity": "medium"},
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 3,
+    "store": False,
+    "truncation": "disabled",
+    "chat_template_kwargs": {"enable_thinking": True},
+}
+MESSAGE: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 10,
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                {"type": "text", "text": "Wait."},
+                {"type": "tool_use", "id": "call_1", "name": "look", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "found", "is_error": False}],
+        },
+        {"role": "system", "content": "Be nice."},
+    ],
+    "system": [{"type": "text", "text": "Be brief."}],
+    "stream": True,
+    "stop_sequences": ["a", "b"],
+    "tools": [{"name": "look", "description": "Looks.", "input_schema": {"type": "object"}, "strict": True}],
+    "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "summarized"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "metadata": {"user_id": "a"},
+    "service_tier": "auto",
+    "temperature": 0.5,
+    "top_k": 3,
+    "seed": 5,
+}
 # With all fields at once, formats and tools contradict each other, so most bodies have only some of them.
 _LEAVES = (
     st.none()
@@ -60,7 +123,9 @@ _LEAVES = (
     | st.sampled_from([10**18, 2**64, 10**400, 1e300, -1e300, 0.5, "", "auto", "none", "function", "text", "x" * 300])
     | st.text(max_size=5)
 )
-_NAMES = st.sampled_from(sorted({*CHAT, *COMPLETION, *SAMPLING, "type", "role", "content", "function", "name", "json"}))
+_INNER = {"type", "role", "content", "function", "name", "json", "call_id", "output", "arguments", "effort", "format"}
+_NAMES = st.sampled_from(sorted({*CHAT, *COMPLETION, *MESSAGE, *RESPONSE, *SAMPLING, *_INNER}))
+
 _VALUES = st.recursive(
     _LEAVES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES | st.text(max_size=3), inner, max_size=3),
@@ -71,7 +136,7 @@ _VALUES = st.recursive(
 @st.composite
 def mutated(draw: st.DrawFn, valid: dict[str, Any]) -> dict[str, Any]:
     """Draw a body that keeps some fields of a valid one, with up to three changes at any depth."""
-    required = {"messages", "prompt"} & {*valid}
+    required = {"messages", "prompt", "input"} & {*valid}
     kept = draw(st.sets(st.sampled_from(sorted(valid)), max_size=8)) | required
     body = {name: copy.deepcopy(value) for name, value in valid.items() if name in kept}
     for _ in range(draw(st.integers(0, 3))):

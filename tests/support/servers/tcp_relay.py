@@ -1,4 +1,4 @@
-"""A TCP relay that records when each request was sent and when the text of its answer began."""
+"""A TCP relay that records when each request was sent and when its text began, and that can cut connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 _CONTENT = re.compile(rb'"(?:content|text)": ?"[^"]')  # in an event with text
@@ -22,13 +22,21 @@ class Relay:
 
     port: int
     ttft_s: list[float] = field(default_factory=list)
+    lines: list[socket.socket] = field(default_factory=list)
+
+    def cut(self) -> None:
+        """Break all connections."""
+        while self.lines:
+            with contextlib.suppress(OSError):  # closed already
+                self.lines.pop().shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
-def relay_to(port: int) -> Iterator[Relay]:
+def relay_to(port: int, cuts: Sequence[int] = ()) -> Iterator[Relay]:
+    """Relay connections to a port. The first connections are cut after these numbers of bytes for the client."""
+    left = [*cuts]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         relay = Relay(listener.getsockname()[1])
-        open_ones: list[socket.socket] = [listener]
 
         def accept() -> None:
             while True:
@@ -37,25 +45,26 @@ def relay_to(port: int) -> Iterator[Relay]:
                 except OSError:
                     return
                 server = socket.create_connection(("127.0.0.1", port))
-                open_ones.extend((client, server))
+                relay.lines.extend((client, server))
                 for end in (client, server):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _Watched(relay, client, server).start()
+                _Watched(relay, client, server, left.pop(0) if left else None).start()
 
         threading.Thread(target=accept, daemon=True).start()
         try:
             yield relay
         finally:
-            for ended in open_ones:
-                with contextlib.suppress(OSError):
-                    ended.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            relay.cut()
 
 
 class _Watched:
     """One connection, in both directions."""
 
-    def __init__(self, relay: Relay, client: socket.socket, server: socket.socket) -> None:
+    def __init__(self, relay: Relay, client: socket.socket, server: socket.socket, cut: int | None) -> None:
         self._relay, self._client, self._server = relay, client, server
+        self._left = cut
         self._asked = 0.0
         self._waiting = False
         self._seen = b""
@@ -79,5 +88,10 @@ class _Watched:
                 if self._waiting and _CONTENT.search(self._seen):
                     self._relay.ttft_s.append(arrived - self._asked)
                     self._waiting = False
+                if self._left is not None:
+                    data, self._left = data[: self._left], self._left - len(data)
                 self._client.sendall(data)
+                if self._left is not None and self._left <= 0:
+                    self._server.shutdown(socket.SHUT_RDWR)
+                    break
             self._client.shutdown(socket.SHUT_WR)

@@ -10,11 +10,17 @@ import jsonschema
 import pytest
 
 from llmrun.engine.requests import Event, ToolCallDelta
+from llmrun.protocol.anthropic.models import anthropic_models
+from llmrun.protocol.anthropic.requests import REFUSED as REFUSED_IN_MESSAGES
+from llmrun.protocol.anthropic.requests import parse_count
+from llmrun.protocol.anthropic.wire import ANTHROPIC
 from llmrun.protocol.errors import InvalidField, api_error, openai_body
 from llmrun.protocol.fields import Fields
-from llmrun.protocol.openai.models import model_body, models_body
-from llmrun.protocol.openai.openapi import document
+from llmrun.protocol.infill import REFUSED_IN_INFILL
+from llmrun.protocol.openai.models import model_body, models_body, unloaded_model_body
 from llmrun.protocol.openai.options import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
+from llmrun.protocol.openai_responses.requests import REFUSED_IN_RESPONSES
+from llmrun.protocol.openapi import document
 from llmrun.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.types import FinishReason
 from tests.support.protocol.answers import (
@@ -28,39 +34,68 @@ from tests.support.protocol.answers import (
     completion,
     completion_answer,
     ended,
+    infill,
+    infill_answer,
     run,
     said,
 )
+from tests.support.protocol.anthropic_answers import TOOL as ANTHROPIC_TOOL
+from tests.support.protocol.anthropic_answers import USER, answer, message, streamed
+from tests.support.protocol.ollama import OLLAMA_ROUTES
+from tests.support.protocol.response_answers import (
+    FLAT_TOOL,
+    LOGPROBS,
+    response,
+    response_answer,
+    said_and_called,
+)
+from tests.support.protocol.response_answers import streamed as response_events
 
 DOCUMENT = document("1.2.3")
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 ROUTES = {
     "/v1/chat/completions": "post",
     "/v1/completions": "post",
+    "/v1/responses": "post",
+    "/infill": "post",
+    "/v1/messages": "post",
+    "/v1/messages/count_tokens": "post",
     "/v1/models": "get",
     "/v1/models/{id}": "get",
     "/tokenize": "post",
     "/detokenize": "post",
+    "/": "get",
     "/health": "get",
     "/metrics": "get",
     "/openapi.json": "get",
+    **OLLAMA_ROUTES,
 }
-PARSERS: dict[str, Callable[..., object]] = {
+PARSERS: dict[str, Callable[..., Any]] = {
     "ChatRequest": chat,
     "CompletionRequest": completion,
+    "ResponseRequest": response,
+    "InfillRequest": infill,
     "TokenizeRequest": lambda **fields: parse_tokenize({"content": "a", **fields}),
     "DetokenizeRequest": lambda **fields: parse_detokenize({"tokens": [1], **fields}, FACTS),
+    "MessageRequest": message,
+    "MessageCountRequest": lambda **fields: parse_count({"model": "tiny", "messages": [USER], **fields}, FACTS),
 }
+# Fields of which only these values count as read. Others are named as ignored.
+QUIET = {"store": False, "service_tier": "auto", "speed": "standard"}
 REFUSED = {
     "ChatRequest": {*REFUSED_IN_CHATS},
     "CompletionRequest": {*REFUSED_IN_COMPLETIONS},
+    "ResponseRequest": {*REFUSED_IN_RESPONSES},
+    "InfillRequest": {*REFUSED_IN_INFILL},
     "TokenizeRequest": set[str](),
     "DetokenizeRequest": set[str](),
+    "MessageRequest": {*REFUSED_IN_MESSAGES},
+    "MessageCountRequest": {*REFUSED_IN_MESSAGES},
 }
 PROPERTIES = [(name, field, schema) for name in PARSERS for field, schema in SCHEMAS[name]["properties"].items()]
 
 
-def validate(body: dict[str, Any], name: str) -> None:
+def validate(body: Any, name: str) -> None:
     """Check a body against a schema, in which it may have no undeclared fields at any depth."""
     found = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": closed(SCHEMAS)}}
     jsonschema.Draft202012Validator(found).validate(as_json(body))
@@ -111,7 +146,7 @@ def test_the_fields_are_those_that_the_parser_reads(name: str, monkeypatch: pyte
         return fields.peek(field)
 
     monkeypatch.setattr(Fields, "value", note)
-    PARSERS[name](store=False, service_tier="auto")
+    PARSERS[name](**QUIET)
     assert {*SCHEMAS[name]["properties"]} == read - REFUSED[name]
 
 
@@ -121,8 +156,8 @@ def test_values_against_the_schema_are_refused(name: str, field: str, schema: di
     wrong = [*invalid(schema)]
     assert wrong
     for value in wrong:
-        if field in ("store", "service_tier"):
-            assert chat(**{field: value}).ignored == (field,)
+        if field in QUIET:
+            assert PARSERS[name](**{field: value}).ignored == (field,)
             continue
         with pytest.raises(InvalidField) as caught:
             PARSERS[name](**{field: value})
@@ -172,8 +207,44 @@ def test_completions_match_their_schemas() -> None:
     validate(answer.whole(), "Completion")
 
 
+def test_responses_match_their_schemas() -> None:
+    fields = {"tools": [FLAT_TOOL], "include": [LOGPROBS], "top_logprobs": 1, "text": {"format": {"type": "text"}}}
+    likely = chosen(b"a", -1.0, (b"a", -1.0))
+    for given in (
+        [said("a", reasoning="b", logprobs=(likely,)), *said_and_called()],
+        [said("a", logprobs=(likely,)), ended(FinishReason.LENGTH, drafted_tokens=2)],
+    ):
+        answer = response_answer(**fields)
+        for event in response_events(answer, *given):
+            validate(event, "ResponseEvent")
+        validate(answer.whole(), "Response")
+    for event in response_answer(**fields).failed(api_error(InvalidField("n", "wrong"))):
+        validate(event, "ResponseEvent")
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2}, {"stream": True}], ids=str)
+def test_answers_to_infill_match_their_schemas(fields: dict[str, Any]) -> None:
+    answer = infill_answer(n_probs=1, **fields)
+    piece = said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))
+    choices = range(len(infill(**fields).requests))
+    for chunk in run(answer, [(index, event) for index in choices for event in (piece, ended())]):
+        validate(chunk, "InfillChunk")
+    validate(answer.whole(), "Infill")
+
+
+def test_messages_match_their_schemas() -> None:
+    answering = answer(stream=True, tools=[ANTHROPIC_TOOL])
+    call = called(ToolCallDelta(0, "call_a", "look"), ToolCallDelta(0, arguments="{}"))
+    chunks = streamed(answering, [said(reasoning="b"), said("a"), call, ended(FinishReason.TOOL_CALLS)])
+    for chunk in [*chunks, ANTHROPIC.error_chunk(api_error(RuntimeError()))]:
+        validate(chunk, "MessageEvent")
+    validate(answering.whole(), "AnthropicMessage")
+    models = [model_body(FACTS, 1), unloaded_model_body("other", 1)]
+    validate(anthropic_models(models_body(models)), "AnthropicModels")
+
+
 def test_other_answers_match_their_schemas() -> None:
-    validate(models_body(FACTS, 1_700_000_000), "Models")
+    validate(models_body([model_body(FACTS, 1), unloaded_model_body("other", 1)]), "Models")
     validate(model_body(FACTS, 1_700_000_000), "Model")
     validate(tokenize_body([1, 2], FACTS), "Tokens")
     validate(tokenize_body([1, 2], FACTS, [b"a", b"\xff"]), "Tokens")
