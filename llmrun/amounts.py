@@ -1,4 +1,4 @@
-"""Formats numbers for people: sizes, counts, speeds, times and percentages.
+"""Formats numbers for people: sizes, counts, speeds, times and percentages. Also reads durations.
 
 All output uses these functions, so that the terminal, web pages and error messages agree.
 """
@@ -6,9 +6,12 @@ All output uses these functions, so that the terminal, web pages and error messa
 from __future__ import annotations
 
 import math
+import re
 
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _AGES = ((60, "minute"), (3600, "hour"), (86_400, "day"), (7 * 86_400, "week"), (365 * 86_400, "year"))
+_DURATION_PARTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|)", re.ASCII)
+_UNIT_SECONDS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NOT_A_NUMBER = "–"
 
 
@@ -143,3 +146,18 @@ def format_age(moment: float, now: float) -> str:
         return "just now"
     size, unit = next((size, unit) for size, unit in reversed(_AGES) if seconds >= size)
     return f"{counted(int(seconds // size), unit)} ago"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as "5m", "1h30m", "90" or "0.5s". Negative ones mean forever: math.inf.
+
+    The notation is Go's, which Ollama uses; a number without a unit counts seconds. Raises ValueError.
+    """
+    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
+    parts = _DURATION_PARTS.findall(rest)
+    if "".join(number + unit for number, unit in parts) != rest or not parts:
+        raise ValueError(text)
+    if len(parts) > 1 and any(not unit for _, unit in parts):
+        raise ValueError(text)
+    seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    return math.inf if sign < 0 else seconds

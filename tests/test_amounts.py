@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -20,6 +21,7 @@ from llmrun.amounts import (
     format_seconds,
     format_seconds_briefly,
     format_tokens,
+    parse_duration,
 )
 from llmrun.cli.console.columns import aligned
 
@@ -155,3 +157,26 @@ def test_what_is_done_has_the_unit_of_the_total() -> None:
 def test_columns_are_as_wide_as_their_widest_cell_on_a_terminal() -> None:
     assert aligned([("日本", "1"), ("a\x1b", "22"), ("", "3")], (1,)) == ["日本   1", "a␛    22", "       3"]
     assert aligned([("a", ""), ("bb", "")]) == ["a", "bb"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("90", 90),
+        ("0.5s", 0.5),
+        ("0", 0),
+        ("250ms", 0.25),
+        ("-1", math.inf),
+        ("-5m", math.inf),
+    ],
+)
+def test_durations_are_read_as_in_ollama(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-", "m", "5x", "5 m", "1h30", "1e3", "٣", "--5", "nan"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        parse_duration(text)

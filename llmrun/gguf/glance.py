@@ -38,6 +38,7 @@ class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
     architecture: str = ""
     file_type: str = ""  # "Q4_K_M"
     context: int = 0  # context length that the model was trained with, in tokens
+    size_label: str = ""  # "135M", "30B-A3B"; only if the file has it before the other fields
 
 
 def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
@@ -61,10 +62,12 @@ def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
     named, file_type = seen.get("general.architecture"), seen.get("general.file_type")
     architecture = named[:_MOST_TEXT] if isinstance(named, str) else ""
     context = seen.get(f"{architecture}.context_length")
+    label = seen.get("general.size_label")
     return Glance(
         architecture,
         FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
         context if isinstance(context, int) else 0,
+        label[:_MOST_TEXT] if isinstance(label, str) else "",
     )
 
 

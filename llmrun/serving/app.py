@@ -12,10 +12,18 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmrun.errors import LlmrunError
+from llmrun.protocol.ollama.missing import MISSING
 from llmrun.serving.exchanges import Exchanges, exchange_of
 from llmrun.serving.gate import Gate
 from llmrun.serving.refusals import Refused, error_response
-from llmrun.serving.routes.openai import CHAT, COMPLETION, Completions, ModelRoutes
+from llmrun.serving.routes import ollama
+from llmrun.serving.routes.anthropic import MESSAGE, CountRoute
+from llmrun.serving.routes.forwarded import OrForwarded
+from llmrun.serving.routes.generation import Generation
+from llmrun.serving.routes.infill import INFILL
+from llmrun.serving.routes.openai import CHAT, COMPLETION, ModelRoutes
+from llmrun.serving.routes.page import PageRoute
+from llmrun.serving.routes.responses import RESPONSE, no_stored_response
 from llmrun.serving.routes.status import StatusRoutes
 from llmrun.serving.routes.tokens import TokenRoutes
 from llmrun.serving.service import Service
@@ -34,7 +42,14 @@ def make_app(
     log         called with a line for each request
     trace       called with the traceback of a bug
     """
-    router = Router(_routes(service), redirect_slashes=False)
+    routes = _routes(service)
+    if service.upstreams is not None:
+        for route in routes:
+            # These requests name a model. Clients choose the paths of the others, which must not reach upstreams.
+            if "POST" in (route.methods or ()) and not route.param_convertors:
+                route.app = OrForwarded(route.app, service, service.upstreams)
+    missing = [_Route(path, ollama.missing, methods=["HEAD", "POST", "DELETE"]) for path in MISSING]
+    router = Router([*routes, *missing], redirect_slashes=False)
     # Not Starlette's own application class, whose outermost layer would answer every other exception, even that a
     # client has left, before `Exchanges` sees it.
     inner = ExceptionMiddleware(router, handlers={HTTPException: _http_error, LlmrunError: _error})
@@ -50,22 +65,45 @@ class _Route(Route):
 
 
 def _routes(service: Service) -> list[_Route]:
-    chat, completion = Completions(service, CHAT), Completions(service, COMPLETION)
+    chat, completion = Generation(service, CHAT), Generation(service, COMPLETION)
+    response = Generation(service, RESPONSE)
     models, tokens, status = ModelRoutes(service), TokenRoutes(service), StatusRoutes(service)
     return [
         _Route("/v1/chat/completions", chat, methods=["POST"]),
         _Route("/chat/completions", chat, methods=["POST"]),  # as in llama-server, for clients without /v1
         _Route("/v1/completions", completion, methods=["POST"]),
         _Route("/completions", completion, methods=["POST"]),
+        _Route("/v1/responses", response, methods=["POST"]),
+        _Route("/responses", response, methods=["POST"]),
+        _Route("/v1/responses/{id}", no_stored_response, methods=["GET", "DELETE"]),
+        _Route("/v1/responses/{id}/cancel", no_stored_response, methods=["POST"]),
+        _Route("/v1/responses/{id}/input_items", no_stored_response),
+        _Route("/v1/messages", Generation(service, MESSAGE), methods=["POST"]),
+        _Route("/v1/messages/count_tokens", CountRoute(service).count_tokens, methods=["POST"]),
         _Route("/v1/models", models.list_models),
         _Route("/v1/models/", models.list_models),  # otherwise, the next line would take it for a model without a name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
+        _Route("/infill", Generation(service, INFILL), methods=["POST"]),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
         _Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        _Route("/", PageRoute().page),
         _Route("/health", status.health),
         _Route("/metrics", status.metrics),
         _Route("/openapi.json", status.openapi),
+        *_ollama_routes(service),
+    ]
+
+
+def _ollama_routes(service: Service) -> list[_Route]:
+    models = ollama.OllamaModelRoutes(service)
+    return [
+        _Route("/api/chat", Generation(service, ollama.OLLAMA_CHAT), methods=["POST"]),
+        _Route("/api/generate", Generation(service, ollama.OLLAMA_GENERATE), methods=["POST"]),
+        _Route("/api/tags", models.tags),
+        _Route("/api/ps", models.ps),
+        _Route("/api/show", models.show, methods=["POST"]),
+        _Route("/api/version", ollama.version),
     ]
 
 
@@ -74,10 +112,10 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     if error.status_code == 404:
-        return error_response(Refused(404, f"no such path: {path!r}; see GET /openapi.json", code="not_found"))
+        return await _error(request, Refused(404, f"no such path: {path!r}; see GET /openapi.json", code="not_found"))
     words = f"{request.method} is not allowed for {path!r}"
-    return error_response(Refused(error.status_code, words, code="method_not_allowed", headers=error.headers))
+    return await _error(request, Refused(error.status_code, words, code="method_not_allowed", headers=error.headers))
 
 
 async def _error(request: HttpRequest, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, exchange_of(request.scope).wire)

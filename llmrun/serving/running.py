@@ -3,64 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from socket import socket
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from llmrun.engine_process.served_model import ServedModel
 from llmrun.engine_process.stop_signals import StopSignals
 from llmrun.serving.http_server import HttpServer
+from llmrun.serving.models.registry import Models
+
+if TYPE_CHECKING:
+    from llmrun.serving.upstreams.front import Upstreams
 
 _LAST_WORDS_S = 2.0  # time for the clients to receive the last events before their connections are aborted
 
 
-class OwnedModel(ServedModel, Protocol):
-    """A model that the server opens and closes."""
-
-    async def start(self) -> None:
-        """Open the model. Raises its error if it cannot be opened."""
-
-    async def drain(self, seconds: float) -> None:
-        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
-
-    async def close(self) -> None:
-        """End all requests with an error, and free all resources. Idempotent."""
-
-
 async def run_server(
     server: HttpServer,
-    model: OwnedModel,
+    models: Models,
     listening: socket,
     *,
     drain_s: float,
     ready: Callable[[], None],
     say: Callable[[str], None],
     signals: StopSignals,
+    upstreams: Upstreams | None = None,
 ) -> None:
-    """Serve until a signal. While the model is being opened, requests get errors that say so.
+    """Serve until a signal arrives. While the first models are being opened, requests get errors that say so.
 
     Raises the error of a model that cannot be opened.
 
     drain_s  how long running requests may continue after the signal, in seconds
-    ready    called when the model is open
+    ready    called when the models are open
     say      called with a line about shutting down
     """
     await server.start(listening)
     try:
-        if await _before(signals.first, model.start()):
+        if await _before(signals.first, _both(models.start(), upstreams.start() if upstreams else None)):
             ready()
             await signals.first.wait()
             server.stop_listening()
-            if model.load.running + model.load.waiting:
+            if models.open_requests + (upstreams.open_requests if upstreams else 0):
                 say(f"stopping: running answers get up to {drain_s:g} s; press Ctrl-C again to stop at once")
-            await _before(signals.second, model.drain(drain_s))
+            await _before(signals.second, _both(models.drain(drain_s), upstreams.drain(drain_s) if upstreams else None))
     finally:
-        await model.close()
+        await _both(models.close(), upstreams.close() if upstreams else None)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 await server.finished()
         await server.close()
+
+
+async def _both(*works: Awaitable[None] | None) -> None:
+    """Run several coroutines at the same time. Raises the first error."""
+    await asyncio.gather(*(work for work in works if work is not None))
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.metrics import Metrics
-from llmrun.serving.models import Models
+from llmrun.serving.models.registry import Models
 from llmrun.serving.options import ServingOptions
+
+if TYPE_CHECKING:
+    from llmrun.serving.upstreams.front import Upstreams
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The state of one server, apart from its connections."""
+    """The state of one server, apart from its connections. `upstreams` is None if it has none."""
 
     models: Models
     options: ServingOptions
     bodies: Bodies
     metrics: Metrics = field(default_factory=Metrics)
+    upstreams: Upstreams | None = None

@@ -61,6 +61,7 @@ def test_a_server_answers_until_a_signal(number: signal.Signals) -> None:
         assert answer["choices"][0]["message"]["content"] == "You said: Hello"
         assert answer["model"] == "my-model"
         assert [line for line in banner if line.startswith("try: curl http://127.0.0.1:")]
+        assert f"chat in a browser: {url.removesuffix('v1')}" in banner
         process.send_signal(number)
         _, rest = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0

@@ -66,6 +66,7 @@ def test_the_facts_of_a_real_model() -> None:
         architecture="llama",
         file_type="Q4_1",
         context=8192,
+        size_label="135M",
     )
 
 
@@ -81,7 +82,7 @@ def test_real_vocabularies_are_seen_as_the_reader_sees_them() -> None:
 
 
 def test_the_type_is_found_before_and_behind_the_vocabulary(path: Path) -> None:
-    wanted = Glance("llama", "Q4_K_M", 4096)
+    wanted = Glance("llama", "Q4_K_M", 4096, "1B")
     assert glance_at(path, long_header(type_last=False)) == wanted
     assert glance_at(path, long_header(type_last=True)) == wanted
     # The file name already gives the type, so the vocabulary is not scanned for it.
@@ -176,7 +177,7 @@ def test_a_file_that_holds_a_long_header_is_not_called_damaged(path: Path, monke
 
 def test_a_vocabulary_beyond_the_limit_is_not_walked_to_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glancing, "MOST_BYTES", 30_000)
-    assert glance_at(path, long_header(type_last=True)) == Glance("llama", "", 4096)
+    assert glance_at(path, long_header(type_last=True)) == Glance("llama", "", 4096, "1B")
 
 
 def test_a_model_that_says_no_context_says_none_behind_its_vocabulary(path: Path) -> None:

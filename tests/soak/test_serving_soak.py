@@ -13,6 +13,9 @@ from tests.soak.serving.hostile import Siege
 from tests.soak.serving.killing import run_kills
 from tests.soak.serving.requests import random_requests
 from tests.soak.serving.same import SameSoak
+from tests.soak.serving.swapping import run_swaps
+from tests.soak.serving.upstreams import run_upstream_kills
+from tests.support.models.downloads import smollm2
 from tests.support.serving.served import scripted_arguments
 
 pytestmark = [
@@ -58,6 +61,16 @@ def test_killed_engines_change_no_answer(tmp_path: Path) -> None:
     assert found.hit > 0
 
 
+def test_killed_upstreams_lose_no_request(tmp_path: Path) -> None:
+    asked = random_requests(1, 24, with_tools=False)
+    model = scripted_arguments(tmp_path, step_seconds=0.02)
+    found = run_upstream_kills(model, asked, tmp_path, kills=3, seed=1, context=CONTEXT)
+    assert found.problems == []
+    assert (found.kills, found.failed, found.different) == (3, 0, 0)
+    assert found.moved > 0, found.described
+    assert found.resumed > 0, found.described
+
+
 def test_hostile_clients_harm_nobody(tmp_path: Path) -> None:
     model = scripted_arguments(tmp_path, step_seconds=0.005)
     found = Siege(model, tmp_path, seed=1, attack_s=5.0, quiet_s=1.0, idle=100, context=4 * CONTEXT).run(0.0)
@@ -65,3 +78,10 @@ def test_hostile_clients_harm_nobody(tmp_path: Path) -> None:
     assert (found.crashes, found.traces, found.leaks) == (0, 0, [])
     assert (found.alone.harmed, found.beside.harmed) == (0, 0), found.described
     assert found.beside.answers > 0
+
+
+def test_swapping_models_fails_no_request(tmp_path: Path) -> None:
+    found = run_swaps(smollm2(), tmp_path, limit=750_000_000, swaps=4, seed=1)
+    assert found.problems == []
+    assert found.swaps >= 4
+    assert found.peak < found.limit

@@ -1,4 +1,4 @@
-"""Runs the server of `llmrun serve`: finds the model's file, opens it in a process, and says how to use it."""
+"""Runs the server of `llmrun serve`: finds the models' files, opens them in processes, and says how to use them."""
 
 from __future__ import annotations
 
@@ -6,76 +6,163 @@ import asyncio
 import gc
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_parameters
-from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
+from llmrun.backends.registry import is_stand_in
+from llmrun.cli.answers.open_model import ModelFiles, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.answers.opening import to_open
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
-from llmrun.cli.console.progress import show_loading
+from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
 from llmrun.engine_process.stop_signals import StopSignals
+from llmrun.errors import ModelNotFound, NetworkError
 from llmrun.folders import prefixes_folder
+from llmrun.hub.resolve.model_file import resolve
+from llmrun.machine.free_memory import free_memory
 from llmrun.machine.freed_memory import return_large_blocks_at_once
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files
-from llmrun.serving.models import Models
+from llmrun.serving.models.known import GivenOnly, KnownModel, KnownModels, WithStore
+from llmrun.serving.models.registry import Models
+from llmrun.serving.models.store import catalogue_name, given_model, models_in_store
 from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
+from llmrun.settings import load_presets, with_model
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterator, Sequence
 
-    from llmrun.cli.answers.open_model import ModelFiles
     from llmrun.cli.arguments.serving import ServeFlags
     from llmrun.engine.child.messages import Open
-    from llmrun.engine.facts import ModelFacts
+    from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
+    from llmrun.serving.upstreams.front import Upstreams
+    from llmrun.serving.upstreams.upstream import Upstream
     from llmrun.settings import Settings
 
 
-def serve_model(
+def serve_models(
     flags: ServeFlags,
     settings: Settings,
+    names: Sequence[str],
+    upstreams: Sequence[Upstream],
     options: ServingOptions,
+    limits: ModelLimits,
     template: str | None,
     listening: socket.socket,
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Serve a model until a signal. Raises the errors of finding and opening it.
+    """Serve models until a signal arrives. Raises the errors of finding and opening those that are given.
 
+    names      the models to open at start; the first one is the default. If there are none, the server only forwards
     template   the source of a chat template that replaces the model's own
     listening  a bound socket
     """
     return_large_blocks_at_once()
     tell_of_too_many_threads(settings)
     allow_open_files(options.limits.connections)
-    with model_files(settings) as files, smaller_ones_named(files.found.entry):
-        asyncio.run(_serve(flags, options, listening, tls, _to_open(flags, settings, files, template)))
+    with ExitStack() as held:
+        given: list[tuple[KnownModel, ModelFiles]] = []
+        for named in (with_model(settings, name) for name in names):
+            files = held.enter_context(model_files(named))
+            name = files.found.name if named.preset is None else named.preset.name
+            given.append((given_model(name, files.found.path, named.preset), files))
+        if given:
+            held.enter_context(smaller_ones_named(given[0][1].found.entry))
+        opener = _Opener(flags, settings, given, template, options)
+        asyncio.run(_serve(flags, settings, upstreams, options, limits, listening, tls, opener))
+
+
+class _Opener:
+    """Creates the processes that run models. A chat template applies only to models that are given at start.
+
+    given  the models that are given at start
+    """
+
+    def __init__(
+        self,
+        flags: ServeFlags,
+        settings: Settings,
+        given: Sequence[tuple[KnownModel, ModelFiles]],
+        template: str | None,
+        options: ServingOptions,
+    ) -> None:
+        self._flags, self._settings, self._template = flags, settings, template
+        self.given = [known for known, _ in given]
+        self._files = {known.path: files for known, files in given}
+        self._limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(set(options.keys))))
+
+    async def __call__(self, known: KnownModel, room: int | None) -> ModelProcess:
+        """Return a process that has not been started. Raises ModelNotFound for a model that has been removed."""
+        files = self._files.get(known.path)
+        if files is None:
+            files = ModelFiles(await asyncio.to_thread(_stored, known), None)
+        opening = self._to_open(files)
+        options = {**opening.options, "reserved_memory": _reserved(room), "saves_state": self._flags.save_prefixes}
+        return ModelProcess(
+            replace(opening, options=options), self._limits, loading=show_loading, note=out.note, detail=out.detail
+        )
+
+    def _to_open(self, files: ModelFiles) -> Open:
+        flags, settings = self._flags, self._settings
+        template = self._template if files.found.path in self._files else None
+        opening = to_open(settings, files, parallel=flags.parallel, kv_tokens=flags.kv_tokens, template=template)
+        return replace(
+            opening,
+            sampling=dict(settings.sampling),
+            max_wait_s=flags.max_wait,
+            overcommit=flags.overcommit,
+            share_prefixes=flags.share_prefixes,
+            saved_prefixes=str(prefixes_folder()) if flags.save_prefixes else "",
+            state_bytes=settings.state_bytes,
+        )
+
+
+def _reserved(room: int | None) -> int:
+    """Return the free memory that a model must leave, in bytes, so that it takes no more than `room`."""
+    free = free_memory()
+    return 0 if room is None or free is None else max(0, free - room)
+
+
+def _stored(known: KnownModel) -> ResolvedModel:
+    """Check a model in the store and return its file. Raises ModelNotFound."""
+    try:
+        return resolve(known.reference, offline=True, reporter=HubReporter())
+    except NetworkError as error:
+        raise ModelNotFound(f"no such model: {known.name!r}") from error
 
 
 async def _serve(
     flags: ServeFlags,
+    settings: Settings,
+    given_upstreams: Sequence[Upstream],
     options: ServingOptions,
+    limits: ModelLimits,
     listening: socket.socket,
     tls: ssl.SSLContext | None,
-    opening: Open,
+    opener: _Opener,
 ) -> None:
-    limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(set(options.keys))))
-    model = ModelProcess(opening, limits, loading=show_loading, note=out.note, detail=out.detail)
-    service = Service(Models(opening.name, model, int(time.time())), options, Bodies(options.limits))
+    known: KnownModels = WithStore(opener.given, models_in_store, catalogue_name, [*load_presets().values()])
+    if is_stand_in(settings.backend) or not opener.given:
+        known = GivenOnly(opener.given)
+    models = Models(known, opener, limits, created=int(time.time()), note=out.note)
+    upstreams = _upstreams(given_upstreams, options) if given_upstreams else None
+    service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
     app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)
     url = _url(flags.host, listening.getsockname()[1], tls is not None)
 
     def ready() -> None:
-        assert model.facts is not None
         gc.freeze()  # else each full collection goes through all modules, and holds up the answers
         out.clear_progress()
-        for line in _banner(model.facts, url, flags.parallel, bool(options.keys)):
+        for line in _banner(models, given_upstreams, url, flags.parallel, bool(options.keys)):
             out.fields([line])
 
     signals, show_control_echo = StopSignals(), hide_control_echo()
@@ -83,29 +170,22 @@ async def _serve(
         with signals.installed():
             await run_server(
                 HttpServer(app, options.limits, tls),
-                model,
+                models,
                 listening,
                 drain_s=flags.drain,
                 ready=ready,
                 say=out.note,
                 signals=signals,
+                upstreams=upstreams,
             )
     finally:
         show_control_echo()
 
 
-def _to_open(flags: ServeFlags, settings: Settings, files: ModelFiles, template: str | None) -> Open:
-    opening = to_open(settings, files, parallel=flags.parallel, kv_tokens=flags.kv_tokens, template=template)
-    return replace(
-        opening,
-        sampling=dict(settings.sampling),
-        max_wait_s=flags.max_wait,
-        overcommit=flags.overcommit,
-        share_prefixes=flags.share_prefixes,
-        options={**opening.options, "saves_state": flags.save_prefixes},
-        saved_prefixes=str(prefixes_folder()) if flags.save_prefixes else "",
-        state_bytes=settings.state_bytes,
-    )
+def _upstreams(given: Sequence[Upstream], options: ServingOptions) -> Upstreams:
+    from llmrun.serving.upstreams.front import Upstreams  # imports an HTTP client, which takes 0.1 s
+
+    return Upstreams(given, options.limits.ping_s, out.note)
 
 
 def _host_names(host: str) -> frozenset[str]:
@@ -119,18 +199,28 @@ def _url(host: str, port: int, is_tls: bool) -> str:
     return f"{'https' if is_tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}/v1"
 
 
-def _banner(facts: ModelFacts, url: str, parallel: int, needs_key: bool) -> list[str]:
-    """Return the lines that say what is served and how to use it. Scripts read the last one."""
-    info = facts.info
+def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: int, needs_key: bool) -> Iterator[str]:
+    """Yield the lines that name the models and show how to use the server. Scripts read the last line."""
+    opened = [(known.name, process) for known in models.known.given if (process := models.process_of(known))]
+    loaded = [(name, process.facts) for name, process in opened if process.facts is not None]
+    for name, facts in loaded:
+        info = facts.info
+        yield (
+            f"serving {name}: {info.architecture}, {info.file_type}, {format_parameters(info.parameters)}, "
+            f"{info.device}"
+        )
+        yield (
+            f"memory for {facts.kv_tokens:,} tokens in up to {parallel} answers at a time, "
+            f"{info.context_size:,} tokens each"
+        )
+    if upstreams:
+        yield f"forwarding to upstreams: {sum(one.is_up for one in upstreams)} of {len(upstreams)} up"
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
     route, field = ("chat/completions", '"messages": [{"role": "user", "content": "Hello"}]')
-    if not facts.takes_chats:
+    if not loaded:
+        field = f'"model": "NAME", {field}'
+    elif not loaded[0][1].takes_chats:
         route, field = "completions", '"prompt": "Once upon a time"'
-    return [
-        f"serving {facts.name}: {info.architecture}, {info.file_type}, {format_parameters(info.parameters)}, "
-        f"{info.device}",
-        f"memory for {facts.kv_tokens:,} tokens in up to {parallel} answers at a time, "
-        f"{info.context_size:,} tokens each",
-        f"try: curl {url}/{route} -H 'Content-Type: application/json'{key} -d '{{{field}}}'",
-        f"ready: {url}",
-    ]
+    yield f"try: curl {url}/{route} -H 'Content-Type: application/json'{key} -d '{{{field}}}'"
+    yield f"chat in a browser: {url.removesuffix('v1')}"
+    yield f"ready: {url}"

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.amounts import parse_duration
 from llmrun.cli.arguments import options
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.folders import prefixes_folder
+from llmrun.remote.url import parse_endpoint
 from llmrun.settings import RULES, Settings, load_settings
 
 if TYPE_CHECKING:
-    from llmrun.serving.options import ServingOptions
+    from collections.abc import Sequence
 
+    from llmrun.remote.url import Endpoint
+    from llmrun.serving.models.registry import ModelLimits
+    from llmrun.serving.options import ServingOptions
+    from llmrun.serving.upstreams.upstream import Upstream
+
+_KEEP_STORED_S = 300.0  # as in Ollama
 _SECURITY = "see docs/serving.md"
 
 
@@ -26,6 +34,20 @@ class ServeFlags:
     """The values of the flags, in the order of --help. None or False means that the flag was not given."""
 
     model: options.LocalModel = None
+    keep_alive: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-alive",
+            metavar="TIME",
+            help="Unload models idle for TIME, such as 30s; -1: never.  [default: 5m, or never if named here]",
+        ),
+    ] = None
+    max_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--max-memory", metavar="GB", min=0.1, help="Maximum memory of all models.  [default: free memory]"
+        ),
+    ] = None
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
@@ -47,6 +69,16 @@ class ServeFlags:
     ] = None
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of the certificate, in PEM.")
+    ] = None
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option("--upstream", metavar="URL", help="Forward requests for other models to URL. Repeatable."),
+    ] = None
+    upstream_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--upstream-key-file", metavar="FILE", help="API keys for upstreams: URL KEY, or one KEY for all."
+        ),
     ] = None
     parallel: Annotated[
         int,
@@ -98,23 +130,73 @@ class ServeFlags:
     verbose: options.Verbose = False
     debug: options.Debug = False
 
-    def settings(self, name: str | None) -> Settings:
+    def settings(self, names: Sequence[str]) -> tuple[Settings, Sequence[str]]:
         """Load the settings for this run and configure `out` with them. Raises UsageError.
 
-        name  the model, if it was given as an argument
+        The settings of presets are left out, because a request names its preset.
+
+        names  the models that were given as arguments; the settings are those of the first one. The second result
+               is these names, or else the one that --model or the settings name
         """
-        if name is not None and self.model is not None:
+        if names and self.model is not None:
             raise UsageError("model: given twice: as an argument and as --model")
+        if len(names) > 1 and self.chat_template is not None:
+            raise UsageError("--chat-template: cannot be used with several models", hint="serve one model")
         known = [flag for flag in fields(self) if flag.name in RULES]
         given = {flag.name: getattr(self, flag.name) for flag in known}
         given = {flag: value for flag, value in given.items() if value not in (None, False)}
-        settings = load_settings({**given, **({} if name is None else {"model": name})})
+        given |= {"model": names[0]} if names else {}
+        settings = load_settings(given)
+        if settings.preset is not None:
+            names = names or [settings.preset.name]
+            settings = load_settings({**given, "model": settings.preset.model})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
-        return settings
+        return settings, names or [settings.model]
+
+    def upstreams(self) -> list[Upstream]:
+        """Check the flags for upstreams, read their keys and print notes about risks. Raises UsageError."""
+        if not self.upstream:
+            if self.upstream_key_file is not None:
+                raise UsageError("--upstream-key-file: there is no upstream", hint="add --upstream URL")
+            return []
+        from llmrun.serving.keys import UPSTREAM_FLAG, read_upstream_keys
+        from llmrun.serving.upstreams.upstream import Upstream
+
+        endpoints = list(map(_upstream_endpoint, self.upstream))
+        bases = [endpoint.base for endpoint in endpoints]
+        if len(set(bases)) < len(bases):
+            raise UsageError("--upstream: the same server is given twice", hint="give each URL once")
+        keys: dict[str, str] = {}
+        if self.upstream_key_file is not None:
+            keys = read_upstream_keys(self.upstream_key_file, bases)
+            _tell_if_others_can_read(UPSTREAM_FLAG, self.upstream_key_file)
+        for endpoint in endpoints:
+            if not endpoint.is_loopback and endpoint.base.startswith("http:"):
+                out.note(f"--upstream: prompts and keys travel to {endpoint.host} unencrypted; use https if you can")
+        return [Upstream(number, one, keys.get(one.base)) for number, one in enumerate(endpoints)]
+
+    def model_limits(self) -> ModelLimits:
+        """Return the limits of all models together. Raises UsageError."""
+        from llmrun.machine.free_memory import free_memory
+        from llmrun.serving.models.registry import FOREVER, ModelLimits
+
+        keep_s = None
+        if self.keep_alive is not None:
+            try:
+                keep_s = parse_duration(self.keep_alive)
+            except ValueError:
+                words = f"--keep-alive: {self.keep_alive!r} is not a duration"
+                raise UsageError(words, hint="examples: 30s, 5m, 1h, or -1 for never") from None
+        return ModelLimits(
+            memory=free_memory() if self.max_memory is None else int(self.max_memory * 1e9),
+            keep_s=_KEEP_STORED_S if keep_s is None else keep_s,
+            keep_given_s=FOREVER if keep_s is None else keep_s,
+            most_waiting=self.max_queue,
+        )
 
     def serving_options(self) -> ServingOptions:
         """Check who may use the server, read the keys and print notes about risks. Raises UsageError."""
-        from llmrun.serving.keys import kept_secret, others_can_read, read_keys
+        from llmrun.serving.keys import kept_secret, read_keys
         from llmrun.serving.options import ServingOptions
 
         if self.no_auth and self.api_key_file is not None:
@@ -129,8 +211,8 @@ class ServeFlags:
             raise UsageError("--tls-cert and --tls-key: only one is given", hint="give both or neither")
         origins = frozenset(_checked_origin(origin) for origin in self.cors or ())
         keys = () if self.api_key_file is None else read_keys(self.api_key_file)
-        if self.api_key_file is not None and others_can_read(self.api_key_file):
-            out.note(f"--api-key-file: other users of this machine can read it; run chmod 600 {self.api_key_file}")
+        if self.api_key_file is not None:
+            _tell_if_others_can_read("--api-key-file", self.api_key_file)
         if not is_local and self.tls_cert is None:
             out.note(f"without --tls-cert, prompts and API keys travel unencrypted; {_SECURITY}")
         if "*" in origins and not keys:
@@ -142,6 +224,21 @@ class ServeFlags:
             open_metrics=self.open_metrics,
             secret=kept_secret(prefixes_folder()) if self.save_prefixes else b"",
         )
+
+
+def _tell_if_others_can_read(flag: str, path: Path) -> None:
+    from llmrun.serving.keys import others_can_read
+
+    if others_can_read(path):
+        out.note(f"{flag}: other users of this machine can read it; run chmod 600 {path}")
+
+
+def _upstream_endpoint(url: str) -> Endpoint:
+    """Parse the URL of an upstream, which has no model. Raises UsageError."""
+    endpoint = parse_endpoint(url)
+    if endpoint.model:
+        raise UsageError(f"--upstream: {url}: names a model", hint=f"use {endpoint.base}; requests name the model")
+    return endpoint
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,11 +1,17 @@
-"""Serve a model over HTTP, with an OpenAI-compatible API.
+"""Serve models over HTTP, with the APIs of OpenAI and others.
+
+The server has the APIs of OpenAI, Anthropic and Ollama, and a chat page for browsers. The models named here are loaded
+at once; any other downloaded model is loaded when a request names it. With --upstream, the server forwards requests for
+other models to other servers; without MODEL, it forwards all requests.
 
 The server listens on this machine only, and needs no API key there. For other machines, add --host and --api-key-file.
 Ctrl-C stops it after the running answers; a second Ctrl-C stops it at once.
 
 Examples:
     llmrun serve qwen3:4b
+    llmrun serve qwen3:4b gemma3:4b --max-memory 12 --keep-alive 10m
     llmrun serve -m ./file.gguf --port 9000 --parallel 4
+    llmrun serve --upstream http://10.0.0.5:8080 --upstream http://10.0.0.6:8080
     llmrun serve qwen3:4b --host 0.0.0.0 --api-key-file keys.txt --tls-cert cert.pem --tls-key key.pem
 """
 
@@ -21,6 +27,7 @@ from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.cli.arguments.values import models
 from llmrun.errors import UsageError
 from llmrun.remote.url import is_endpoint
+from llmrun.settings import model_named
 
 if TYPE_CHECKING:
     from llmrun.settings import Settings
@@ -30,18 +37,27 @@ LISTING = {"place": 25}
 
 @takes_flags(ServeFlags)
 def command(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="A catalogue name or a .gguf file.", autocompletion=models),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Models, presets or .gguf files; the first is the default.",
+            autocompletion=models,
+        ),
     ] = None,
     *,
     flags: ServeFlags,
 ) -> int:
-    settings = flags.settings(name)
-    if is_endpoint(settings.model):
-        raise UsageError(f"model: {settings.model}: already runs on a server", hint="name a model of this machine")
+    settings, given = flags.settings(names or ())
+    if serves_upstreams_only := bool(flags.upstream) and flags.model is None and not names:
+        given = ()
+    for name in map(model_named, given):
+        if is_endpoint(name):
+            raise UsageError(
+                f"model: {name}: already runs on a server", hint="forward requests to that server with --upstream URL"
+            )
     template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
-    options = flags.serving_options()
+    options, limits, upstreams = flags.serving_options(), flags.model_limits(), flags.upstreams()
 
     from llmrun.serving.http_server import bound_socket, tls_context
 
@@ -49,11 +65,11 @@ def command(
     if flags.tls_cert is not None and flags.tls_key is not None:
         tls = tls_context(flags.tls_cert, flags.tls_key)
     with bound_socket(flags.host, flags.port) as listening:  # fails now rather than after a long download
-        from llmrun.cli.answers.serving import serve_model
+        from llmrun.cli.answers.serving import serve_models
 
-        if flags.model is None and name is None:
+        if flags.model is None and not names and not serves_upstreams_only:
             _tell_of_default(settings)
-        serve_model(flags, settings, options, template, listening, tls)
+        serve_models(flags, settings, given, upstreams, options, limits, template, listening, tls)
     return 0
 
 

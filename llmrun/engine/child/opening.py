@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import backend_named
 from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.engine.defaults import default_sampling
@@ -17,6 +18,7 @@ from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
 from llmrun.errors import UsageError
 from llmrun.folders import conversations_folder
+from llmrun.gguf.reader import open_gguf
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 
@@ -71,8 +73,23 @@ def describe(engine: Engine, asked: Open) -> ModelFacts:
         kv_tokens=engine.cache_tokens,
         takes_chats=engine.takes_chats,
         takes_tools=engine.tools.abilities.takes_tools,
+        fills=engine.fills,
         thinks=engine.thinking.can_think,
         end_tokens=tuple(sorted(engine.tokenizer.end_of_generation)),
         default_sampling=replace(sampling, **asked.sampling),
         fingerprint=fingerprint(engine.info, asked.digest, answering=[asked.chat_template, asked.thinking_tags]),
+        memory_bytes=_memory_bytes(engine, asked),
     )
+
+
+def _memory_bytes(engine: Engine, asked: Open) -> int:
+    """Return the main memory that the model may take at most, with a full cache, in bytes. It is 0 for a stand-in."""
+    info = engine.info
+    entry = backend_named(info.backend)
+    if entry is None:
+        return 0
+    with open_gguf(asked.path) as file:
+        needed = entry.kind().footprint(file, OpenOptions(**asked.options))
+    on_gpus, _, layers = info.gpu_layers.partition("/")
+    in_ram = 1 - int(on_gpus) / int(layers) if layers else 1.0
+    return round(in_ram * (needed.weights + info.kv_bytes)) + needed.scratch + needed.vocabulary + needed.programs

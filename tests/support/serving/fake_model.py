@@ -19,7 +19,8 @@ from llmrun.types import FinishReason, ModelInfo, Timings
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled
 
-Script = Sequence[Event | LlmrunError | str]
+# A float is a time: wait until so many seconds after the request began.
+Script = Sequence[Event | LlmrunError | str | float]
 
 FACTS = ModelFacts(
     name="fake",
@@ -41,6 +42,7 @@ FACTS = ModelFacts(
     kv_tokens=16384,
     takes_chats=True,
     takes_tools=False,
+    fills=True,
     thinks=False,
     end_tokens=(),
     default_sampling=SamplingParams(),
@@ -85,7 +87,7 @@ class FakeAsked:
             raise refusal
         self._model.count("accepted")
         self._running = asyncio.create_task(self._run())
-        return Accepted(prompt_tokens=3, wait_s=0.25)
+        return Accepted(prompt_tokens=3, wait_s=self._model.wait_s)
 
     def take(self) -> list[Arrival]:
         arrived, self._arrived = self._arrived, []
@@ -105,12 +107,15 @@ class FakeAsked:
         self._news.set()
 
     async def _events(self) -> AsyncIterator[Event]:
+        began = time.perf_counter()
         for item in self._script:
             if isinstance(item, LlmrunError):
                 raise item
             if isinstance(item, str):
                 self._model.count("held")
                 await self._released_or_ended()
+            elif isinstance(item, float):
+                await asyncio.sleep(max(0.0, began + item - time.perf_counter()))
             else:
                 yield item
             if self._ended.is_set():
@@ -140,9 +145,11 @@ class FakeModel:
     """A ServedModel. `script` is called for each request, with its number.
 
     refusal   the error with which the engine refuses requests, if any
+    wait_s    the predicted wait of a request in seconds
     openable  set when opening the model may end
     broken    the error with which it then ends, if any
     tenants   whose calls of tokenize and detokenize there were
+    counted_prompts  the requests whose prompts were counted
     """
 
     def __init__(self, script: Callable[[int], Script] = lambda number: text("Hello", " there")) -> None:
@@ -151,7 +158,9 @@ class FakeModel:
         self.load = LOAD
         self.most_requests = 128
         self.tenants: list[str] = []
+        self.counted_prompts: list[Request] = []
         self.refusal: LlmrunError | None = None
+        self.wait_s = 0.25
         self.broken: LlmrunError | None = None
         self.openable = asyncio.Event()
         self.openable.set()
@@ -201,6 +210,10 @@ class FakeModel:
         if any(not 0 <= token < 256 for token in tokens):
             raise UsageError("no such token")
         return bytes(tokens)
+
+    async def count_prompt(self, request: Request) -> int:
+        self.counted_prompts.append(request)
+        return 42
 
     def count(self, what: str) -> None:
         with self._changed:

@@ -25,11 +25,16 @@ DEADLY = [sys.executable, "-P", str(Path(__file__).with_name("deadly_child.py"))
 
 
 def scripted_model(
-    folder: Path, name: str = "scripted", *, step_seconds: float = 0.0, max_wait_s: float | None = None
+    folder: Path,
+    name: str = "scripted",
+    *,
+    step_seconds: float = 0.0,
+    max_wait_s: float | None = None,
+    control_tokens: Sequence[str] = (),
 ) -> Open:
     """Return what opens a scripted model with 4 sequences, which generates one token in a step."""
     script = folder / f"{name}.json"
-    script.write_text(json.dumps({"step_seconds": step_seconds}))
+    script.write_text(json.dumps({"step_seconds": step_seconds, "control_tokens": [*control_tokens]}))
     options = OpenOptions(backend="scripted", max_sequences=4)
     return Open(str(script), "a-model", portable_options(options), speculate=False, max_wait_s=max_wait_s)
 

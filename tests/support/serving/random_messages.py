@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import (
     ChatPrompt,
+    ContextFile,
+    FillPrompt,
     Finished,
     PrefillProgress,
     Request,
@@ -32,6 +34,7 @@ JSON = st.recursive(
 )
 OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
 
+FILES = st.builds(ContextFile, TEXT, TEXT)
 PROMPTS = (
     st.builds(
         ChatPrompt,
@@ -43,6 +46,7 @@ PROMPTS = (
         OBJECTS,
     )
     | st.builds(TextPrompt, TEXT)
+    | st.builds(FillPrompt, TEXT, TEXT, TEXT, st.lists(FILES, max_size=2).map(tuple), st.booleans())
     | st.builds(TokenPrompt, st.lists(IDS))
 )
 _NUMBERS = {
@@ -87,5 +91,5 @@ _TIMINGS = st.builds(
 EVENTS = (
     DELTAS
     | st.builds(PrefillProgress, IDS, IDS, IDS)
-    | st.builds(Finished, IDS, st.sampled_from(FinishReason), st.none() | TEXT, IDS, _TIMINGS, IDS, SECONDS)
+    | st.builds(Finished, IDS, st.sampled_from(FinishReason), st.none() | TEXT, IDS, _TIMINGS, IDS, SECONDS, IDS)
 )

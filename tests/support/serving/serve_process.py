@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.serving.prometheus import parsed_metrics
+
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = sys.executable if (Path(sys.prefix) / "bin" / "llmrun").exists() else str(ROOT / ".venv" / "bin" / "python")
 TIMEOUT_S = 120.0  # for a stuck server; a normal one starts in a second
@@ -62,16 +64,16 @@ class Served:
         status, headers, received = self.call("POST", path, {**body, "stream": True})
         assert status == 200, received
         assert headers["content-type"].startswith("text/event-stream")
-        events = [event for event in received.decode().split("\n\n") if event and not event.startswith(":")]
-        assert events.pop() == "data: [DONE]"
-        return [json.loads(event.removeprefix("data: ")) for event in events]
+        data = [line.removeprefix("data: ") for line in received.decode().split("\n") if line.startswith("data: ")]
+        assert data.pop() == "[DONE]"
+        return [*map(json.loads, data)]
 
     def chat(self, question: str, **body: Any) -> Any:
         return self.post("/v1/chat/completions", messages=[{"role": "user", "content": question}], **body)
 
     def metric(self, name: str) -> float:
         _, _, text = self.call("GET", "/metrics")
-        return next(float(line.split()[-1]) for line in text.decode().splitlines() if line.startswith(f"{name} "))
+        return parsed_metrics(text)[name.removeprefix("llmrun_")]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + TIMEOUT_S

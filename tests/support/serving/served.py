@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.cli.commands import LLMRUN, ROOT
+from tests.support.serving.prometheus import parsed_metrics
 
 START_S = 120.0
 _READY = re.compile(rb"ready: http://127\.0\.0\.1:(\d+)/v1")
@@ -95,7 +96,7 @@ class Served:
             line.close()
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics that have no labels, without the prefix `llmrun_`."""
+        """See `parsed_metrics`."""
         return parsed_metrics(self.get("/metrics")[1])
 
     def wait_until_ready(self) -> None:
@@ -105,12 +106,6 @@ class Served:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not ready after {START_S:.0f} s: {self.get('/health')}")
             time.sleep(0.02)
-
-
-def parsed_metrics(text: bytes) -> Mapping[str, float]:
-    """Return the metrics without labels in Prometheus's format, without the prefix `llmrun_`."""
-    lines = (line.split(" ") for line in text.decode().splitlines() if "{" not in line and not line.startswith("#"))
-    return {name.removeprefix("llmrun_"): float(value) for name, value in lines}
 
 
 @contextmanager

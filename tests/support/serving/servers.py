@@ -10,19 +10,22 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llmrun.engine_process.stop_signals import StopSignals
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, bound_socket
-from llmrun.serving.models import Models
+from llmrun.serving.models.known import GivenOnly, KnownModel
+from llmrun.serving.models.registry import ModelLimits, Models
 from llmrun.serving.options import ServingOptions
 from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
+from llmrun.serving.upstreams.front import Upstreams
 from tests.support.serving.fake_model import TIMEOUT_S, FakeModel
 
 CHAT = "/v1/chat/completions"
@@ -100,6 +103,17 @@ class RunningServer:
         return line
 
 
+def fake_models(*fakes: FakeModel, limits: ModelLimits | None = None) -> Models:
+    """Return a registry of fake models, which are called by the names in their facts."""
+    by_name = {fake.facts.name if fake.facts else "fake": fake for fake in fakes}
+
+    async def opener(known: KnownModel, room: int | None) -> FakeModel:
+        return by_name[known.name]
+
+    known = GivenOnly([KnownModel(name, Path(name)) for name in by_name])
+    return Models(known, opener, limits or ModelLimits(), created=1234, note=lambda words: None)
+
+
 def post(path: str, body: Any, **headers: str) -> bytes:
     """Return the bytes of a request with a JSON body."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -142,32 +156,38 @@ def serving(
     model: FakeModel | None = None,
     options: ServingOptions | None = None,
     *,
+    others: Sequence[FakeModel] = (),
     drain_s: float = 30.0,
     fails: type[Exception] | None = None,
     tls: ssl.SSLContext | None = None,
+    upstreams: Upstreams | None = None,
+    port: int = 0,
 ) -> Iterator[RunningServer]:
     """Run a server while the block runs, and then stop it at once.
 
+    others  more models, which are loaded when a request names them
     fails  the error that ends the server, if one should
     """
-    options, listening = options or ServingOptions(), bound_socket("127.0.0.1", 0)
+    options, listening = options or ServingOptions(), bound_socket("127.0.0.1", port)
     made: list[RunningServer] = []
     shown = model or FakeModel()
     failures: list[BaseException] = []
 
     async def run() -> None:
-        service = Service(Models("fake", shown, 1234), options, Bodies(options.limits))
+        models = fake_models(shown, *others)
+        service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
         running = RunningServer(service, shown, listening.getsockname()[1], StopSignals(), asyncio.get_running_loop())
         app = make_app(service, log=running.log.append, trace=running.traces.append)
         made.append(running)
         await run_server(
             HttpServer(app, options.limits, tls),
-            shown,
+            models,
             listening,
             drain_s=drain_s,
             ready=running.ready.set,
             say=running.log.append,
             signals=running.signals,
+            upstreams=upstreams,
         )
 
     def in_thread() -> None:

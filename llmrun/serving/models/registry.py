@@ -1,0 +1,353 @@
+"""The models of a server: loaded on demand, and unloaded when they are idle or when another one needs their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llmrun.engine_process.served_model import ServedModel, State
+from llmrun.errors import DoesNotFit, LlmrunError, ModelNotFound, Overloaded, Unavailable
+from llmrun.hub.local.open_models import in_use
+from llmrun.serving.models.known import KnownModel, KnownModels
+from llmrun.serving.models.managed import ManagedModel, OwnedModel
+from llmrun.serving.models.ready import RETRY_S, Ready, facts_of
+
+FOREVER: Final = math.inf
+STUCK: Final = "stuck"
+
+# Returns a model that is not open yet. Arguments: the model, and the bytes that it may take, or None for no limit.
+Opener = Callable[[KnownModel, int | None], Awaitable[OwnedModel]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """The limits of a server's models.
+
+    memory        bytes that all loaded models together may take, or None for no limit
+    keep_s        seconds without requests after which a model from the store is unloaded
+    keep_given_s  the same for models that were given at start
+    most_waiting  the maximum number of requests that wait for models to be loaded
+    """
+
+    memory: int | None = None
+    keep_s: float = FOREVER
+    keep_given_s: float = FOREVER
+    most_waiting: int = 256
+
+
+class Lease:
+    """A claim of one call on a model, which is not unloaded before the claim ends."""
+
+    def __init__(self, models: Models, managed: ManagedModel, known: KnownModel) -> None:
+        self._models, self._managed, self._known = models, managed, known
+        self._holds = False
+
+    async def ready(self) -> Ready:
+        """Wait until the model is loaded.
+
+        Raises the error of a model that cannot be loaded, Overloaded if too many requests wait, and Unavailable if the
+        server is starting or shutting down.
+        """
+        if not self._holds:
+            await self._models.claim(self._managed)
+            self._holds = True
+        assert self._managed.process is not None
+        return Ready.under(self._known, self._managed.process)
+
+    def end(self) -> None:
+        if self._holds:
+            self._models.give_back(self._managed)
+
+
+class Models:
+    """All models of a server. Its methods must be called on one event loop."""
+
+    def __init__(
+        self,
+        known: KnownModels,
+        opener: Opener,
+        limits: ModelLimits,
+        *,
+        created: int,
+        note: Callable[[str], None],
+    ) -> None:
+        """Create the registry; nothing is loaded yet.
+
+        created  when the server was started, in seconds since 1970
+        note     called with messages for the log, such as that a model was unloaded
+        """
+        self.known, self.created = known, created
+        self._opener, self._limits, self._note = opener, limits, note
+        self._managed: dict[str, ManagedModel] = {}  # by the paths of their files
+        self._wanted: list[ManagedModel] = []  # models that requests wait for, in order
+        self._working: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()  # held while a model is loaded or unloaded
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._state = State.LOADING
+
+    @asynccontextmanager
+    async def lease(self, name: object, keep_s: float | None = None) -> AsyncIterator[Lease]:
+        """Claim the model that a request names in its field `model`, until the block ends. Raises ModelNotFound.
+
+        name    a missing or empty name means the default model
+        keep_s  how long the model stays loaded after this request; None for the server's own setting
+        """
+        known = await self.find(name)
+        managed = self._managed_of(known)
+        managed.keep_s = self._keep_s(managed.known) if keep_s is None else keep_s
+        lease = Lease(self, managed, known)
+        try:
+            yield lease
+        finally:
+            lease.end()
+
+    async def find(self, name: object) -> KnownModel:
+        """Return the model that a request names. Raises ModelNotFound."""
+        if name and isinstance(name, str):
+            return await self.known.find(name)
+        if not self.known.given:
+            raise ModelNotFound("this server has no default model", hint="name one of those in /v1/models")
+        return self.known.given[0]  # parsing the request refuses names of other types
+
+    def loaded(self) -> list[ManagedModel]:
+        """Return the models in memory, the most recently used one first."""
+        found = [managed for managed in self._managed.values() if managed.process is not None]
+        return sorted(found, key=lambda managed: (managed.users == 0, -managed.used))
+
+    def process_of(self, known: KnownModel) -> OwnedModel | None:
+        """Return the process that runs a model, or None if it is not loaded."""
+        managed = self._managed.get(str(known.path))
+        return None if managed is None else managed.process
+
+    def state(self, stale_s: float) -> str:
+        """Return "ready" if requests can be answered, and otherwise the state of the server or of its model.
+
+        stale_s  seconds without progress after which a model counts as stuck
+        """
+        if self._state is not State.READY:
+            return self._state
+        states = [_state_of(managed.process, stale_s) for managed in self.loaded() if managed.process is not None]
+        return State.READY if State.READY in states or not states else states[0]
+
+    @property
+    def open_requests(self) -> int:
+        """The number of requests that run or wait."""
+        loads = [managed.process.load for managed in self.loaded() if managed.process is not None]
+        waiting = sum(len(managed.waiting) for managed in self._managed.values())
+        return waiting + sum(load.running + load.waiting for load in loads)
+
+    async def start(self) -> None:
+        """Load the models that were given at start, as far as they fit. Raises the errors of opening them."""
+        for number, known in enumerate(self.known.given):
+            managed = self._managed_of(known)
+            try:
+                async with self._changing:
+                    if managed.process is None:  # several presets can have the same model
+                        await self._open(managed)
+                        self._unload_later(managed)
+            except DoesNotFit:
+                if number == 0:
+                    raise
+                self._note(
+                    f"{known.name} does not fit beside the other models; it will be loaded when a request names it"
+                )
+        self._state = State.READY
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+        self._state = State.DRAINING
+        error = Unavailable("the server is shutting down", state=State.DRAINING.value)
+        for managed in self._managed.values():
+            managed.refuse(error)
+        await asyncio.gather(*(managed.process.drain(seconds) for managed in self.loaded() if managed.process))
+
+    async def close(self) -> None:
+        """End all requests with an error, and free all resources. Idempotent."""
+        self._state = State.DRAINING
+        error = Unavailable("the server is shutting down", state=State.DRAINING.value)
+        for managed in self._managed.values():
+            managed.refuse(error)
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait({self._working})
+        while self._tasks:  # processes that are being closed; they would survive if their tasks were cancelled
+            await asyncio.wait(self._tasks)
+        await asyncio.gather(*(managed.process.close() for managed in self.loaded() if managed.process))
+
+    async def claim(self, managed: ManagedModel) -> None:
+        """Wait until a model is loaded, and count a request that uses it."""
+        if self._state is not State.READY:
+            raise Unavailable("the server has no models yet", state=self._state.value, retry_after=RETRY_S)
+        process = managed.process
+        if process is not None and process.state is not State.FAILED and not managed.leaving:
+            managed.acquire()
+            return
+        waiting = sum(len(each.waiting) for each in self._managed.values())
+        if waiting >= self._limits.most_waiting:
+            raise Overloaded(f"{waiting} requests wait for models to be loaded", retry_after=RETRY_S)
+        turn = asyncio.get_running_loop().create_future()
+        managed.waiting.append(turn)
+        self._want(managed)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.give_back(managed)
+            raise
+        finally:
+            if turn in managed.waiting:
+                managed.waiting.remove(turn)
+
+    def give_back(self, managed: ManagedModel) -> None:
+        """Count a request that no longer uses a model, and unload the model later if it stays idle."""
+        managed.release(asyncio.get_running_loop().time())
+        self._unload_later(managed)
+
+    def expires_in(self, managed: ManagedModel) -> float:
+        """Return the seconds until a loaded model is unloaded if no request uses it until then."""
+        if managed.timer is None:
+            return managed.keep_s
+        return max(0.0, managed.timer.when() - asyncio.get_running_loop().time())
+
+    async def unload(self, name: object) -> KnownModel:
+        """Unload the model that a request names as soon as no request uses it, and return it. Raises ModelNotFound."""
+        known = await self.find(name)
+        managed = self._managed_of(known)
+        managed.keep_s = 0.0
+        self._expire(managed)
+        return known
+
+    def _unload_later(self, managed: ManagedModel) -> None:
+        """Unload a model later if it stays idle."""
+        if not managed.users and math.isfinite(managed.keep_s) and self._state is not State.DRAINING:
+            managed.stop_timer()
+            managed.timer = asyncio.get_running_loop().call_later(managed.keep_s, self._expire, managed)
+
+    def _expire(self, managed: ManagedModel) -> None:
+        managed.stop_timer()
+        self._start(self._unload_if_idle(managed))
+
+    async def _unload_if_idle(self, managed: ManagedModel) -> None:
+        async with self._changing:
+            # Requests that came meanwhile may keep the model for longer.
+            is_due = managed.timer is None and math.isfinite(managed.keep_s)
+            if is_due and not managed.users and not managed.is_wanted:
+                await self._close(managed)
+
+    def _managed_of(self, known: KnownModel) -> ManagedModel:
+        key = str(known.path)
+        if key not in self._managed:
+            self._managed[key] = ManagedModel(known, self._keep_s(known))
+        return self._managed[key]
+
+    def _keep_s(self, known: KnownModel) -> float:
+        return self._limits.keep_given_s if known.is_given else self._limits.keep_s
+
+    def _want(self, managed: ManagedModel) -> None:
+        if managed not in self._wanted:
+            self._wanted.append(managed)
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        """Load the models that requests wait for, one after another."""
+        while self._wanted:
+            managed = self._wanted[0]
+            try:
+                async with self._changing:
+                    await self._load(managed)
+            except LlmrunError as error:
+                self._note(f"{managed.known.name} could not be loaded: {error}")
+                managed.refuse(error)
+            except Exception as error:  # noqa: BLE001  such as OSError; the next models must not wait forever
+                self._note(f"{managed.known.name} could not be loaded: {error!r}")
+                managed.refuse(Unavailable("the model could not be loaded", state=State.FAILED.value))
+            finally:
+                self._wanted.remove(managed)
+
+    async def _load(self, managed: ManagedModel) -> None:
+        """Load a model, after making room for it if necessary, and admit the requests that wait for it."""
+        if managed.process is not None and managed.process.state is State.FAILED:
+            await self._close(managed)
+        while managed.is_wanted and managed.process is None:
+            victim = self._least_recently_used()
+            if victim is not None and self._room() < managed.memory:
+                await self._make_room(victim, managed)
+                continue
+            try:
+                await self._open(managed)
+            except DoesNotFit:
+                if victim is None:
+                    raise
+                await self._make_room(victim, managed)
+        if managed.process is not None:
+            managed.leaving = False
+            managed.admit()
+            self._unload_later(managed)  # the clients may have left meanwhile
+
+    async def _open(self, managed: ManagedModel) -> None:
+        room = self._room()
+        process = await self._opener(managed.known, None if room == math.inf else int(room))
+        held = ExitStack()
+        held.enter_context(in_use(managed.known.path))
+        try:
+            await process.start()
+        except BaseException:
+            await self._end(process, held)
+            raise
+        managed.held = held
+        managed.process = process
+        managed.used = asyncio.get_running_loop().time()
+        managed.memory = facts_of(process).memory_bytes
+
+    async def _make_room(self, victim: ManagedModel, wanted: ManagedModel) -> None:
+        """Unload a model when its answers are complete. Its new requests wait meanwhile."""
+        victim.leaving = True
+        await victim.idle.wait()
+        if wanted.is_wanted:
+            self._note(f"unloading {victim.known.name} to make room for {wanted.known.name}")
+            await self._close(victim)
+        victim.leaving = False
+        if victim.process is not None:
+            victim.admit()
+
+    async def _close(self, managed: ManagedModel) -> None:
+        process, managed.process = managed.process, None
+        if process is not None:
+            managed.stop_timer()
+            await self._end(process, managed.held)
+
+    async def _end(self, process: OwnedModel, held: ExitStack) -> None:
+        """Close a process and then free what was held for it, even if this is cancelled."""
+
+        async def end() -> None:
+            with held:
+                await process.close()
+
+        await asyncio.shield(self._start(end()))
+
+    def _least_recently_used(self) -> ManagedModel | None:
+        """Return the model to unload next: an idle one if possible."""
+        return next(reversed(self.loaded()), None)
+
+    def _room(self) -> float:
+        """Return the bytes that another model may take."""
+        if self._limits.memory is None:
+            return math.inf
+        return self._limits.memory - sum(managed.memory for managed in self.loaded())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _state_of(model: ServedModel, stale_s: float) -> str:
+    if model.state is State.READY and model.load.beat_age_s > stale_s:
+        return STUCK
+    return model.state
