@@ -1,4 +1,4 @@
-"""The directories and the configuration file that llmrun uses."""
+"""The directories and the configuration files that llmrun uses."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def config_file() -> Path:
     LLMRUN_CONFIG overrides it. A file set that way must exist.
     """
     return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
+
+
+def own_models_file() -> Path:
+    """Return the path of the user's `models.toml`, which is next to `config.toml` and need not exist."""
+    return config_file().with_name("models.toml")
 
 
 def _named_path(variable: str) -> Path | None:

@@ -1,15 +1,16 @@
 """Loads the user's settings from flags, the environment, config.toml and the defaults.
 
-A flag takes precedence over the environment (`LLMRUN_THREADS`), which takes precedence over `config.toml`
-(`threads = 4`) and the default. Unknown names and invalid values are errors, because a typo must not silently select
-the default. Commands that do not run a model only warn about such mistakes.
+A flag takes precedence over the environment (`LLMRUN_THREADS`), which takes precedence over the preset that the user
+names as the model, over `config.toml` (`threads = 4`) and over the default. Unknown names and invalid values are
+errors, because a typo must not silently select the default. Commands that do not run a model only warn about such
+mistakes.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from llmrun.backends.base import AUTO
 from llmrun.backends.device_lists import MOST_DEVICES, RPC_OFF, RPC_SERVERS, SPLIT_MODES, TENSOR_SPLIT
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
-from llmrun.folders import config_file
+from llmrun.folders import config_file, own_models_file
 from llmrun.layouts.kv_types import KV_TYPE
+from llmrun.presets import KEYS as PRESET_KEYS
+from llmrun.presets import SETTINGS as PRESET_SETTINGS
+from llmrun.presets import THINKING, Preset, read_presets
 from llmrun.sampling_params import SAMPLING
 from llmrun.sampling_texts import ListOfTexts
+from llmrun.toml_files import read_toml
 
 PREFIX = "LLMRUN_"
 
@@ -60,7 +65,8 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("system_prompt", "system_message", "prompt"), "system"),
     **dict.fromkeys(("thinking", "enable_thinking", "reasoning"), "think"),
     **dict.fromkeys(("reasoning_budget", "thinking_budget"), "think_budget"),
-    **dict.fromkeys(("model_name", "default_model"), "model"),
+    **dict.fromkeys(("model_name", "default_model", "base_model", "from"), "model"),
+    **dict.fromkeys(("chat_template_kwargs", "template_variables", "template_kwargs"), "variables"),
     **dict.fromkeys(("speculation", "draft", "draft_model", "model_draft", "assistant_model"), "speculate"),
     **dict.fromkeys(("hide_think", "hidethinking"), "hide_thinking"),
     **dict.fromkeys(("colour", "colors"), "color"),
@@ -162,7 +168,10 @@ def _setting(default: object, kind: type, **rule: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a run. None selects a default that depends on the model or the machine."""
+    """The settings of a run. None selects a default that depends on the model or the machine.
+
+    If the user names a preset, `model` is the preset's model.
+    """
 
     model: str = _setting("smollm2:135m", str)
     backend: str = _setting(AUTO, str, choices=CHOICES, hidden=HIDDEN_CHOICES)
@@ -191,6 +200,12 @@ class Settings:
     offline: bool = _setting(False, bool)
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
     quiet: bool = _setting(False, bool)
+    preset: Preset | None = None  # the preset whose settings are included; this is not a setting of its own
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The preset's variables for the chat template."""
+        return {} if self.preset is None else self.preset.variables
 
     @property
     def token_limit(self) -> int | None:
@@ -220,11 +235,11 @@ class Settings:
 
 def _rules() -> Iterator[tuple[str, Rule]]:
     for setting in fields(Settings):
-        if setting.name != "sampling":
+        if setting.name == "sampling":
+            for name, parameter in SAMPLING.items():
+                yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum, texts=parameter.texts)
+        elif setting.name != "preset":
             yield setting.name, setting.metadata["rule"]
-            continue
-        for name, parameter in SAMPLING.items():
-            yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum, texts=parameter.texts)
 
 
 RULES: Mapping[str, Rule] = dict(_rules())
@@ -238,30 +253,70 @@ def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
-    """Return the settings of this run, from flags, the environment, config.toml and defaults, in order of precedence.
+    """Return the settings of this run: from flags, the environment, a preset, config.toml and defaults.
+
+    Earlier sources take precedence. The preset, if any, is the one that the resulting `model` names.
 
     Raises UsageError, which names the file or variable, the key, the invalid value and the valid values.
 
     flags  setting -> value of its flag; None for a flag that was not given
     """
-    return _loaded(flags, _raise)
+    config, stronger = _configured(_raise), _overriding(flags, _raise)
+    settings = with_values(Settings(), config | stronger)
+    preset = preset_named(settings.model)
+    if preset is None:
+        return settings
+    own = dict(preset.values)
+    if stronger.keys() & set(THINKING):  # these two settings depend on each other
+        own = {key: value for key, value in own.items() if key not in THINKING}
+    return replace(with_values(Settings(), config | own | stronger | {"model": preset.model}), preset=preset)
 
 
 def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Settings, list[UsageError]]:
     """Return the valid settings, and an error for each invalid one in the environment or config.toml.
 
-    Commands that do not run a model use this. Raises UsageError for an invalid flag.
+    Commands that do not run a model use this, so presets do not apply. Raises UsageError for an invalid flag.
     """
     wrong: list[UsageError] = []
-    return _loaded(flags, wrong.append), wrong
+    values = _configured(wrong.append) | _overriding(flags, wrong.append)
+    return with_values(Settings(), values), wrong
 
 
-def _loaded(flags: Mapping[str, object] | None, refuse: Refuse) -> Settings:
-    values = dict(_from_config(config_file(), refuse)) | dict(_from_environment(os.environ, refuse))
+def load_presets() -> Mapping[str, Preset]:
+    """Return the presets in the user's models.toml by their names in lower case. Raises UsageError."""
+    return read_presets(own_models_file(), _checked_in_preset)
+
+
+def preset_named(name: str) -> Preset | None:
+    """Return the preset with this name, or None. Raises UsageError if any preset is invalid."""
+    return load_presets().get(name.lower())
+
+
+def model_named(name: str) -> str:
+    """Return the name of a preset's model, or the same name if it is not that of a preset. Raises UsageError."""
+    preset = preset_named(name)
+    return name if preset is None else preset.model
+
+
+def with_model(settings: Settings, name: str) -> Settings:
+    """Return the settings for opening another model or the model of a preset. Those for its answers do not change.
+
+    Raises UsageError if any preset is invalid.
+    """
+    preset = preset_named(name)
+    return replace(settings, model=name if preset is None else preset.model, preset=preset)
+
+
+def _configured(refuse: Refuse) -> dict[str, Any]:
+    return dict(_from_config(config_file(), refuse))
+
+
+def _overriding(flags: Mapping[str, object] | None, refuse: Refuse) -> dict[str, Any]:
+    values = dict(_from_environment(os.environ, refuse))
     for name, value in (flags or {}).items():
         if value is not None:
             values[name] = _checked(RULES[name], value, "flag", _flag(name))
-    return with_values(Settings(), values)
+    return values
 
 
 def _raise(error: UsageError) -> None:
@@ -294,19 +349,11 @@ def _from_config(path: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
 
 def _table_in(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_bytes()
+        return read_toml(path, "config")
     except (FileNotFoundError, NotADirectoryError):
         if os.environ.get("LLMRUN_CONFIG"):
             raise UsageError(f"config: {path}: no such file", hint="unset LLMRUN_CONFIG") from None
         return {}
-    except OSError as error:
-        raise UsageError(f"config: {path}: cannot be read: {error.strerror}") from error
-    import tomllib  # importing this takes 5 ms, and most runs do not need it
-
-    try:
-        return tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"config: {path}: not valid TOML: {error}") from error
 
 
 def _from_environment(environment: Mapping[str, str], refuse: Refuse) -> Iterator[tuple[str, Any]]:
@@ -338,23 +385,32 @@ def _checked(rule: Rule, value: object, where: str, name: str) -> object:
         raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}", hint=rule.advice(value)) from None
 
 
-def _unknown(where: str, name: str, value: object = None) -> UsageError:
-    """Return the error for an unknown setting. `name` is an environment variable or a key in config.toml."""
+def _checked_in_preset(where: str, name: str, value: object) -> object:
+    """Return the checked value of a setting in a preset. Raises UsageError."""
+    if name in PRESET_SETTINGS:
+        return _checked(RULES[name], value, where, name)
+    if (meant := _NAMES_ELSEWHERE.get(name, name)) in RULES.keys() - set(PRESET_SETTINGS):
+        raise UsageError(f"{where}: {name}: presets cannot set {meant}", hint="use a flag or config.toml")
+    raise _unknown(where, name, value, known=PRESET_KEYS)
+
+
+def _unknown(where: str, name: str, value: object = None, known: Collection[str] = tuple(RULES)) -> UsageError:
+    """Return the error for an unknown setting. `name` is an environment variable or a key in a TOML file."""
     if isinstance(value, dict):
         hint = f"settings have no tables: write the keys without the heading [{name}]"
     else:
         prefix = PREFIX if name.startswith(PREFIX) else ""
-        meant = _meant(name.removeprefix(prefix).lower().replace("-", "_"))
+        meant = _meant(name.removeprefix(prefix).lower().replace("-", "_"), known)
         spelled = f"{prefix}{meant.upper()}" if prefix else meant
-        hint = f"did you mean {spelled}?" if meant else "known: " + ", ".join(RULES)
+        hint = f"did you mean {spelled}?" if meant else "known: " + ", ".join(known)
     return UsageError(f"{where}: {name}: no such setting", hint=hint)
 
 
-def _meant(name: str) -> str:
-    """Return the setting that a misspelled name, a flag or another program's name refers to, or "" if none is close."""
+def _meant(name: str, known: Collection[str]) -> str:
+    """Return the key that a misspelled name, a flag or another program's name refers to, or "" if none is close."""
     import difflib
 
-    flags = {flag.lstrip("-").replace("-", "_"): key for key, known in SAMPLING.items() for flag in known.flags}
-    meanings = {key: key for key in RULES} | flags | _NAMES_ELSEWHERE
-    near = difflib.get_close_matches(name, list(meanings), n=1)
+    flags = {flag.lstrip("-").replace("-", "_"): key for key, declared in SAMPLING.items() for flag in declared.flags}
+    meanings = {key: key for key in known} | flags | _NAMES_ELSEWHERE
+    near = difflib.get_close_matches(name, [word for word, key in meanings.items() if key in known], n=1)
     return meanings[near[0]] if near else ""

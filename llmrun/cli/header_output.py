@@ -18,6 +18,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, visible_line
 from llmrun.gguf.values import StringArray
 from llmrun.sampling_params import SAMPLING, value_text
+from llmrun.tokenizers.fill_in_middle import fill_tokens_of
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -49,10 +50,15 @@ Fields = Sequence[tuple[str, str]]
 def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
     """Print the overview, in sections with one line per field."""
     for title, fields in _sections(file, name, entry):
-        out.lines(["", title] if title else [], dim=True)
-        out.lines(f"  {line}" for line in _fitting(fields))
+        show_section(title, fields)
     out.lines(["", "Tensors"], dim=True)
     out.lines(f"  {line}" for line in aligned(_types(file), (1, 2)))
+
+
+def show_section(title: str, fields: Fields) -> None:
+    """Print one section of an overview. The first one has no title."""
+    out.lines(["", title] if title else [], dim=True)
+    out.lines(f"  {line}" for line in _fitting(fields))
 
 
 def _fitting(fields: Fields) -> Iterator[str]:
@@ -128,6 +134,10 @@ def _tokenizer(file: GGUFFile) -> Fields:
             number = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
             if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(tokens):
                 words.append((label, f"{tokens[number]}  ({number})"))
+        fill = fill_tokens_of(file)
+        if fill is not None:
+            shown = " ".join(tokens[number] for number in (fill.prefix, fill.suffix, fill.middle))
+            words.append(("fill in the middle", shown))
     return words
 
 
@@ -190,6 +200,7 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
             key: {"characters": len(text), "sha256": _digest(text)} for key, text in _templates(file).items()
         },
         "catalogue": entry and {"name": entry.name, "description": entry.description, "license": entry.license},
+        "fills": file.has(_TOKENS) and fill_tokens_of(file) is not None,
         **metadata_as_json(file),
     }
 

@@ -29,6 +29,7 @@ _CHECKS = (
     ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
     ("Files", "the model folders", "folders", "look_at_folders"),
     ("Settings", "the settings", "folders", "look_at_settings"),
+    ("Settings", "your models.toml", "folders", "look_at_own_models"),
     ("Network", "the network", "network", "look_at_hub"),
 )
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from llmrun.amounts import format_bytes
+from llmrun.amounts import counted, format_bytes
 from llmrun.doctor.disk import can_write, shown_path, use_of
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of
 from llmrun.doctor.machine import Machine
 from llmrun.errors import UsageError
-from llmrun.folders import config_file
+from llmrun.folders import config_file, own_models_file
+from llmrun.hub.catalog.file import read_file
+from llmrun.hub.catalog.lookup import read_whole
 from llmrun.hub.local.paths import hub_cache, models_folder
 from llmrun.machine.shell import another_folder
-from llmrun.settings import load_settings
+from llmrun.settings import load_presets, load_sound_settings
 
 SECTION = "Files"
 SETTINGS = "Settings"
@@ -56,20 +59,33 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
     del machine
     path = config_file()
     facts = {"file": str(path), "exists": path.is_file(), "error": None}
-    try:
-        load_settings()
-    except UsageError as error:
-        words = f"invalid: {error}"
-        yield Finding(
-            SETTINGS,
-            "settings",
-            PROBLEM,
-            words,
-            advice_of(error) or f"Fix {shown_path(path)}.",
-            facts=facts | {"error": str(error)},
-        )
+    _, errors = load_sound_settings()
+    if errors:
+        yield _invalid("settings", path, errors[0], facts)
         return
     found = (
         f"read from {shown_path(path)}" if path.is_file() else f"all at their defaults; there is no {shown_path(path)}"
     )
     yield Finding(SETTINGS, "settings", OK, found, facts=facts)
+
+
+def look_at_own_models(machine: Machine) -> Iterator[Finding]:
+    """Check the user's models.toml, if there is one. If it is invalid, no model can be found by name."""
+    del machine
+    path = own_models_file()
+    if not path.is_file():
+        return
+    facts: dict[str, Any] = {"file": str(path), "models": [], "presets": [], "error": None}
+    try:
+        facts["models"] = [*read_whole(read_file(path))]
+        facts["presets"] = [preset.name for preset in load_presets().values()]
+    except UsageError as error:
+        yield _invalid("own_models", path, error, facts)
+        return
+    words = f"{counted(len(facts['models']), 'model')} and {counted(len(facts['presets']), 'preset')}"
+    yield Finding(SETTINGS, "own_models", OK, f"{words} in {shown_path(path)}", facts=facts)
+
+
+def _invalid(name: str, path: Path, error: UsageError, facts: Mapping[str, object]) -> Finding:
+    advice = advice_of(error) or f"Fix {shown_path(path)}."
+    return Finding(SETTINGS, name, PROBLEM, f"invalid: {error}", advice, facts={**facts, "error": str(error)})

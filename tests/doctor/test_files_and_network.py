@@ -12,7 +12,7 @@ from llmrun.compiled.cache import CacheSurvey
 from llmrun.doctor import folders, kernel_cache, network
 from llmrun.doctor.disk import Use
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
-from llmrun.doctor.folders import look_at_folders, look_at_settings
+from llmrun.doctor.folders import look_at_folders, look_at_own_models, look_at_settings
 from llmrun.doctor.kernel_cache import look_at_kernels
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.network import look_at_hub
@@ -142,6 +142,41 @@ def test_no_file_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (found,) = look_at_settings(Machine())
     assert (found.status, found.facts["exists"]) == (OK, False)
+
+
+def own_models(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> Finding:
+    (folder / "models.toml").write_text(text)
+    monkeypatch.setenv("LLMRUN_CONFIG", str(folder / "config.toml"))
+    (found,) = look_at_own_models(Machine())
+    return found
+
+
+def test_presets_and_models_of_the_user_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = own_models(monkeypatch, tmp_path, '[presets.pirate]\nmodel = "qwen3:4b"\n')
+    assert (found.status, found.words) == (OK, f"0 models and 1 preset in {tmp_path}/models.toml")
+    assert found.facts["presets"] == ["pirate"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "advice"),
+    [
+        ("[presets.p]\nmodel = 'm'\ntemprature = 1", "presets.p: temprature", "Did you mean temperature?"),
+        ("[presets.p]\nmodel = 3", "presets.p: model: 3", "Fix {}."),
+        ("[models.x]\nlicense = 3", "x: license: 3", "Fix {}."),
+        ("[", "not valid TOML", "Fix {}."),
+    ],
+)
+def test_a_models_file_that_is_refused_is_a_problem(
+    text: str, words: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = own_models(monkeypatch, tmp_path, text)
+    assert (found.status, found.advice) == (PROBLEM, advice.format(tmp_path / "models.toml"))
+    assert words in found.words
+
+
+def test_a_missing_models_file_is_not_mentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    assert [*look_at_own_models(Machine())] == []
 
 
 # Network

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.answers.report import completion_body
 from llmrun.cli.console.output import out
-from llmrun.engine.requests import ChatPrompt, TextPrompt
+from llmrun.engine.requests import ChatPrompt, FillPrompt, TextPrompt
 from llmrun.folders import data_folder
 from llmrun.sampling_params import SAMPLING
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0  # how long to wait for the lock
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_SEARCHED = ("prompt", "system", "answer", "reasoning", "model", "template")
+_SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")
 
 Entry = Mapping[str, Any]
 
@@ -112,25 +112,26 @@ def answer_log() -> AnswerLog:
     return AnswerLog(data_folder() / "logs" / "answers.jsonl")
 
 
-def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
+def logger(template: str | None, preset: str | None) -> Callable[[AnsweredRequest], None]:
     """Return a function that logs a finished answer.
 
     If logging fails, the function only prints a note, because the user already has the answer.
 
     template  the name of the prompt template, if one was used
+    preset    the name of the preset, if one was used
     """
 
     def log(done: AnsweredRequest) -> None:
         found = answer_log()
         try:
-            found.append(entry_of(done, template))
+            found.append(entry_of(done, template, preset))
         except OSError as error:
             out.note(f"this answer was not logged: {found.path}: {error.strerror or error}")
 
     return log
 
 
-def entry_of(done: AnsweredRequest, template: str | None) -> dict[str, Any]:
+def entry_of(done: AnsweredRequest, template: str | None, preset: str | None) -> dict[str, Any]:
     """Return the log entry for an answer.
 
     The entry omits secrets, namely the Hub token, passwords in URLs and the values of environment variables whose names
@@ -141,12 +142,15 @@ def entry_of(done: AnsweredRequest, template: str | None) -> dict[str, Any]:
     hidden = Secrets().hidden
     request, body = done.request, completion_body(done)
     system, prompt = _asked(done)
+    after = request.prompt.suffix if isinstance(request.prompt, FillPrompt) else None
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": hidden(done.model),
+        "preset": preset,
         "template": template,
         "system": None if system is None else hidden(system),
         "prompt": hidden(prompt),
+        "suffix": None if after is None else hidden(after),
         "answer": hidden(done.text),
         "reasoning": hidden(done.reasoning) or None,
         "finish_reason": str(done.finished.reason),
@@ -166,6 +170,8 @@ def _asked(done: AnsweredRequest) -> tuple[str | None, str]:
     if isinstance(prompt, ChatPrompt):
         texts = {message["role"]: message["content"] for message in prompt.messages}
         return texts.get("system"), texts["user"]
+    if isinstance(prompt, FillPrompt):
+        return None, prompt.prefix
     assert isinstance(prompt, TextPrompt), "the command line asks in text"
     return None, prompt.text
 

@@ -36,12 +36,19 @@ class OpenModel:
     """An open engine and the model's display name, which comes from the catalogue, the file or the server.
 
     `default_sampling` has no seed yet. `thinking_tags` are those of the catalogue, if it has any for this model.
+    `preset` is the name of the preset that the user named, or "".
     """
 
     engine: Answering
     name: str
     default_sampling: SamplingParams
     thinking_tags: Sequence[str] | None = None
+    preset: str = ""
+
+    @property
+    def title(self) -> str:
+        """The model's display name, after that of its preset."""
+        return f"{self.preset} ({self.name})" if self.preset else self.name
 
 
 def unwatched(backend: Backend) -> Backend:
@@ -50,6 +57,12 @@ def unwatched(backend: Backend) -> Backend:
 
 
 def lasting_name(settings: Settings) -> str:
+    """Return a name that identifies the preset or the model from any folder. Raises the errors of `lasting_model`."""
+    model = lasting_model(settings)
+    return model if settings.preset is None else settings.preset.name
+
+
+def lasting_model(settings: Settings) -> str:
     """Return a name that identifies the model from any folder: a catalogue name, an absolute path or a URL.
 
     Raises UsageError for an invalid URL and ModelNotFound for an unknown name.
@@ -138,7 +151,8 @@ def open_model(
             out.note("llama.cpp's results depend on the batch, so answers may differ from those without speculation")
         _describe(engine, settings.draft_model)
         recommended = found.entry.sampling if found.entry else None
-        yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended), tags)
+        sampling = default_sampling(engine.info.metadata, recommended)
+        yield OpenModel(engine, found.name, sampling, tags, _preset_name(settings))
         if engine.draft_error:
             out.note(f"{engine.draft_error}; the answers are not affected")
 
@@ -256,7 +270,15 @@ def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
         out.detail(f"model      {info.name}")
         out.detail(f"endpoint   {info.path}")
         out.detail(f"opened in  {format_seconds(engine.load_s)}")
-        yield OpenModel(engine, info.name, default_sampling({}))
+        yield OpenModel(engine, info.name, default_sampling({}), preset=_preset_name(settings))
+
+
+def _preset_name(settings: Settings) -> str:
+    """Return the name of the preset in use, or "", and print it for --verbose."""
+    if settings.preset is None:
+        return ""
+    out.detail(f"preset     {settings.preset.name}")
+    return settings.preset.name
 
 
 def _describe(engine: Engine, draft_model: str | None) -> None:

@@ -21,13 +21,16 @@ def one_of(*choices: str) -> Callable[[], list[str]]:
 
 
 def models() -> list[tuple[str, str] | str]:
-    """Return the models on this machine and in the catalogue, and FILES."""
+    """Return the user's presets, the models on this machine and those in the catalogue, and FILES."""
     from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.settings import load_presets
 
     names: tuple[str, ...] = ()
+    presets: dict[str, str] = {}
     with contextlib.suppress(UsageError):  # the command itself will report a broken catalogue
+        presets = {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
         names = load_catalog().names()
-    found = dict.fromkeys(names, "to download") | dict(models_here())
+    found = dict.fromkeys(names, "to download") | dict(models_here()) | presets
     return [*found.items(), FILES]
 
 

@@ -154,6 +154,17 @@ class Conversation:
     exchanges: list[Exchange] = field(default_factory=list)
     recount: bool = False
 
+    def switched(self, model: str, before: str | None, after: str | None) -> Iterator[ModelChanged | SystemSet]:
+        """Yield the events that continue the conversation with another model or preset.
+
+        The conversation gets the new default system prompt unless the user has chosen another one.
+
+        before, after  the default system prompts with the old and the new model
+        """
+        yield ModelChanged(model)
+        if self.system == before != after:
+            yield SystemSet(after)
+
     def apply(self, event: Event) -> None:
         """Apply an event. If it is not allowed in the current state, raise Misplaced and change nothing."""
         match event:

@@ -16,11 +16,12 @@ from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.context.context_used import ContextUsed
 from llmrun.cli.chatting.context.cut_off import explain_length
+from llmrun.cli.chatting.context.model_settings import ModelSettings
 from llmrun.cli.chatting.context.prompt_window import PromptWindow
 from llmrun.cli.chatting.context.request import chat_request
 from llmrun.cli.chatting.context.tool_support import offer_tools
 from llmrun.cli.chatting.conversation import new_conversation, now
-from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
+from llmrun.cli.chatting.events import QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
 from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL
 from llmrun.cli.chatting.record import ConversationRecord
@@ -34,7 +35,6 @@ from llmrun.cli.messages import message_for
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.sampling_params import SAMPLING
-from llmrun.settings import RULES, with_values
 from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ class RunnableCommand(Protocol):
 class Chat:
     """A chat with one open model, in one conversation at a time.
 
-    models       the open model; the caller closes it
-    record       the conversation and its file
-    settings     values for all settings that the conversation does not override
-    prompting    turns messages into prompts, and holds the tools
-    command_for  returns the slash command with a given name, or raises UsageError if there is none
+    models        the open model; the caller closes it
+    record        the conversation and its file
+    settings_for  returns, for a model or preset, the settings that the conversation does not override
+    prompting     turns messages into prompts, and holds the tools
+    command_for   returns the slash command with a given name, or raises UsageError if there is none
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Chat:
         *,
         store: Store,
         record: ConversationRecord,
-        settings: Settings,
+        settings_for: Callable[[str], Settings],
         prompting: Prompting,
         turns: Turns,
         view: AnswerView,
@@ -93,7 +93,7 @@ class Chat:
         self.draft = ""  # the text with which the current prompt was prefilled
         self.failed_question = ""  # equals `draft` if the draft is a question that could not be answered
         self._models = models
-        self._settings = settings
+        self._settings = ModelSettings(settings_for, prompting, models.lasting_name)
         self._turns = turns
         self._view = view
         self._signals = signals
@@ -163,7 +163,7 @@ class Chat:
 
     @property
     def model(self) -> str:
-        return self._models.opened.name
+        return self._models.opened.title
 
     @property
     def conversation(self) -> Conversation:
@@ -195,7 +195,7 @@ class Chat:
 
     @property
     def default_system(self) -> str | None:
-        return self._settings.system
+        return self._settings.base.system
 
     def preference(self, name: str) -> Value | None:
         """Return the current value of a preference, or None if the server chooses it."""
@@ -206,7 +206,7 @@ class Chat:
             return value
         if name == CONTEXT:
             return self.engine.info.context_size or None
-        return self.conversation.preferences.get(name, getattr(self._settings, name, None))
+        return self.conversation.preferences.get(name, getattr(self._settings.base, name, None))
 
     def answer_again(self) -> None:
         """Answer the last question with another seed."""
@@ -241,7 +241,8 @@ class Chat:
             self._window.left_out = 0  # the new model's tokenizer may need fewer tokens
             if self.engine.thinking:
                 self.engine.thinking.prepare()
-            self.record.add(ModelChanged(self._models.lasting_name))
+            self._settings.use(self._models.lasting_name)
+            self._settings.take_over(self.record)
             offer_tools(self._window.prompting, self.engine, self.model, self.conversation)
         return switched
 
@@ -264,7 +265,7 @@ class Chat:
         self.record = record
         self._window.left_out = 0
         if record.conversation.model != self._models.lasting_name:
-            record.add(ModelChanged(self._models.lasting_name))
+            self._settings.take_over(record)
         offer_tools(self._window.prompting, self.engine, self.model, self.conversation)
         self._offer_unanswered()
 
@@ -408,8 +409,7 @@ class Chat:
 
     @property
     def _now_set(self) -> Settings:
-        chosen = {name: value for name, value in self.conversation.preferences.items() if name in RULES}
-        return with_values(self._settings, chosen)
+        return self._settings.of(self.conversation)
 
     @property
     def _last_seed(self) -> int | None:

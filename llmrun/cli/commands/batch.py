@@ -91,7 +91,7 @@ def command(
     settings = flags.settings()
     flags.check_model(settings.model)
     formatted = flags.format_given()
-    variables = parse_template_variables(flags.chat_template_kwargs)
+    variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
     chat_template = None if flags.chat_template is None else read_text(flags.chat_template, "--chat-template")
     if flags.system is not None:
         checked_text(flags.system, "--system")

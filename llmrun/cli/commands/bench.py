@@ -33,7 +33,7 @@ from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, 
 from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
-from llmrun.settings import SPECULATE_AUTO, SPECULATE_OFF
+from llmrun.settings import SPECULATE_AUTO, SPECULATE_OFF, model_named
 
 if TYPE_CHECKING:
     from llmrun.bench.documents.document import Document
@@ -128,11 +128,11 @@ def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tupl
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    """Split each `A,B` into two names, unless a file has exactly that name."""
+    """Split each `A,B` into two names, unless a file has exactly that name. Presets stand for their models."""
     from llmrun.remote.url import is_endpoint
 
     lists = [[text] if Path(text).exists() or is_endpoint(text) else names(text, "--model") for text in given]
-    return list(dict.fromkeys(name.strip() for some in lists for name in some))
+    return list(dict.fromkeys(model_named(name.strip()) for some in lists for name in some))
 
 
 def _refuse_what_a_server_decides(flags: BenchFlags) -> None:

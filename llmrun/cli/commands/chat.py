@@ -15,8 +15,9 @@ Examples:
 from __future__ import annotations
 
 import copy
+import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.folders import conversations_folder
-from llmrun.settings import RULES, Settings, load_settings, with_values
+from llmrun.settings import RULES, Settings, load_settings, model_named, with_model, with_values
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.model_in_use import ModelInUse
@@ -63,7 +64,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A catalogue name, a .gguf file, or a server's URL#MODEL.",
+            help="A model, a preset, a .gguf file, or a server's URL#MODEL.",
             autocompletion=models,
         ),
     ] = None,
@@ -110,7 +111,7 @@ def command(
         _keyboard() as keyboard,
         closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
     ):
-        flags.check_model(settings.model if flags.model is not None else record.conversation.model)
+        flags.check_model(settings.model if flags.model is not None else model_named(record.conversation.model))
         changes = list(_changes(flags, settings, record.conversation))
         wanted = copy.deepcopy(record.conversation)
         for event in changes:
@@ -124,13 +125,13 @@ def command(
             tell_of_default_model(settings, "llmrun chat")
         opener = _Opener(flags, _for_opening(settings, wanted), template, wanted.model)
         declared = _declared_tools(tools, wanted)
-        base = _base_settings(flags)
         state = _state(store, settings)
         with ModelInUse(opener, wanted.model, state) as models, _opened_tools(declared, models, wanted) as toolbox:
-            check_thinking(models.opened.engine, flags, base, wanted.preferences)
+            check_thinking(models.opened.engine, flags, _base_settings(flags, wanted.model), wanted.preferences)
             for event in changes:  # saved after the checks, so the conversation never switches to an unusable model
                 record.add(event)
-            return _talk(models, store, record, base, Prompting(variables, toolbox), keyboard)
+            settings_for = functools.partial(_base_settings, flags)
+            return _talk(models, store, record, settings_for, Prompting(variables, toolbox), keyboard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,8 @@ class _Opener:
     def fetch(self, name: str) -> str:
         from llmrun.cli.answers.open_model import fetch_model, lasting_name
 
-        wanted = with_values(self.settings, {"model": name})
-        self.flags.check_model(name)
+        wanted = with_model(self.settings, name)
+        self.flags.check_model(wanted.model)
         lasting = lasting_name(wanted)
         if lasting != self.first and self.template is not None:
             out.note("--chat-template applies only to the first model")
@@ -157,7 +158,7 @@ class _Opener:
         from llmrun.cli.answers.open_model import open_model
 
         template = self.template if name == self.first else None
-        settings = with_values(self.settings, {"model": name})
+        settings = with_model(self.settings, name)
         return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)
 
 
@@ -174,11 +175,11 @@ def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping
 def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
     """Yield the events that apply the flags to a conversation and are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
-    from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
+    from llmrun.cli.chatting.events import PreferenceSet, SystemSet
     from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
 
     if flags.model is not None and (name := lasting_name(settings)) != before.model:
-        yield ModelChanged(name)
+        yield from before.switched(name, _base_settings(flags, before.model).system, settings.system)
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
@@ -194,11 +195,12 @@ def _changes(flags: AnswerFlags, settings: Settings, before: Conversation) -> It
             yield PreferenceSet(name, formatted[1] if name == formatted[0] else None)
 
 
-def _base_settings(flags: AnswerFlags) -> Settings:
-    """Return the settings that apply unless the conversation overrides them."""
+def _base_settings(flags: AnswerFlags, model: str) -> Settings:
+    """Return the settings for a model or a preset that apply unless the conversation overrides them."""
     from llmrun.cli.chatting.preferences import NAMES
 
-    return load_settings({key: value for key, value in flags.given().items() if key not in NAMES})
+    given = {key: value for key, value in flags.given().items() if key not in NAMES}
+    return load_settings({**given, "model": model})
 
 
 def _state(store: Store, settings: Settings) -> ConversationState | None:
@@ -230,7 +232,7 @@ def _is_model(text: str, store: Store) -> bool:
     except UsageError:
         return True
     try:
-        understand(text)
+        understand(model_named(text))
     except LlmrunError:
         return False
     return True
@@ -252,14 +254,14 @@ def _earlier(store: Store, name: str) -> ConversationRecord:
 
 def _for_opening(settings: Settings, conversation: Conversation) -> Settings:
     chosen = {key: value for key, value in conversation.preferences.items() if key in RULES}
-    return with_values(settings, {"model": conversation.model, **chosen})
+    return with_values(with_model(settings, conversation.model), chosen)
 
 
 def _talk(
     models: ModelInUse,
     store: Store,
     record: ConversationRecord,
-    settings: Settings,
+    settings_for: Callable[[str], Settings],
     prompting: Prompting,
     keyboard: QuietKeyboard | None,
 ) -> int:
@@ -277,7 +279,7 @@ def _talk(
             models,
             store=store,
             record=record,
-            settings=settings,
+            settings_for=settings_for,
             prompting=prompting,
             turns=turns,
             view=answer_view(),
@@ -285,7 +287,7 @@ def _talk(
             command_for=command_for,
         )
         if turns.interactive:
-            out.fields([*_introduction(models.opened.name, models.opened.engine.info), "/help lists the commands"])
+            out.fields([*_introduction(models.opened.title, models.opened.engine.info), "/help lists the commands"])
             for row in last_turn(record.conversation):
                 out.fields([row])
         try:

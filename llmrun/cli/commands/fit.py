@@ -25,6 +25,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
+from llmrun.settings import model_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +154,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.resolve.offers import here, leaves_open
 
-    meant = understand(name)
+    meant = understand(model_named(name))
     if isinstance(meant, LocalPath):
         yield meant.path.name, meant.path.name, open_gguf(existing(meant))
         return

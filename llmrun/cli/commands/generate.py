@@ -7,13 +7,14 @@ Examples:
     llmrun generate --samples 5 --best-of vote "What is 17 * 3? Reply with the number."
     llmrun generate --prompt-cache book.kv - "Who is Ishmael?" < book.txt
     llmrun generate --json-schema person.json -f article.txt "Who is this about?"
+    llmrun generate -m qwen2.5-coder:1.5b -f before.py --suffix-file after.py
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,9 +32,14 @@ from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
 from llmrun.cli.arguments.prompt_cache import check_prompt_cache
 from llmrun.cli.arguments.recording import check_recordable
 from llmrun.cli.arguments.samples import BestOf, Null, Samples, parse_samples
+from llmrun.cli.arguments.suffix import Suffix, SuffixFile, read_suffix
 from llmrun.cli.console.output import out
 from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun.cli.prompting.template import PromptTemplate
+    from llmrun.settings import Settings
 
 LISTING = {"place": 20}
 
@@ -57,6 +63,8 @@ def command(
     params: options.Params = None,
     logit_bias: options.LogitBias = None,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without a chat template.")] = False,
+    suffix: Suffix = None,
+    suffix_file: SuffixFile = None,
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", metavar="N", min=0, help="Show token probabilities and the N most likely tokens."),
@@ -79,15 +87,10 @@ def command(
         prompting = replace(prompting, system=None)
     settings = flags.settings()
     flags.check_model(settings.model)
-    if raw and (
-        flags.system is not None
-        or prompting.system is not None
-        or flags.chat_template is not None
-        or flags.chat_template_kwargs is not None
-    ):
-        raise UsageError("--raw: cannot be combined with a system prompt or a chat template")
-    if raw and (flags.think is not None or flags.think_budget is not None):
-        raise UsageError("--raw: cannot be combined with --think, --no-think or --think-budget")
+    after = read_suffix(suffix, suffix_file)
+    raw = raw or after is not None
+    if raw:
+        _check_raw(flags, settings, prompting, "--raw" if after is None else "--suffix")
     if prompt_cache is not None:
         check_prompt_cache(prompt_cache, settings.model)
     if record is not None:
@@ -97,10 +100,12 @@ def command(
     formatted = flags.format_given()
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
-    variables = parse_template_variables(flags.chat_template_kwargs)
+    variables = {**settings.variables, **parse_template_variables(flags.chat_template_kwargs)}
     has_input = bool(prompt) or prompt_option is not None or file is not None
     prompting.check_complete(values)
-    asked = read_prompt(prompt or (), prompt_option, file) if has_input or prompting.needs_input else ""
+    asked = ""
+    if has_input or prompting.needs_input:
+        asked = read_prompt(prompt or (), prompt_option, file, exact=after is not None)
     text, system = prompting.filled(asked, values)
     if system is None:
         system = settings.system if flags.system is None else checked_text(flags.system, "--system")
@@ -116,7 +121,7 @@ def command(
     from llmrun.cli.answers.prompt_cache import with_prompt_cache
     from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
-    from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
+    from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
 
     recorder = None
     if record is not None:
@@ -142,8 +147,9 @@ def command(
         if not raw:
             check_thinking(opened.engine, flags, settings, typed)
         wish = Wish(None, None) if raw else wanted_thinking(opened.engine, settings, typed)
+        plain = TextPrompt(text) if after is None else FillPrompt(text, after)
         request = Request(
-            prompt=TextPrompt(text) if raw else ChatPrompt(messages, template_kwargs=variables),
+            prompt=plain if raw else ChatPrompt(messages, template_kwargs=variables),
             max_tokens=settings.token_limit,
             stop=stops,
             sampling=sampling,
@@ -153,7 +159,9 @@ def command(
             response_format=response_format,
             sent_sampling=sent,
         )
-        log_answer = logger(prompting.name or None) if (settings.log if log is None else log) else None
+        log_answer = (
+            logger(prompting.name or None, opened.preset or None) if (settings.log if log is None else log) else None
+        )
         if prompt_cache is not None:
             log_answer = with_prompt_cache(prompt_cache, opened.engine, log_answer)
         if wanted is not None:
@@ -169,4 +177,22 @@ def command(
             hide_thinking=settings.hide_thinking,
             stream=settings.stream,
             log=log_answer if recorder is None else recorder.after(opened, log_answer),
+        )
+
+
+def _check_raw(flags: AnswerFlags, settings: Settings, prompting: PromptTemplate, flag: str) -> None:
+    """Raise UsageError for flags that need a chat template. `flag` is the flag that turns the template off."""
+    if (
+        flags.system is not None
+        or prompting.system is not None
+        or flags.chat_template is not None
+        or flags.chat_template_kwargs is not None
+    ):
+        raise UsageError(f"{flag}: cannot be combined with a system prompt or a chat template")
+    if flags.think is not None or flags.think_budget is not None:
+        raise UsageError(f"{flag}: cannot be combined with --think, --no-think or --think-budget")
+    if settings.preset is not None and settings.preset.is_for_chats:
+        raise UsageError(
+            f"{flag}: preset {settings.preset.name} has a system prompt, template variables or thinking options",
+            hint=f"name its model: -m {settings.model}",
         )

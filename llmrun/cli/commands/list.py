@@ -1,7 +1,7 @@
-"""List the models on this machine.
+"""List the models on this machine, and your presets.
 
 The list includes models downloaded by llmrun, by other Hugging Face tools, by Ollama and by LM Studio. They are used
-in place, without a copy. Every name works with -m, show, rm and verify.
+in place, without a copy. The names of models work with -m, show, rm and verify.
 
 Examples:
     llmrun list
@@ -10,21 +10,28 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import counted, format_age, format_bytes, format_tokens
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import room, shortened, visible_line
+from llmrun.errors import UsageError
+from llmrun.settings import load_presets
 
 if TYPE_CHECKING:
     from llmrun.gguf.glance import Glance
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
+    from llmrun.presets import Preset
 
 LISTING = {"place": 70, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
+_PRESETS = ("PRESET", "MODEL", "SETTINGS")
 _RIGHT = ("SIZE", "CONTEXT")
 _DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # columns to drop on narrow terminals; most names include QUANT
 
@@ -33,8 +40,10 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
     del debug
     apply_settings({"quiet": quiet})
 
+    from llmrun.cli import preset_output
     from llmrun.hub.upkeep import inventory, unfinished_downloads
 
+    presets = _presets()
     found = inventory.models()
     described = [(model, *inventory.facts_of(model)) for model in found]
     begun = unfinished_downloads.partials()
@@ -43,6 +52,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
         out.json(
             {
                 "models": [_as_json(*each) for each in described],
+                "presets": [preset_output.as_json(preset) for preset in presets],
                 "incomplete": [{"name": each.name, "bytes": each.done, "total_bytes": each.total} for each in begun],
                 "total_bytes": total + sum(each.done for each in begun),
             }
@@ -51,9 +61,31 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
     if not found and not begun:
         out.lines(["No models yet. `llmrun chat` downloads a small one (98 MB) and starts it;"])
         out.lines(["`llmrun pull NAME` downloads any other model."])
-        return 0
-    _show(described, begun, total)
+    else:
+        _show(described, begun, total)
+    _show_presets(presets)
     return 0
+
+
+def _presets() -> list[Preset]:
+    """Return the user's presets. If one is invalid, print a note, so that models can still be listed."""
+    try:
+        return [*load_presets().values()]
+    except UsageError as error:
+        out.note(f"{error}; presets are not listed" + (f" ({error.hint})" if error.hint else ""))
+        return []
+
+
+def _show_presets(presets: Sequence[Preset]) -> None:
+    if not presets:
+        return
+    from llmrun.cli import preset_output
+    from llmrun.cli.console.columns import aligned
+
+    rows = [(preset.name, visible_line(preset.model), preset_output.summary(preset)) for preset in presets]
+    lines = aligned([_PRESETS, *rows])
+    out.lines(["", lines[0]], dim=True)
+    out.lines(shortened(line, room(sys.stdout)) for line in lines[1:])
 
 
 def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDownload], total: int) -> None:

@@ -117,13 +117,15 @@ def _show_table(entries: Sequence[Entry]) -> None:
 
 def _show_whole(entry: Entry) -> None:
     facts = [_moment(entry), entry["model"]]
-    facts += [] if entry.get("template") is None else [f"template {entry['template']}"]
+    facts += [f"{name} {entry[name]}" for name in ("preset", "template") if entry.get(name) is not None]
     facts += [] if entry.get("seed") is None else [f"seed {entry['seed']}"]
     facts += [] if entry["finish_reason"] == "stop" else [entry["finish_reason"]]
     out.lines(["  ".join(facts)], dim=True)
     if entry.get("system"):
         out.lines([f"system: {line}" for line in str(entry["system"]).splitlines()])
     out.lines([f"> {line}" for line in entry["prompt"].splitlines()])
+    if entry.get("suffix"):
+        out.lines([f"suffix: {line}" for line in str(entry["suffix"]).splitlines()])
     out.lines(entry["answer"].splitlines())
 
 

@@ -26,6 +26,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.settings import model_named
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Artifact
@@ -74,7 +75,14 @@ def command(
     if revision is not None and not models:
         raise UsageError("--revision: no model given")
     asked = _PullFlags(
-        tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, anyway, settings.offline, json_output
+        tuple(dict.fromkeys(map(model_named, models or ()))),
+        revision,
+        lock,
+        locked,
+        dry_run,
+        anyway,
+        settings.offline,
+        json_output,
     )
     return _Pulling(asked).run()
 

@@ -17,7 +17,9 @@ from llmrun.amounts import format_bytes
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.folders import own_models_file
+from llmrun.settings import preset_named
 
 if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
@@ -76,6 +78,12 @@ def command(
 def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> Removal:
     from llmrun.hub.upkeep import inventory, removal
 
+    preset = preset_named(name)
+    if preset is not None and preset.model.lower() != name.lower():
+        raise UsageError(
+            f"model: {name!r}: a preset of {preset.model}, not a model",
+            hint=f"to remove the preset, edit {own_models_file()}; to remove the model, name {preset.model}",
+        )
     partial = next((each for each in begun if each.name.lower() == name.lower()), None)
     try:
         return removal.removal_of(inventory.select(name, found))

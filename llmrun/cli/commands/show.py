@@ -1,7 +1,8 @@
 """Show a model's metadata without running it.
 
 The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, and the
-model's entry in the catalogue. For models not yet downloaded, only the header is fetched.
+model's entry in the catalogue. For models not yet downloaded, only the header is fetched. For presets, their settings
+come first.
 
 Examples:
     llmrun show qwen3:4b
@@ -14,14 +15,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.cli import preset_output
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import ModelNotFound, UsageError
+from llmrun.remote.url import is_endpoint
+from llmrun.settings import preset_named
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import CatalogEntry, Wanted
+    from llmrun.presets import Preset
 
 LISTING = {"place": 80}
 
@@ -49,9 +54,18 @@ def command(
     if len(parts) > 1:
         raise UsageError(f"{parts[0]}: cannot be combined with {parts[1]}")
 
+    preset = preset_named(name)
+    if preset is not None:
+        name = preset.model
+        if not parts and not json_output:
+            _show_preset(preset)  # before the model, which may not be reachable
+        if is_endpoint(name) and not parts:
+            if json_output:
+                out.json({"preset": preset_output.as_json(preset)})
+            return 0
     file, entry, called = opened(name, offline=settings.offline)
     with file:
-        show_file(file, called, entry, part=parts[0] if parts else "", as_json=json_output)
+        show_file(file, called, entry, part=parts[0] if parts else "", as_json=json_output, preset=preset)
     return 0
 
 
@@ -88,10 +102,19 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     return file
 
 
-def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
+def show_file(
+    file: GGUFFile,
+    name: str,
+    entry: CatalogEntry | None,
+    *,
+    part: str = "",
+    as_json: bool = False,
+    preset: Preset | None = None,
+) -> None:
     """Show the header of a local or remote file.
 
-    part  "--template", "--metadata" or "--tensors" to show only this part, or "" for the overview
+    part    "--template", "--metadata" or "--tensors" to show only this part, or "" for the overview
+    preset  the preset that the user named, for the overview in JSON
     """
     from llmrun.cli import header_output
 
@@ -107,9 +130,16 @@ def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: st
         case "--tensors":
             out.lines(header_output.tensor_lines(file))
         case _ if as_json:
-            out.json(header_output.as_json(file, name, entry))
+            told = None if preset is None else preset_output.as_json(preset)
+            out.json({**header_output.as_json(file, name, entry), "preset": told})
         case _:
             header_output.show_all(file, name, entry)
+
+
+def _show_preset(preset: Preset) -> None:
+    from llmrun.cli import header_output
+
+    header_output.show_section(f"Preset {preset.name}", [*preset_output.fields(preset)])
 
 
 def _show_template(file: GGUFFile, name: str) -> None:

@@ -23,6 +23,7 @@ from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
 from llmrun.cli.console.output import out
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, UsageError
+from llmrun.settings import model_named
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Expected
@@ -63,7 +64,7 @@ def command(
     found = models()
     exit_code = 0
     chosen: dict[str, Model] = {}
-    for name in names or [model.name for model in found]:
+    for name in map(model_named, names) if names else [model.name for model in found]:
         try:
             model = _model(name, found)
             chosen.setdefault(model.name, model)

@@ -15,7 +15,7 @@ from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.remote.url import is_endpoint
-from llmrun.settings import RULES, Settings, load_settings, with_values
+from llmrun.settings import RULES, Settings, load_settings, model_named, with_model, with_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class EvalFlags:
         given = {name: value for name, value in given.items() if value not in (None, False)}
         settings = load_settings({**given, "model": model})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
-        for name in (model, self.against):
-            if name is not None and is_endpoint(name):
+        for name in (settings.model, *([] if self.against is None else [model_named(self.against)])):
+            if is_endpoint(name):
                 raise UsageError(f"{name}: a server does not return all logits", hint="name a model on this machine")
         return replace(settings, ctx_size=None, speculate=None)
 
@@ -104,7 +104,8 @@ class EvalFlags:
         changes = {name: _checked(name, value) for name, value in own.items() if value is not None}
         if self.against is None and not changes:
             return None
-        return with_values(settings, {**changes, "model": self.against or settings.model})
+        base = settings if self.against is None else with_model(settings, self.against)
+        return with_values(base, changes)
 
 
 def _checked(name: str, value: str) -> object:

@@ -8,7 +8,7 @@ completely.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,10 @@ from llmrun.errors import UsageError
 from llmrun.hub.catalog.entry import QUOTED_SIZE, CatalogEntry, Quant
 from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, Source, UrlSource
+from llmrun.presets import TABLE as PRESETS
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES
+from llmrun.toml_files import read_toml
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -36,6 +38,7 @@ class CatalogFile:
 
     aliases       alias -> model name
     repositories  repository on the Hub -> names of the models that have files in it
+    presets       the names of the user's presets, which presets.py reads
     """
 
     path: Path
@@ -44,33 +47,21 @@ class CatalogFile:
     shortnames: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict)
     repositories: Mapping[str, list[str]] = field(default_factory=dict)
+    presets: Collection[str] = ()
 
 
 def read_file(path: Path) -> CatalogFile:
     """Read the tables of a models.toml file. Raises UsageError for invalid TOML and for unknown tables."""
-    import tomllib
-
-    try:
-        tables = tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(f"catalogue: {path}: not valid TOML: {error}") from error
+    tables = read_toml(path, "catalogue")
     known = ("models", "families", "shortnames")
     for name, table in tables.items():
-        if name not in known or not isinstance(table, dict):
+        if name not in (*known, PRESETS) or not isinstance(table, dict):
             raise UsageError(
-                f"catalogue: {path}: {name!r}: only [models.NAME], [families.NAME] and [shortnames] are allowed"
+                f"catalogue: {path}: {name!r}: only [models.NAME], [families.NAME], [shortnames] and [presets.NAME] "
+                "are allowed"
             )
     models, families, shortnames = (tables.get(name, {}) for name in known)
-    return CatalogFile(path, models, families, shortnames)
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
-    except OSError as error:
-        raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"catalogue: {path}: not UTF-8: {error}") from error
+    return CatalogFile(path, models, families, shortnames, presets=tuple(tables.get(PRESETS, {})))
 
 
 def read_shortnames(file: CatalogFile) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import llmrun
 from llmrun.errors import ModelNotFound, UsageError
-from llmrun.folders import config_file
+from llmrun.folders import own_models_file
 from llmrun.hub.catalog.entry import CatalogEntry, Quant, Wanted
 from llmrun.hub.catalog.file import CatalogFile, read_entry, read_family, read_file, read_shortnames
 from llmrun.hub.catalog.sections import read_sections
@@ -42,9 +42,11 @@ class Catalog:
         self._aliases: dict[str, str] = {}
         self._repositories: dict[str, list[str]] = {}
         self._entries: dict[str, CatalogEntry] = {}
+        self._presets: list[str] = []
         self.shortnames: dict[str, str] = {}
         for file in files:
             self.shortnames |= read_shortnames(file)
+            self._presets += file.presets
             self._aliases |= file.aliases
             for alias in file.aliases:
                 self._models.pop(alias, None)
@@ -59,8 +61,8 @@ class Catalog:
         return tuple(self._models)
 
     def other_names(self) -> tuple[str, ...]:
-        """Return the aliases and the user's short names."""
-        return (*self._aliases, *self.shortnames)
+        """Return the aliases, and the user's short names and presets."""
+        return (*self._aliases, *self.shortnames, *self._presets)
 
     def entry(self, name: str) -> CatalogEntry:
         """Return the model with exactly this name. Raises KeyError if none exists, or UsageError if it is invalid."""
@@ -178,16 +180,11 @@ class Catalog:
 
 def load_catalog() -> Catalog:
     """Return our catalogue merged with the user's. Raises UsageError with the file, the entry and the key."""
-    ours, own = _shipped(shipped_catalog()), own_catalog()
+    ours, own = _shipped(shipped_catalog()), own_models_file()
     if not own.is_file():
         return Catalog(ours)
     file = read_file(own)
     return Catalog(ours, _indexed(file, read_whole(file)))
-
-
-def own_catalog() -> Path:
-    """Return the path of the user's models.toml, which need not exist."""
-    return config_file().with_name("models.toml")
 
 
 def shipped_catalog() -> Path:

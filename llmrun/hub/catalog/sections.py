@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrun.hub.catalog.file import CatalogFile, read_text
+from llmrun.errors import UsageError
+from llmrun.hub.catalog.file import CatalogFile
 
 _HEADING = re.compile(r'^\[(models|families)\.(?:"([^"\n]+)"|([A-Za-z0-9_-]+))\]$', re.MULTILINE)
 _ALIASES = re.compile(r"^aliases = (\[[^\n]*\])$", re.MULTILINE)
@@ -56,7 +57,7 @@ class Sections(Mapping[str, Any]):
 
 
 def read_sections(path: Path) -> CatalogFile:
-    text = read_text(path)
+    text = _read_text(path)
     texts: dict[str, dict[str, str]] = {"models": {}, "families": {}}
     headings = list(_HEADING.finditer(text))
     for heading, following in zip(headings, [*headings[1:], None], strict=True):
@@ -66,3 +67,12 @@ def read_sections(path: Path) -> CatalogFile:
     return CatalogFile(
         path, models, Sections("families", texts["families"]), {}, models.aliases(), models.repositories()
     )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except OSError as error:
+        raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"catalogue: {path}: not UTF-8: {error}") from error

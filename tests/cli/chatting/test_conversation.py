@@ -250,3 +250,21 @@ def test_a_conversation_is_counted_by_its_last_answer_alone() -> None:
     assert not other.is_counted
     assert not folded(list(other.history())).is_counted
     assert after(*answered, ENDED, ModelChanged("other"), AnswerBegan(2), ENDED).is_counted
+
+
+@pytest.mark.parametrize(
+    ("system", "old", "new", "expected"),
+    [
+        (None, None, "pirate", [SystemSet("pirate")]),
+        ("pirate", "pirate", None, [SystemSet(None)]),
+        ("pirate", "pirate", "pirate", []),
+        ("mine", "pirate", "poet", []),
+        ("", None, "pirate", []),
+    ],
+)
+def test_another_model_brings_its_system_prompt_unless_the_user_set_one(
+    system: str | None, old: str | None, new: str | None, expected: list[SystemSet]
+) -> None:
+    conversation = new_conversation("m")
+    conversation.system = system
+    assert [*conversation.switched("other", old, new)] == [ModelChanged("other"), *expected]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.requests import ChatPrompt
@@ -19,14 +19,17 @@ class Prompting:
     variables     extra variables for the chat template
     toolbox       the tools of the chat, or None
     offers_tools  whether the prompts include the tools
+    preset        the variables of the preset in use; those of the chat take precedence
     """
 
     variables: Mapping[str, Any]
     toolbox: Toolbox | None = None
     offers_tools: bool = True
+    preset: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> ChatPrompt:
         tools = self.toolbox.definitions if self.toolbox is not None and self.offers_tools else None
+        variables = {**self.preset, **self.variables}
         return ChatPrompt(
-            messages, tools or None, add_generation_prompt=add_generation_prompt, template_kwargs=self.variables
+            messages, tools or None, add_generation_prompt=add_generation_prompt, template_kwargs=variables
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.console.terminal import visible_line
 from llmrun.errors import LlmrunError
+from llmrun.settings import load_presets
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
@@ -43,7 +45,10 @@ def model(chat: Chat, name: str) -> None:
 
 
 def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return _catalogued()
+    presets: dict[str, str] = {}
+    with contextlib.suppress(LlmrunError):  # /model itself will report an invalid preset
+        presets = {preset.name: f"preset of {preset.model}" for preset in load_presets().values()}
+    return (dict(_catalogued()) | presets).items()
 
 
 @functools.cache
