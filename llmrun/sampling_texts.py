@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 ADAPTIVE_P: Final = "adaptive_p"
+INFILL: Final = "infill"
 TEMPERATURE: Final = "temperature"
 DEFAULT_SAMPLERS: Final = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
 DEFAULT_BREAKERS: Final = r'["\n", ":", "\"", "*"]'
 
-_SAMPLERS = (*DEFAULT_SAMPLERS.split(";"), ADAPTIVE_P)
+_SAMPLERS = (*DEFAULT_SAMPLERS.split(";"), INFILL, ADAPTIVE_P)
 _ALIASES = {
     "nucleus": "top_p",
     "temp": TEMPERATURE,

@@ -44,6 +44,7 @@ class Answer:
     last_cancel      the engine's cancel counter when the request was submitted
     sampler          draws tokens
     constraint       the tokens that the request's response format allows, or None
+    cut_tokens       the number of tokens that were left out of the prompt
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes
@@ -78,6 +79,7 @@ class Answer:
     drafters: Sequence[Drafter]
     pace: AnswerPace
     constraint: AnswerConstraint | None = None
+    cut_tokens: int = 0
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
@@ -316,6 +318,7 @@ class Answer:
             timings,
             self.thinking_tokens,
             0.0 if self.first_answer is None else self.first_answer - self.submitted,
+            self.cut_tokens,
         )
         return [self._delta(held, ()), finished] if held != Split() else [finished]
 

@@ -208,6 +208,11 @@ class Engine:
         return self.template is not None
 
     @property
+    def fills(self) -> bool:
+        """True if the vocabulary has tokens for filling in the middle, so that the model accepts a FillPrompt."""
+        return self.tokenizer.fill_tokens is not None
+
+    @property
     def idle(self) -> bool:
         """True if no request is waiting or running."""
         return not self._requests.waiting and not self._requests.running
@@ -247,7 +252,7 @@ class Engine:
                 self.load_s,
                 submitted,
             ),
-            *(last_cancel, self._sampler, drafters, pace, prompt.constraint),
+            *(last_cancel, self._sampler, drafters, pace, prompt.constraint, prompt.cut_tokens),
         )
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant

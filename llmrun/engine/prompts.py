@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from llmrun.engine.requests import NONE, RecordedChat, Request, TextPrompt, TokenPrompt
+from llmrun.engine.filling import encode_fill
+from llmrun.engine.requests import NONE, FillPrompt, RecordedChat, Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.decoder import ThinkingDecoder
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """The tokens of a prompt, with the decoder and the constraint of its answer."""
+    """The tokens of a prompt, with the decoder and the constraint of its answer.
+
+    cut_tokens  the number of tokens that were left out of the prompt
+    """
 
     tokens: list[int]
     decoder: ThinkingDecoder
     constraint: AnswerConstraint | None
+    cut_tokens: int = 0
 
 
 class PromptReader:
@@ -78,13 +83,17 @@ class PromptReader:
         """Turn a request's prompt into tokens.
 
         Raises TemplateRefused if the chat template fails or is missing, ModelFileError if the vocabulary has no token
-        for the prompt's text, and UsageError if the response format cannot be enforced.
+        for the prompt's text, and UsageError if the response format cannot be enforced or the model cannot fill in the
+        middle.
         """
         prompt, encode = request.prompt, self._tokenizer.encode_rendered
         if isinstance(prompt, TokenPrompt):
             return self._text_prompt(request, list(prompt.tokens))
         if isinstance(prompt, TextPrompt):
             return self._text_prompt(request, self._tokens_of_text(prompt.text))
+        if isinstance(prompt, FillPrompt):
+            tokens, cut = encode_fill(prompt, self._tokenizer, self._context)
+            return replace(self._text_prompt(request, tokens), cut_tokens=cut)
         if self.template is None:
             raise TemplateRefused(
                 f"no chat template: {self._path}: the file has none, and its vocabulary matches no known model family",
@@ -143,9 +152,13 @@ class PromptReader:
             prelude = prelude_of(style, beginning, think, self._tokens_of_tag, calls=decoder.finds_calls)
         return AnswerConstraint(compiled, decoder, self._tokenizer, prelude)
 
+    @property
+    def _context(self) -> int:
+        return min(self._backend.info.context_size, self._backend.kv.capacity)
+
     def token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """Return the maximum combined number of prompt and answer tokens. Raises ContextExceeded or UsageError."""
-        context = min(self._backend.info.context_size, self._backend.kv.capacity)
+        context = self._context
         if prompt_tokens == 0:
             raise UsageError("empty prompt: at least one token is needed")
         if prompt_tokens >= context:

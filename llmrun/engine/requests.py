@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # The values of `tool_choice` that are not names of tools.
 AUTO, NONE, REQUIRED = "auto", "none", "required"
+LONGEST_TOOL_NAME = 128  # characters, as in Anthropic's API; OpenAI's allows 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,34 @@ class TokenPrompt:
     tokens: Sequence[int]
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    """Another file, which helps the model to fill in the middle."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillPrompt:
+    """A text with a gap that the answer fills. The model's vocabulary must have tokens for this (filling.py).
+
+    prefix, suffix  the text before and after the gap
+    line   text between the prefix and the gap, such as the current line. Control strings in it become control tokens,
+           as in llama-server; those in the other texts remain plain text
+    files  other files, in order of increasing importance
+    cut    leave out what llama-server leaves out of long texts: the beginning of the prefix, the end of the suffix and
+           the first files. Finished.cut_tokens counts the tokens. If False, a prompt that is too long is an error
+    """
+
+    prefix: str
+    suffix: str
+    line: str = ""
+    files: tuple[ContextFile, ...] = ()
+    cut: bool = False
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | FillPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +223,7 @@ class Finished:
     timings       counts and seconds; `generated_tokens` includes an end-of-generation token
     thinking_tokens  the number of generated tokens that belong to thinking, including the closing tag
     first_answer_s   seconds from `submit` to the first text after the thinking; 0 if there was none
+    cut_tokens       the number of tokens that were left out of a FillPrompt
     """
 
     request_id: int
@@ -204,6 +233,7 @@ class Finished:
     timings: Timings
     thinking_tokens: int = 0
     first_answer_s: float = 0.0
+    cut_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

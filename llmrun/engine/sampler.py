@@ -56,7 +56,7 @@ class SequenceRows:
     draft     the tokens that the rows assume: row i is valid only if the tokens drawn before it equal draft[:i]
     masks     uint32[rows, mask_words]: the tokens that a constraint allows in each row; None if it allows all
     state     the state of the samplers before the first row; None for the initial state
-    tokenizer finds DRY's sequence breakers; without one, there are none
+    tokenizer finds DRY's sequence breakers and the texts that the infill sampler compares; without one, there are none
     """
 
     logits: Logits
@@ -131,7 +131,7 @@ class Sampler:
         known, breakers = list(rows.history), self._breakers_for(rows)
         masks = [None] * len(rows.logits) if rows.masks is None else rows.masks
         for row, mask, draft in zip(rows.logits, masks, [*rows.draft, None], strict=False):
-            place = Place(known, rows.params, rows.position + len(tokens), len(row), breakers)
+            place = Place(known, rows.params, rows.position + len(tokens), len(row), breakers, rows.tokenizer)
             try:
                 token, state = chain.sample(row, place, states[-1], mask)
             except LlmrunError as error:

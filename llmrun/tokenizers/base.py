@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llmrun.tokenizers.fill_in_middle import FillTokens
+
 
 class Tokenizer(Protocol):
     """A tokenizer, which turns text into token ids and back. The ids are the same as llama.cpp's."""
@@ -25,6 +27,10 @@ class Tokenizer(Protocol):
     @property
     def end_of_generation(self) -> frozenset[int]:
         """The ids of the tokens that end an answer, as in llama.cpp's `llama_vocab_is_eog`."""
+
+    @property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens of prompts for filling in the middle, or None if the vocabulary has none."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         """Encode text as token ids, int32[tokens].

@@ -14,6 +14,7 @@ from llmrun.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.tokenizers.fill_in_middle import FillTokens
     from llmrun.tokenizers.vocabulary import Vocabulary
 
 # Text that contains special tokens: the UTF-8 bytes in the vocabulary's spelling, the byte offsets where the parts of
@@ -57,6 +58,10 @@ class TextTokenizer(ABC):
     @property
     def end_of_generation(self) -> frozenset[int]:
         return self._vocabulary.end_of_generation
+
+    @property
+    def fill_tokens(self) -> FillTokens | None:
+        return self._vocabulary.fill_tokens
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         parts = self._vocabulary.special.partition(without_surrogates(text), parse_control=parse_special)

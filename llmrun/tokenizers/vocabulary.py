@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.tokenizers.end_of_generation import KNOWN_TEXTS, find_ending_tokens
+from llmrun.tokenizers.fill_in_middle import FillTokens, fill_tokens, find_roles
 from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens
 from llmrun.tokenizers.tables import TokenTables
 
@@ -45,6 +46,7 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     end_of_generation: frozenset[int]
+    fill_tokens: FillTokens | None
 
     def control_mask(self) -> NDArray[np.bool_]:
         """Return bool[tokens]: True for control and unknown tokens, which never stand for plain text."""
@@ -72,7 +74,9 @@ def read_vocabulary(
     known = {text: id_ for text, id_ in zip(KNOWN_TEXTS, known_ids, strict=True) if 0 <= id_ < size}
     bos_id = named.get("bos_token_id", _inside(defaults.bos_id, size))
     eos_id = named.get("eos_token_id", _inside(defaults.eos_id, size))
-    ending, control = find_ending_tokens(known, named, eos_id)
+    roles = find_roles(known, named)
+    ending, control = find_ending_tokens(known, named, eos_id, roles)
+    add_bos = file.boolean("tokenizer.ggml.add_bos_token", default=defaults.add_bos) and bos_id is not None
     kinds = _kinds(file, size)
     kinds[list(control)] = CONTROL
     return Vocabulary(
@@ -81,9 +85,10 @@ def read_vocabulary(
         special=_special_tokens(tables, kinds, file, strips_before),
         bos_id=bos_id,
         eos_id=eos_id,
-        add_bos=file.boolean("tokenizer.ggml.add_bos_token", default=defaults.add_bos) and bos_id is not None,
+        add_bos=add_bos,
         add_eos=file.boolean("tokenizer.ggml.add_eos_token", default=False) and eos_id is not None,
         end_of_generation=ending,
+        fill_tokens=fill_tokens(roles, bos_id if add_bos else None),
     )
 
 

@@ -37,6 +37,7 @@ def test_a_turn_computes_little_more_than_its_own_tokens(tmp_path: Path, name: s
     assert all(computed <= new + 40 for new, (_, computed) in zip(added, found[1:], strict=True))
 
 
+@pytest.mark.slow
 def test_a_stop_string_inside_forced_tokens_does_not_end_speculation(tmp_path: Path) -> None:
     """The state has passed the stop string, so that the cache cannot be cut there. Nothing has been drafted."""
     with open_gguf(tiny_architecture(tmp_path, "qwen35")) as file:

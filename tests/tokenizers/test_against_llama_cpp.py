@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmrun.gguf.reader import open_gguf
+from llmrun.tokenizers.fill_in_middle import fill_tokens_of
 from tests.soak.tokenizer_soak import compare, soak_texts
 from tests.support.tokenizers.vocabularies import (
     ALL,
@@ -17,6 +20,7 @@ from tests.support.tokenizers.vocabularies import (
     llama_vocabulary,
     our_tokenizer,
     published_ids,
+    vocabulary_path,
 )
 
 RANDOM_TEXTS = 300  # per vocabulary; scripts/soak_tokenizers runs 100,000
@@ -79,10 +83,13 @@ def test_every_character_is_of_the_class_llama_cpp_gives_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_same_tokens_end_an_answer(name: str) -> None:
+def test_the_same_tokens_have_a_purpose(name: str) -> None:
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
     assert tokenizer.vocabulary_size == oracle.size
     assert tokenizer.end_of_generation == oracle.end_of_generation()
+    assert tokenizer.fill_tokens == oracle.fill_tokens()
+    in_header = fill_tokens_of(open_gguf(vocabulary_path(name)))
+    assert in_header == (tokenizer.fill_tokens and replace(tokenizer.fill_tokens, bos=None))
     assert (tokenizer.bos_id, tokenizer.eos_id) == (oracle.bos_id, oracle.eos_id)
 
 

@@ -12,7 +12,8 @@ from llmrun.compiled.store import KernelName
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.reader import open_gguf
 from llmrun.tokenizers.base import Tokenizer
-from llmrun.tokenizers.end_of_generation import ENDING_TEXTS, FILL_IN_MIDDLE, FILL_IN_MIDDLE_ENDING
+from llmrun.tokenizers.end_of_generation import ENDING_TEXTS
+from llmrun.tokenizers.fill_in_middle import ROLES, FillTokens
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 from tests.support.gguf.gguf_files import (
@@ -50,6 +51,7 @@ def with_tokens(base: Vocabulary, *texts: str, kind: int = NORMAL) -> Vocabulary
 def assert_same(ours: Tokenizer, oracle: LlamaVocabulary, *special: str) -> None:
     assert (ours.bos_id, ours.eos_id) == tuple(id_ if id_ >= 0 else None for id_ in (oracle.bos_id, oracle.eos_id))
     assert ours.end_of_generation == oracle.end_of_generation()
+    assert ours.fill_tokens == oracle.fill_tokens()
     assert [ours.token_bytes(id_) for id_ in range(oracle.size)] == [
         oracle.token_bytes(id_) for id_ in range(oracle.size)
     ]
@@ -113,7 +115,7 @@ def test_a_space_goes_before_a_text_as_the_file_says(prefix: bool, tmp_path: Pat
     assert ours.decode(ids) == b" Hello"
 
 
-SINGLES = sorted({*ENDING_TEXTS, *(text for _, texts in (*FILL_IN_MIDDLE, *FILL_IN_MIDDLE_ENDING) for text in texts)})
+SINGLES = sorted({*ENDING_TEXTS, *(text for role in ROLES for text in role.texts)})
 COMBINATIONS = {
     "harmony": ("<|return|>", "<|call|>", "<|end|>"),
     "harmony without call": ("<|return|>", "<|end|>"),
@@ -132,6 +134,7 @@ def test_tokens_end_an_answer_by_their_spelling(texts: tuple[str, ...], tmp_path
     plain = replace(base, tokens=("<a>", "<b>", "<c>", *base.tokens[3:]), bos=0, eos=1)
     ours, oracle = both(tmp_path, with_tokens(plain, *texts), unknown_token_id=None)
     assert ours.end_of_generation == oracle.end_of_generation()
+    assert ours.fill_tokens == oracle.fill_tokens()
     if "<|end|>" not in texts[1:]:
         assert_same(ours, oracle, *texts)
 
@@ -152,6 +155,35 @@ def test_a_key_names_a_token_that_its_spelling_does_not(key: str, tmp_path: Path
     vocabulary = with_tokens(tiny_vocabulary(), "<PAD>", "<REPO>", "<|file_sep|>", "<PRE>", "<MID>")
     ours, oracle = both(tmp_path, vocabulary, **{f"{key}_token_id": 40})
     assert_same(ours, oracle, "<PAD>", "<PRE>")
+
+
+@pytest.mark.parametrize(
+    "pieces", [("fim", "|"), ("fim", ""), ("code", "|"), ("", "|")], ids=["<|fim_", "<fim_", "<|code_", "<|"]
+)
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_tokens_for_filling_are_found_by_their_spelling(pieces: tuple[str, str], add_bos: bool, tmp_path: Path) -> None:
+    word, bar = pieces
+    texts = [f"<{bar}{word}{'_' * bool(word)}{role}{bar}>" for role in ("prefix", "suffix", "middle")]
+    vocabulary = with_tokens(tiny_vocabulary(), *texts, "<|file_sep|>", "<|repo_name|>")
+    ours, oracle = both(tmp_path, vocabulary, add_bos_token=add_bos)
+    first = len(vocabulary.tokens) - 5
+    bos = ours.bos_id if add_bos else None
+    assert ours.fill_tokens == FillTokens(bos, first, first + 1, first + 2, first + 4, first + 3)
+    assert ours.fill_tokens == oracle.fill_tokens()
+
+
+def test_the_old_key_of_a_token_wins(tmp_path: Path) -> None:
+    """llama.cpp reads the former names, such as `prefix_token_id`, after the present ones."""
+    keys = {"fim_pre_token_id": 40, "prefix_token_id": 41, "fim_suf_token_id": 42, "fim_mid_token_id": 43}
+    ours, oracle = both(tmp_path, tiny_vocabulary(), **keys, add_bos_token=False)
+    assert ours.fill_tokens == oracle.fill_tokens() == FillTokens(None, 41, 42, 43, None, None)
+
+
+@pytest.mark.parametrize("missing", ["<PRE>", "<SUF>", "<MID>"])
+def test_a_vocabulary_without_one_of_three_tokens_cannot_fill(missing: str, tmp_path: Path) -> None:
+    texts = [text for text in ("<PRE>", "<SUF>", "<MID>", "<REPO>") if text != missing]
+    ours, oracle = both(tmp_path, with_tokens(tiny_vocabulary(), *texts))
+    assert ours.fill_tokens is oracle.fill_tokens() is None
 
 
 @pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])

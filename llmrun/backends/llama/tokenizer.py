@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.tokenizers.fill_in_middle import checked_fill_tokens
 from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
 from llmrun.tokenizers.text_tokenizer import without_surrogates
 
@@ -34,6 +35,8 @@ class LlamaTokenizer:
         self.bos_id = _inside(known["bos"], vocabulary_size)
         self.eos_id = _inside(known["eos"], vocabulary_size)
         self._add_bos = known["add_bos"] and self.bos_id is not None
+        fill = [_inside(token, vocabulary_size) for token in known["fill"]]
+        self.fill_tokens = checked_fill_tokens(self.bos_id if self._add_bos else None, *fill)
         self.end_of_generation = frozenset(token for token, _, _, ends in known["special"] if ends)
         silent = _CONTROL | _UNKNOWN
         self._control = {token: _text(text) for token, text, kind, _ in known["special"] if kind & silent}

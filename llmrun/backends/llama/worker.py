@@ -217,7 +217,9 @@ class LlamaWorker:
         return {"kept": self._lengths[seq]}
 
     def do_special_tokens(self) -> dict[str, Any]:
-        """Return the vocabulary's special tokens, each as [id, text, attributes, whether it ends generation]."""
+        """Return the special tokens, each as [id, text, attributes, whether it ends generation], and those with a role.
+
+        "fill" has the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
         llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
         special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         found = []
@@ -232,6 +234,9 @@ class LlamaWorker:
             "bos": llama.llama_vocab_bos(vocabulary),
             "eos": llama.llama_vocab_eos(vocabulary),
             "add_bos": llama.llama_vocab_get_add_bos(vocabulary),
+            "fill": [
+                getattr(llama, f"llama_vocab_fim_{role}")(vocabulary) for role in ("pre", "suf", "mid", "rep", "sep")
+            ],
         }
 
     def do_tokenize(self, text: str, add_special: bool, parse_special: bool) -> dict[str, Any]:

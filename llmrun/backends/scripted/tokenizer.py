@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.tokenizers.fill_in_middle import fill_tokens, find_roles
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from llmrun.tokenizers.fill_in_middle import FillTokens
 
 CONTROL_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(CONTROL_TOKENS))
@@ -49,6 +53,12 @@ class ScriptedTokenizer:
     @property
     def end_of_generation(self) -> frozenset[int]:
         return frozenset((END_OF_TEXT, IM_END))
+
+    @property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens for filling in the middle, if `more_control_tokens` has them."""
+        ids = {text: 256 + number for number, text in enumerate(self._controls)}
+        return fill_tokens(find_roles(ids, {}), BOS)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
         ids = self._split(text, str) if parse_special else list(_utf8(text))

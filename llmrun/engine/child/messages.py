@@ -2,10 +2,10 @@
 
 The server's requests have ids that the server chooses. All events in these messages carry these ids.
 
-    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize and Close in any order
+    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, CountPrompt and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
-                      Rejected or Taken, then Begun and events; Tokenized, Detokenized or Rejected; Beat at any time;
-                      Crashed at the end
+                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted or Rejected; Beat
+                      at any time; Crashed at the end
 """
 
 from __future__ import annotations
@@ -100,11 +100,19 @@ class Detokenize:
 
 
 @dataclass(frozen=True, slots=True)
+class CountPrompt:
+    """Count the tokens of a request's prompt, without running the request."""
+
+    id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End the process."""
 
 
-ToChild = Open | Ask | Cancel | Tokenize | Detokenize | Close
+ToChild = Open | Ask | Cancel | Tokenize | Detokenize | CountPrompt | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,7 @@ class CannotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The answer to Ask, Tokenize or Detokenize if it is invalid, cannot be accepted now, or was cancelled early."""
+    """The answer to a message with an id if it is invalid, cannot be accepted now, or was cancelled early."""
 
     id: int
     error: LlmrunError
@@ -217,6 +225,14 @@ class Detokenized:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCounted:
+    """The answer to CountPrompt."""
+
+    id: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Crashed:
     """The process ends because of an error in a step. It is the last message."""
 
@@ -236,6 +252,7 @@ FromChild = (
     | Stepped
     | Tokenized
     | Detokenized
+    | PromptCounted
     | Crashed
 )
 

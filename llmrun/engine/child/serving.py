@@ -13,10 +13,12 @@ from llmrun.engine.child.messages import (
     Begun,
     Cancel,
     Close,
+    CountPrompt,
     Detokenize,
     Detokenized,
     FromChild,
     Preparing,
+    PromptCounted,
     Rejected,
     Stepped,
     Taken,
@@ -30,7 +32,7 @@ from llmrun.engine.requests import Event, Failed, Finished
 from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.machine.freed_memory import return_freed_memory
 
-_Prepared = Ask | Tokenize | Detokenize
+_Prepared = Ask | Tokenize | Detokenize | CountPrompt
 _SAVE_S = 2.0  # how long prefixes are saved before the process ends
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 
@@ -74,6 +76,8 @@ class EngineServing:
                     self._to_prepare.put(request.tenant, message)
             case Tokenize(tenant=tenant) | Detokenize(tenant=tenant):
                 self._to_prepare.put(tenant, message)
+            case CountPrompt(request=request):
+                self._to_prepare.put(request.tenant, message)
             case Cancel(ids=ids):
                 self._cancel(ids)
             case Close():
@@ -153,6 +157,8 @@ class EngineServing:
                     if not 0 <= token < size:
                         raise UsageError(f"no such token: tokens: {token}, the vocabulary has {size} tokens")
                 self._send(Detokenized(message.id, self._engine.tokenizer.decode(message.tokens)))
+            case CountPrompt():
+                self._send(PromptCounted(message.id, self._engine.prompt_tokens(message.request)))
 
     def _enqueue(self, ask: Ask) -> None:
         if self._end_if_cancelled(ask.id):

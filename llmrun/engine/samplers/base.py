@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers
 from llmrun.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmrun.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,8 @@ class Place:
     position    the position of the token
     vocabulary  the number of tokens of the model
     breakers    the sequence breakers of DRY
+    tokenizer   tells the infill sampler the tokens' texts; without one, that sampler does nothing
+    end         the likeliest token that ends the answer, or None if none is allowed; only for the infill sampler
     """
 
     history: Sequence[int]
@@ -25,3 +31,5 @@ class Place:
     position: int
     vocabulary: int
     breakers: Breakers = NO_BREAKERS
+    tokenizer: Tokenizer | None = None
+    end: int | None = None

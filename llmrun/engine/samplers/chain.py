@@ -8,6 +8,8 @@ The default of `samplers` is llama.cpp's order:
 
     penalties -> DRY -> top-n-sigma -> top-k -> typical-p -> top-p -> min-p -> XTC -> temperature
 
+The sampler "infill" is used only if it is listed.
+
 A sampler is a pure function of the candidates and their place in the sequence. If no sampler of this folder is enabled
 and the order is the default, the draws equal those of sampling.py, bit for bit.
 """
@@ -15,6 +17,7 @@ and the order is the default, the draws equal those of sampling.py, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,13 +26,14 @@ from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
 from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.dry import dry
+from llmrun.engine.samplers.infill import infill
 from llmrun.engine.samplers.state import SamplerState
 from llmrun.engine.samplers.temperature import apply_temperature, temperature, temperature_of
 from llmrun.engine.samplers.top_n_sigma import top_n_sigma
 from llmrun.engine.samplers.typical import typical_p
 from llmrun.engine.samplers.xtc import xtc
 from llmrun.sampling_params import SamplingParams
-from llmrun.sampling_texts import ADAPTIVE_P, TEMPERATURE, parse_samplers
+from llmrun.sampling_texts import ADAPTIVE_P, INFILL, TEMPERATURE, parse_samplers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +71,7 @@ SAMPLERS: dict[str, Sampler] = {
     "top_p": lambda candidates, place: sampling.top_p(candidates, place.params.top_p),
     "min_p": lambda candidates, place: sampling.min_p(candidates, place.params.min_p),
     "xtc": xtc,
+    INFILL: infill,
     TEMPERATURE: temperature,
 }
 
@@ -85,6 +90,8 @@ def sample(logits: Logits, place: Place, state: SamplerState, mask: Mask | None 
     if params.mirostat:
         return _draw_mirostat(apply_temperature(candidates, params.temperature), place, state, u)
     names = [name for name in parse_samplers(params.samplers) if name != ADAPTIVE_P]
+    if INFILL in names:
+        place = replace(place, end=_likeliest_end(candidates, place))
     if params.adaptive_target >= 0:
         candidates = apply_samplers(candidates, names, place)
         preferred = adaptive.prefer_target(candidates, params, state)
@@ -116,6 +123,16 @@ def _all_tokens(logits: Logits, params: SamplingParams, mask: Mask | None) -> Ca
     sampling.check_any_left(float(biased.max()))
     ids: NDArray[np.intp] = np.arange(len(biased))
     return ids, biased.astype(np.float64)
+
+
+def _likeliest_end(candidates: Candidates, place: Place) -> int | None:
+    """Return the token with the largest logit that ends the answer, or None if all of them are banned."""
+    if place.tokenizer is None:
+        return None
+    logits = candidates[1]  # the logits of all tokens
+    ends = sorted(place.tokenizer.end_of_generation)
+    best = max(ends, key=lambda token: logits[token], default=None)
+    return None if best is None or logits[best] == -np.inf else best
 
 
 def _draw_mirostat(candidates: Candidates, place: Place, state: SamplerState, u: float) -> tuple[int, SamplerState]:

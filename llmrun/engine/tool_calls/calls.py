@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from llmrun.engine.requests import LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME
 from llmrun.engine.tool_calls.arguments import ItemReader
 from llmrun.engine.tool_calls.calls_json import JsonCall, json_call
@@ -15,7 +16,7 @@ from llmrun.engine.tool_calls.reader import Ended, Malformed, Reader, Reading
 from llmrun.engine.tool_calls.schemas import Tool
 from llmrun.engine.tool_calls.spelling import ToolSpelling
 
-_WORD = re.compile(r"[a-zA-Z0-9_-]{0,64}")
+_WORD = re.compile(rf"[a-zA-Z0-9_-]{{0,{LONGEST_TOOL_NAME}}}")
 _DIGITS = re.compile(r"[0-9]{0,9}")
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.engine.requests import LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
 from llmrun.engine.tool_calls.weakened import weakened
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}")
 _MOST_BRANCHES = 200  # subschemas to inspect for types; any further ones may have any type
 _LONGEST_PATH = 20  # references to follow before a schema is considered circular
 
@@ -53,7 +54,7 @@ def read_tools(definitions: Sequence[Any]) -> list[Tool]:
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"invalid tool name: {shown(name, 80)!r}",
-                hint="use 1 to 64 letters, digits, underscores and hyphens",
+                hint=f"use 1 to {LONGEST_TOOL_NAME} letters, digits, underscores and hyphens",
             )
         if name in tools:
             raise UsageError(f"two tools have the same name: {name}", hint="give each tool its own name")

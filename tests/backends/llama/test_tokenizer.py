@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,34 +15,13 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
 from llmrun.gguf.reader import open_gguf
 from llmrun.sampling_params import SamplingParams
-from tests.support.gguf.gguf_files import tiny_llama
-from tests.support.models.tiny_models import changed_copy
 from tests.support.tokenizers.random_text import random_texts
-from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer, vocabulary_path
+from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
+from tests.support.tokenizers.vocabulary_models import with_vocabulary
 
 OTHERS = ("bert-bge", "nomic-bert-moe")  # WordPiece, Unigram
 SEARCHED = ("deepseek-llm", "falcon")  # split by regular expressions; every byte of a text round-trips
 OURS_TOO = ("llama-spm", "llama-bpe", *SEARCHED)
-WIDTH = 32
-
-
-def with_vocabulary(folder: Path, name: str) -> Path:
-    """Return a tiny llama with the vocabulary of one of llama.cpp's vocabulary-only files."""
-
-    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-        for key in [key for key in metadata if key.startswith("tokenizer.")]:
-            del metadata[key]
-        with open_gguf(vocabulary_path(name)) as file:
-            for key, value in file.metadata.items():
-                if key.startswith("tokenizer."):
-                    metadata[key] = value if isinstance(value, str | bool | int | float | np.ndarray) else list(value)
-            size = len(file.strings("tokenizer.ggml.tokens"))
-        metadata["llama.vocab_size"] = size
-        weights = np.random.default_rng(0).standard_normal((size, WIDTH)).astype(np.float16)
-        tensors["token_embd.weight"] = ("F16", weights.tobytes(), weights.shape)
-
-    tiny = tiny_llama(folder / "tiny.gguf", weight_type="F16", layers=1, width=WIDTH, heads=2, kv_heads=1)
-    return changed_copy(tiny, folder / f"{name}.gguf", change)
 
 
 def opened(path: Path) -> LlamaBackend:
@@ -71,6 +49,7 @@ def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
     oracle = llama_vocabulary(name)
     assert tokenizer.vocabulary_size == oracle.size
     assert tokenizer.end_of_generation == oracle.end_of_generation()
+    assert tokenizer.fill_tokens == oracle.fill_tokens()
     for text, _ in zip(random_texts(3, 60, ["<|im_end|>", "</s>", "[SEP]"]), range(60), strict=False):
         ids = tokenizer.encode(text, add_special=False, parse_special=False).tolist()
         assert ids == oracle.encode(text, add_special=False, parse_special=False)

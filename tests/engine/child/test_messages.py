@@ -57,6 +57,7 @@ def test_facts_and_bytes_survive_the_journey(params: SamplingParams, data: bytes
         100,
         takes_chats=True,
         takes_tools=False,
+        fills=True,
         thinks=True,
         end_tokens=(1, 2),
         default_sampling=params,

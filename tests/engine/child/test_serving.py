@@ -18,10 +18,12 @@ from llmrun.engine.child.messages import (
     Begun,
     Cancel,
     Close,
+    CountPrompt,
     Detokenize,
     Detokenized,
     FromChild,
     Preparing,
+    PromptCounted,
     Rejected,
     Stepped,
     Taken,
@@ -30,8 +32,8 @@ from llmrun.engine.child.messages import (
 )
 from llmrun.engine.child.serving import EngineServing
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
-from llmrun.errors import Cancelled, Overloaded, UsageError
+from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
+from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.types import Batch, FinishReason
 
 M = TypeVar("M")
@@ -256,6 +258,15 @@ def test_tokens_and_their_bytes(server: Server) -> None:
     for tokens in ([-1], [260]):
         server.serving.take(Detokenize(3, tokens))
         assert isinstance(server.next(Rejected).error, UsageError)
+
+
+def test_prompts_are_counted_even_if_they_are_too_long(server: Server) -> None:
+    prompt = "x" * (server.engine.info.context_size + 5)
+    server.serving.take(CountPrompt(1, Request(TextPrompt(prompt))))
+    assert server.next(PromptCounted) == PromptCounted(1, len(prompt) + 1)  # and the BOS
+    server.serving.take(CountPrompt(2, Request(ChatPrompt([{"role": "tool", "content": "x"}]))))
+    assert isinstance(server.next(Rejected).error, LlmrunError)
+    assert server.engine.idle
 
 
 def test_steps_report_the_state_of_the_engine(server: Server) -> None:

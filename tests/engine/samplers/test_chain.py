@@ -33,6 +33,7 @@ ENABLED = {
     "mirostat 2": replace(OFF, mirostat=2, mirostat_tau=3.0),
     "adaptive": replace(OFF, adaptive_target=0.3),
     "order": replace(OFF, samplers="temperature;min_p", temperature=2.0, min_p=0.2),
+    "infill": replace(OFF, samplers="top_k;infill", top_k=40),
     "everything": SamplingParams(
         dry_multiplier=1.0, top_n_sigma=2.0, typical_p=0.9, xtc_probability=0.5, dynatemp_range=0.5, adaptive_target=0.3
     ),

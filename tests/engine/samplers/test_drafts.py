@@ -41,6 +41,7 @@ PARAMS = {
     "mirostat 2": replace(WIDE, mirostat=2, mirostat_tau=4.0, mirostat_eta=0.5),
     "adaptive": replace(WIDE, adaptive_target=0.1, adaptive_decay=0.7),
     "order": replace(WIDE, samplers="temperature;top_k;xtc", top_k=9),
+    "infill": replace(WIDE, samplers="top_k;infill", top_k=9),
 }
 EACH = pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import llama_cpp
 
+from llmrun.tokenizers.fill_in_middle import FillTokens
+
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silent(level: int, text: bytes, data: Any) -> None:
@@ -53,6 +55,17 @@ class LlamaVocabulary:
     def end_of_generation(self) -> frozenset[int]:
         is_ending = llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.size) if is_ending(self._vocabulary, token))
+
+    def fill_tokens(self) -> FillTokens | None:
+        def found(role: str) -> int | None:
+            id_: int = getattr(llama_cpp, f"llama_vocab_fim_{role}")(self._vocabulary)
+            return id_ if id_ >= 0 else None
+
+        bos = self.bos_id if self.add_bos and self.bos_id >= 0 else None
+        prefix, suffix, middle = found("pre"), found("suf"), found("mid")
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return FillTokens(bos, prefix, suffix, middle, found("rep"), found("sep"))
 
     def token_bytes(self, token: int) -> bytes:
         n: int = llama_cpp.llama_token_to_piece(self._vocabulary, token, self._text, len(self._text), 0, False)
