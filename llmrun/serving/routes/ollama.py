@@ -1,0 +1,154 @@
+"""The routes of Ollama's API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from llmrun import __version__
+from llmrun.engine.facts import ModelFacts
+from llmrun.protocol.fields import Fields
+from llmrun.protocol.ollama.answers import (
+    UNLOADED,
+    Write,
+    chat_fields,
+    empty_answer,
+    generate_fields,
+    ollama_answer,
+)
+from llmrun.protocol.ollama.missing import MISSING
+from llmrun.protocol.ollama.models import (
+    LoadedModel,
+    OllamaModel,
+    abilities_of,
+    listed_elsewhere,
+    parameter_label,
+    ps_body,
+    read_show,
+    show_body,
+    tags_body,
+    version_body,
+)
+from llmrun.protocol.ollama.options import read_keep_alive
+from llmrun.protocol.ollama.requests import (
+    only_unloads_chat,
+    only_unloads_generate,
+    parse_generate,
+    parse_ollama_chat,
+)
+from llmrun.protocol.ollama.wire import OLLAMA
+from llmrun.protocol.parsed import ignored_names
+from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.models.files import digest_of, glance_at, header_of
+from llmrun.serving.models.known import KnownModel
+from llmrun.serving.models.ready import Ready
+from llmrun.serving.models.registry import Models
+from llmrun.serving.refusals import Refused, ignored_header, json_response
+from llmrun.serving.routes.generation import Call
+from llmrun.serving.service import Service
+
+
+async def _unloaded(
+    write: Write, only_unloads: Callable[[Mapping[str, Any]], bool], models: Models, body: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Unload a model and return the answer, if a call only does that; return None for other calls."""
+    if not only_unloads(body):
+        return None
+    known = await models.unload(body.get("model"))
+    return empty_answer(write, known.name, time.time(), UNLOADED)
+
+
+def _keep_s(body: dict[str, Any]) -> float | None:
+    return read_keep_alive(Fields(body))
+
+
+OLLAMA_CHAT = Call(
+    "",
+    parse_ollama_chat,
+    partial(ollama_answer, chat_fields),
+    OLLAMA,
+    _keep_s,
+    partial(_unloaded, chat_fields, only_unloads_chat),
+)
+OLLAMA_GENERATE = Call(
+    "",
+    parse_generate,
+    partial(ollama_answer, generate_fields),
+    OLLAMA,
+    _keep_s,
+    partial(_unloaded, generate_fields, only_unloads_generate),
+)
+
+
+class OllamaModelRoutes:
+    """The routes about models: /api/tags, /api/ps and /api/show."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._models = service, service.models
+
+    async def tags(self, request: HttpRequest) -> Response:
+        known = await self._models.known.listed()
+        found = await asyncio.to_thread(lambda: [self._listed(each) for each in known])
+        if self._service.upstreams is not None:
+            own = [{"id": model.name} for model in found]
+            found += map(listed_elsewhere, self._service.upstreams.beside(own, request.headers)[len(own) :])
+        return json_response(tags_body(found))
+
+    async def ps(self, request: HttpRequest) -> Response:
+        loaded = [(managed, managed.process.facts) for managed in self._models.loaded() if managed.process is not None]
+        listed = await asyncio.to_thread(lambda: [self._listed(managed.known) for managed, _ in loaded])
+        bodies = [
+            LoadedModel(model, facts, managed.memory, self._models.expires_in(managed))
+            for model, (managed, facts) in zip(listed, loaded, strict=True)
+            if facts is not None
+        ]
+        return json_response(ps_body(bodies, time.time()))
+
+    async def show(self, request: HttpRequest) -> Response:
+        body, _ = await self._service.bodies.read_json(request.scope, request.receive)
+        name, unread = read_show(body)
+        known = await self._models.find(name)
+        listed, header = await asyncio.to_thread(lambda: (self._listed(known), header_of(known)))
+        facts = self._facts(known)
+        abilities = abilities_of(
+            takes_tools=header.mentions_tools if facts is None else facts.takes_tools,
+            thinks=header.mentions_thinking if facts is None else facts.thinks,
+            fills=header.fills if facts is None else facts.fills,
+        )
+        shown = show_body(listed, header.values, header.template, abilities, facts)
+        if known.preset is not None and known.preset.system:
+            shown["system"] = known.preset.system
+        return json_response(shown, headers=ignored_header(ignored_names(unread)))
+
+    def _listed(self, known: KnownModel) -> OllamaModel:
+        facts, glanced = self._facts(known), glance_at(known)
+        info = None if facts is None else facts.info
+        return OllamaModel(
+            known.name,
+            known.size,
+            known.modified,
+            digest_of(known),
+            glanced.architecture if info is None else info.architecture,
+            glanced.size_label if info is None else parameter_label(info.parameters),
+            glanced.file_type if info is None else info.file_type,
+            glanced.context if info is None else info.context_size,
+        )
+
+    def _facts(self, known: KnownModel) -> ModelFacts | None:
+        process = self._models.process_of(known)
+        return None if process is None or process.facts is None else Ready.under(known, process).facts
+
+
+async def version(request: HttpRequest) -> Response:
+    return json_response(version_body(__version__))
+
+
+async def missing(request: HttpRequest) -> Response:
+    """Refuse a call that this server does not have."""
+    raise Refused(501, MISSING[exchange_of(request.scope).route], code="not_implemented")

@@ -1,0 +1,58 @@
+"""Requests and answers of Ollama's API for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmrun.engine.facts import ModelFacts
+from llmrun.engine.requests import Event
+from llmrun.protocol.ollama.answers import chat_fields, generate_fields, ollama_answer
+from llmrun.protocol.ollama.missing import MISSING
+from llmrun.protocol.ollama.requests import parse_generate, parse_ollama_chat
+from llmrun.protocol.openai.requests import ParsedCompletion
+from llmrun.protocol.parsed import Answer
+from tests.support.protocol.answers import FACTS, SEED, USER, as_json, sent
+
+OLLAMA_ROUTES = {
+    "/api/chat": "post",
+    "/api/generate": "post",
+    "/api/tags": "get",
+    "/api/ps": "get",
+    "/api/show": "post",
+    "/api/version": "get",
+    **{path: "delete" if path == "/api/delete" else "post" for path in MISSING},
+}
+CREATED = 1_700_000_000  # 2023-11-14 22:13:20
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [USER]}
+GENERATE: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
+
+
+def chat(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
+    return parse_ollama_chat(sent({**CHAT, **fields}), facts, SEED)
+
+
+def generate(facts: ModelFacts = FACTS, /, **fields: Any) -> ParsedCompletion:
+    return parse_generate(sent({**GENERATE, **fields}), facts, SEED)
+
+
+def chat_answer(**fields: Any) -> Answer:
+    return ollama_answer(chat_fields, chat(**fields), FACTS, "1", CREATED)
+
+
+def generate_answer(**fields: Any) -> Answer:
+    return ollama_answer(generate_fields, generate(**fields), FACTS, "1", CREATED)
+
+
+def streamed(answer: Answer, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Feed the events, and return the chunks after their way through JSON."""
+    chunks = [chunk for event in events for chunk in answer.feed(0, event)]
+    return [as_json(chunk) for chunk in [*chunks, *answer.finish()]]
+
+
+def whole(answer: Answer, events: Sequence[Event]) -> dict[str, Any]:
+    """Feed the events, and return the body after its way through JSON."""
+    for event in events:
+        answer.feed(0, event)
+    body: dict[str, Any] = as_json(answer.whole())
+    return body
