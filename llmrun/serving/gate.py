@@ -20,8 +20,9 @@ from llmrun.serving.keys import ApiKeys
 from llmrun.serving.options import ServingOptions
 from llmrun.serving.refusals import Refused, error_response
 
-_PUBLIC = "/health"
-_EXPOSED = b"x-request-id, x-llmrun-ignored, x-llmrun-wait, retry-after"
+_PAGE = "/"
+_PUBLIC = (_PAGE, "/health")
+_EXPOSED = b"x-request-id, request-id, x-llmrun-ignored, x-llmrun-wait, retry-after"
 _PREFLIGHT_S = b"600"  # how long a browser may remember that it may send requests
 _HOST = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<name>[^:\[\]]*))(?::\d*)?", re.ASCII)
 _HEADER_NAMES = re.compile(r"[\w-]+(?: *, *[\w-]+)*", re.ASCII)
@@ -46,13 +47,13 @@ class Gate:
             send = _with_cors(send, origin)
         try:
             self._check_host(headers)
-            self._check_site(headers, origin)
+            self._check_site(scope, headers, origin)
             if origin is not None and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await _answer_preflight(headers, send)
                 return
             self._check_key(scope, headers)
         except Refused as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, exchange_of(scope).wire)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -73,7 +74,7 @@ class Gate:
                 code="host_not_allowed",
             )
 
-    def _check_site(self, headers: Headers, origin: str | None) -> None:
+    def _check_site(self, scope: Scope, headers: Headers, origin: str | None) -> None:
         """Refuse requests for pages of other sites, including simple ones that browsers send without asking."""
         if origin is not None:
             own = headers.get("host", "").lower()
@@ -84,12 +85,13 @@ class Gate:
                 f"pages of {origin[:100]!r} may not use this server; start it with --cors ORIGIN to allow them",
                 code="origin_not_allowed",
             )
-        if headers.get("sec-fetch-site", "none").strip().lower() not in ("none", "same-origin"):
+        site = headers.get("sec-fetch-site", "none").strip().lower()
+        if site not in ("none", "same-origin") and not _follows_link(scope, headers):
             raise Refused(403, "pages of other sites may not use this server", code="origin_not_allowed")
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Check the API key, and remember whose request it is."""
-        if not self._keys or scope["path"] == _PUBLIC:
+        if not self._keys or scope["path"] in _PUBLIC:
             return
         if scope["path"] == "/metrics" and self._options.open_metrics:
             return
@@ -99,6 +101,15 @@ class Gate:
             what = "the API key is not valid" if key else "an API key is required: send Authorization: Bearer KEY"
             raise Refused(401, what, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         exchange_of(scope).tenant = self._keys.tenant(key)
+
+
+def _follows_link(scope: Scope, headers: Headers) -> bool:
+    """Return whether a user follows a link to the chat page.
+
+    This is harmless: the page is the same for everyone, does nothing by itself, and may not be shown in a frame.
+    """
+    opens = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return opens and scope["method"] == "GET" and scope["path"] == _PAGE
 
 
 def _host_name(host: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmrun.bench.html.page import page
-from tests.support.bench.browser import launch, measured_pages, picture
 from tests.support.bench.documents import REALISTIC, hostile, two_backends
+from tests.support.browser.chromium import NEEDS_CHROMIUM
+from tests.support.browser.still_pages import launch, measured_pages, picture
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is missing: sudo apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 
 PAGES = [*REALISTIC, "hostile"]
 WIDTHS = (360, 1280)

@@ -94,6 +94,23 @@ def test_foreign_pages_may_not_even_read_the_health(server: RunningServer) -> No
     assert server.send("GET", "/health", headers={"Origin": "https://evil.example"}).status == 403
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "mode", "target", "status"),
+    [
+        ("GET", "/", "navigate", "document", 200),
+        ("GET", "/", "navigate", "iframe", 403),
+        ("GET", "/", "cors", "empty", 403),
+        ("POST", "/", "navigate", "document", 403),
+        ("GET", "/v1/models", "navigate", "document", 403),
+    ],
+)
+def test_links_of_other_sites_may_lead_to_the_page(
+    server: RunningServer, method: str, path: str, mode: str, target: str, status: int
+) -> None:
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": target}
+    assert server.send(method, path, headers=headers).status == status
+
+
 def test_own_pages_are_allowed(server: RunningServer) -> None:
     own = f"127.0.0.1:{server.port}"
     assert chat(server, Host=own, Origin=f"http://{own}", Sec_Fetch_Site="same-origin").status == 200

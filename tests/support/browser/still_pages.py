@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import struct
 import subprocess
 import zlib
@@ -12,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.browser.chromium import chromium, chromium_environment
 
 MEASURE = (Path(__file__).parent / "measure_page.js").read_text(encoding="utf-8")
 
@@ -26,25 +27,19 @@ def launch(page: Path, *options: str, is_dark: bool = False) -> Launch:
     """Open a page, wait until it has loaded and close the browser. Needs Chromium."""
     scheme = ["--blink-settings=preferredColorScheme=0"] if is_dark else []
     done = subprocess.run(
-        [
-            "chromium",
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
+        chromium(
+            page.parent,
             "--enable-logging=stderr",
             "--v=0",
-            f"--user-data-dir={page.parent / 'profile'}",
             "--virtual-time-budget=20000",
             *scheme,
             *(options or ["--dump-dom"]),
             page.as_uri(),
-        ],
+        ),
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "HOME": str(page.parent)},
+        env=chromium_environment(page.parent),
         check=True,
     )
     return Launch(done.stdout, tuple(line for line in done.stderr.splitlines() if "CONSOLE" in line))
