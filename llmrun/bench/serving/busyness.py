@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from typing import Any
 
 from llmrun.bench.serving.sender import Sender
+from llmrun.remote.busyness import unfinished_in_metrics
 
-# llmrun: llmrun_requests_running; vLLM: vllm:num_requests_running; llama-server: llamacpp:requests_processing;
-# SGLang: sglang:num_running_reqs
-_GAUGE = re.compile(
-    r"^[a-z]+[:_](?:num_)?(?:requests_(?:running|waiting|processing|deferred)|running_reqs|queue_reqs)"
-    r"(?:\{.*\})? ([\d.e+]+)",
-    re.MULTILINE,
-)
 _LOOKS_S = 0.02
 
 
 async def unfinished(sender: Sender) -> tuple[int, str] | None:
     """Return how many requests run or wait on the server and the path that says so, or None if no path does."""
-    for path, read in (("/metrics", _in_metrics), ("/slots", _in_slots), ("/health", _in_health)):
+    for path, read in (("/metrics", unfinished_in_metrics), ("/slots", _in_slots), ("/health", _in_health)):
         found = await sender.get(path)
         if found.status == 200 and not found.problem:
             count = read(found.body.decode(errors="replace"))
@@ -44,11 +37,6 @@ async def wait_until_idle(sender: Sender, limit_s: float) -> tuple[int, str, flo
             return *found, passed
         await asyncio.sleep(_LOOKS_S)
     return None
-
-
-def _in_metrics(text: str) -> int | None:
-    values = [float(value) for value in _GAUGE.findall(text)]
-    return round(sum(values)) if values else None
 
 
 def _in_slots(text: str) -> int | None:

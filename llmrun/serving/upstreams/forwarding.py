@@ -1,0 +1,367 @@
+"""Forwards one request: to an upstream, and to another one if the first one fails.
+
+Until the first token of an answer, nothing has been sent to the client, so any other upstream can take over. Later,
+only another llmrun can, because it continues a stream whose events have IDs with the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from llmrun.protocol.errors import ApiError
+from llmrun.remote.event_ids import follows
+from llmrun.remote.listed_models import OWNER
+from llmrun.remote.stream import server_words
+from llmrun.serving.bodies import LARGE, off_the_loop
+from llmrun.serving.exchanges import Exchange
+from llmrun.serving.keys import UPSTREAM_FLAG
+from llmrun.serving.refusals import INVALID, SERVER, Refused
+from llmrun.serving.upstreams.events import MOST_BYTES, BadStream, EventSplitter, Progress, StreamEvent
+from llmrun.serving.upstreams.pool import Pool
+from llmrun.serving.upstreams.replies import Reply
+from llmrun.serving.upstreams.upstream import MOST_ERROR, Answering, Cut, Misbehaved, Upstream
+
+WHOLE: Final = "application/json"
+_EVENT_STREAM: Final = "text/event-stream"
+_MOVES: Final = 3  # a request that crashes its upstream must not crash all others as well
+_PATIENCE_S: Final = 10.0  # how long a request that has lost its upstream waits for another one
+_MOST_WHOLE: Final = 64 << 20  # bytes of an answer that is not streamed
+_MOST_HELD: Final = 1 << 20  # bytes of the events before the first token
+_AFTER_LAST_S: Final = 0.1  # how long to wait for the end of the body after the last event
+_DENIED: Final = (401, 403)  # the upstream refuses this server's key, which is not the client's fault
+_FULL: Final = 429
+_UNREADY: Final = 503
+_OTHERS_MAY: Final = (404, 405, 409, _FULL)  # with these and all from 500 on, another upstream may answer
+_NOT_BEGUN: Final = (_UNREADY, 508)  # the upstream did not begin to work on the request, so the request cannot harm it
+_RETRY: Final = {"retry-after": "5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A request to forward.
+
+    path      the path of the route, which is the same at the upstream
+    model     the name of the model
+    content   the JSON body
+    headers   the only headers to send
+    expected  the content type of the answer, without parameters
+    tenant    whose request it is
+    hashes    the hashes of its prefixes, see choosing.py
+    choices   the number of answers that it asks for
+    last_id   the ID of the last event that the client has seen; "" unless it continues a stream
+    """
+
+    path: str
+    model: str
+    content: bytes
+    headers: Mapping[str, str]
+    expected: str
+    tenant: str
+    hashes: Sequence[bytes]
+    choices: int = 1
+    last_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A response with an error that an upstream gave."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def retry_after_s(self) -> float:
+        try:
+            return float(self.headers.get("retry-after-ms", "")) / 1000
+        except ValueError:
+            text = self.headers.get("retry-after", "")
+            return float(text) if text.isdecimal() else float("inf")
+
+    @property
+    def error(self) -> ApiError:
+        """The error for the end of a stream, or for a body that is not JSON."""
+        try:
+            words = server_words(json.loads(self.body))
+        except (ValueError, RecursionError):
+            words = ""
+        words = words or f"the upstream answered with HTTP {self.status}"
+        return ApiError(self.status, words[:1000], SERVER if self.status >= 500 else INVALID)
+
+
+class _Failed(Exception):
+    """The upstream sent an error event."""
+
+    def __init__(self, event: StreamEvent) -> None:
+        super().__init__("the upstream reported an error")
+        self.event = event
+
+
+@dataclass(slots=True)
+class Forwarding:
+    """One request on its way."""
+
+    pool: Pool
+    out: Outgoing
+    reply: Reply
+    exchange: Exchange
+    _moves: int = _MOVES
+    _is_lost: bool = False  # whether the last attempt failed in a way that may be over in a few seconds
+    _problem: str = ""  # why the last attempt failed
+    _unready: set[int] = field(default_factory=set)  # upstreams that have answered with 503 once
+    _excluded: set[int] = field(default_factory=set)
+    _refusals: list[_Refusal] = field(default_factory=list)
+    _told: StreamEvent | None = None  # the error event of an upstream
+    _last_id: str = field(init=False)  # the ID of the last event that the client has seen
+    _begun_by: Mapping[str, Any] | None = None  # the model that began the answer, as it was listed
+
+    def __post_init__(self) -> None:
+        self._last_id = self.out.last_id
+
+    async def run(self) -> None:
+        """Forward the request until it is answered. Raises Refused if nothing was sent to the client so far."""
+        previous: Upstream | None = None
+        while (upstream := await self._next()) is not None:
+            if previous is not None:
+                previous.counts.moved += not self.reply.begun
+                previous.counts.resumed += self.reply.begun
+            self.exchange.upstream = ", ".join(filter(None, (self.exchange.upstream, upstream.endpoint.host)))
+            previous = upstream
+            if await self._try(upstream):
+                return
+        await self._give_up()
+
+    async def _next(self) -> Upstream | None:
+        """Return the upstream to try next, or None if there is none. Waits for one if the last attempt was lost."""
+        is_full = any(refusal.status == _FULL for refusal in self._refusals)
+        until = asyncio.get_running_loop().time() + (_PATIENCE_S if self._is_lost and not is_full else 0.0)
+        while self._moves >= 0:
+            among = [one for one in self.pool.having(self.out.model) if self._can_answer(one)]
+            if among:
+                return self.pool.choose(among, self.out.tenant, self.out.hashes)
+            if not self._can_go_on() or not await self.pool.changed(until):
+                break
+        return None
+
+    def _can_go_on(self) -> bool:
+        """Return whether another upstream might answer. Only answers of llmrun can be continued."""
+        if not self.reply.begun:
+            return True
+        return bool(self._last_id) and self._begun_by is not None and self._begun_by.get("owned_by") == OWNER
+
+    def _can_answer(self, upstream: Upstream) -> bool:
+        """Return whether an upstream can answer the request, or continue the answer if the client has seen a part.
+
+        The upstream itself checks whether it has the same model, and lists the fingerprint only after loading it.
+        Comparing fingerprints here only saves a request.
+        """
+        listed = upstream.models[self.out.model]
+        if upstream.number in self._excluded or not self._can_go_on():
+            return False
+        if not self._last_id:
+            return True
+        known = [one for each in (listed, self._begun_by or {}) if (one := each.get("system_fingerprint")) is not None]
+        return listed.get("owned_by") == OWNER and all(one == known[0] for one in known)
+
+    async def _try(self, upstream: Upstream) -> bool:
+        """Send the request to an upstream. Returns whether the response to the client is complete."""
+        self._is_lost = False
+        try:
+            with upstream.carrying():
+                return await self._send(upstream)
+        except Cut as cut:
+            self._is_lost = True
+            self._moves -= cut.sent
+            self._problem = str(cut)
+            self.pool.report(upstream, str(cut))
+        except Misbehaved as problem:
+            self._exclude(upstream, str(problem))
+            self._moves -= 1
+        except _Failed as failed:
+            self._told = failed.event
+            self._exclude(upstream, str(failed))
+            self._moves -= 1
+        return False
+
+    async def _send(self, upstream: Upstream) -> bool:
+        headers = dict(self.out.headers)
+        if self._last_id:
+            headers["last-event-id"] = self._last_id
+        if not self.reply.begun:
+            self._begun_by = upstream.models[self.out.model]
+        async with upstream.answering("POST", self.out.path, self.out.content, headers) as answering:
+            if answering.status != 200:
+                return await self._refused(upstream, answering)
+            kind, expected = answering.kind, self.out.expected
+            # Ollama's API streams answers of models by default, but no other answers.
+            if kind != expected and not (kind == WHOLE and expected != _EVENT_STREAM):
+                raise Misbehaved(f"content type {upstream.shown(kind)[:60]}, expected {expected}")
+            if kind != WHOLE:
+                await self._pass_events(upstream, answering)
+                return True
+            body = await answering.whole(_MOST_WHOLE if answering.has_length else MOST_BYTES)
+            if problem := await off_the_loop(len(body) > LARGE, partial(_problem_of, body)):
+                raise Misbehaved(upstream.shown(problem))
+            await self.reply.whole(200, answering.headers, body)
+            return True
+
+    async def _pass_events(self, upstream: Upstream, answering: Answering) -> None:
+        """Pass on the events of a stream. Raises Cut if it ends before the answer does."""
+        splitter = EventSplitter(json_lines=self.out.expected != _EVENT_STREAM)
+        held, progress, continues, finished = _Held(), Progress.EARLY, bool(self._last_id), 0
+        while (piece := await self._piece(answering, progress)) is not None:
+            try:
+                events = splitter.feed(piece)
+            except BadStream as error:
+                raise Misbehaved(str(error)) from None
+            for event in events:
+                if event.progress is Progress.ERROR:
+                    event = replace(event, raw=upstream.redacted(event.raw))
+                if event.progress is Progress.ERROR and _another_may_do_better(event):
+                    await self._pass_on(answering, held)
+                    raise _Failed(event)
+                if continues and not (event.progress is Progress.LAST or follows(event.id, self._last_id)):
+                    raise Misbehaved("the stream does not continue where the last one ended")
+                continues = False
+                held.add(event)
+                progress = max(progress, event.progress)
+                finished += event.progress is Progress.FINISH
+            if self.reply.begun or progress > Progress.EARLY or len(held.raw) > _MOST_HELD:
+                await self._pass_on(answering, held)
+        if progress < Progress.FINISH or (progress is Progress.FINISH and finished < self.out.choices):
+            raise Cut("the answer ended early", sent=True)
+        await self.reply.end()
+
+    async def _piece(self, answering: Answering, progress: Progress) -> bytes | None:
+        """Return the next part of a stream, or None if there is none. After the last event, nothing more matters."""
+        if progress is not Progress.LAST:
+            return await answering.piece()
+        answering.expect(_AFTER_LAST_S)
+        try:
+            return await answering.piece()
+        except Cut:
+            return None
+
+    async def _pass_on(self, answering: Answering, held: _Held) -> None:
+        """Send the events that are held back, unless nothing has been generated yet."""
+        if held.raw and (self.reply.begun or held.progress > Progress.EARLY or len(held.raw) > _MOST_HELD):
+            await self.reply.events(answering.headers, bytes(held.raw))
+            self._last_id = held.last_id or self._last_id
+            self._moves = _MOVES  # the answer makes progress, so this request does not crash its upstreams
+            held.raw.clear()
+
+    async def _refused(self, upstream: Upstream, answering: Answering) -> bool:
+        """Handle a response with an error. Returns whether it is the answer to the client."""
+        status = answering.status
+        body = upstream.redacted(await answering.whole(MOST_ERROR))
+        if status in _DENIED:
+            raise Misbehaved(f"not authorized (HTTP {status}); see {UPSTREAM_FLAG}")
+        if status < 400:
+            raise Misbehaved(f"HTTP {status}")
+        refusal = _Refusal(status, answering.headers, body if answering.kind == WHOLE else b"")
+        final = answering.headers.get("x-should-retry") == "false"
+        if not self.reply.begun and (final or (status < 500 and status not in _OTHERS_MAY)):
+            await self._refuse(refusal)
+            return True
+        if not self.reply.begun:
+            self._refusals.append(refusal)
+        self._moves -= status >= 500 and status not in _NOT_BEGUN
+        self._problem = f"HTTP {status}"
+        if status == _UNREADY and upstream.number not in self._unready:
+            self._unready.add(upstream.number)
+            self._is_lost = True
+            self.pool.report(upstream, self._problem)
+        else:
+            self._excluded.add(upstream.number)
+        return False
+
+    async def _refuse(self, refusal: _Refusal) -> None:
+        """Pass on an error that an upstream gave."""
+        self.exchange.outcome = "failed"
+        if self.reply.started:
+            await self.reply.end(refusal.error)
+        elif not refusal.body:
+            headers = {name: refusal.headers[name] for name in ("retry-after",) if name in refusal.headers}
+            raise Refused(refusal.status, refusal.error.message, kind=refusal.error.type, headers=headers)
+        else:
+            await self.reply.whole(refusal.status, refusal.headers, refusal.body)
+
+    def _exclude(self, upstream: Upstream, problem: str) -> None:
+        self._excluded.add(upstream.number)
+        self._problem = problem
+
+    async def _give_up(self) -> None:
+        """Tell the client that no upstream can answer. Raises Refused if nothing was sent to it so far."""
+        self.exchange.outcome = "failed"
+        if self._told is not None and not self.pool.is_stopped:
+            await self.reply.events({"content-type": self.out.expected}, self._told.raw)
+            await self.reply.end()
+        elif self._refusals and not self.reply.begun:
+            await self._refuse(min(self._refusals, key=lambda one: (one.status != _FULL, one.retry_after_s)))
+        else:
+            error = self._last_error()
+            if not self.reply.started:
+                raise error
+            await self.reply.end(error.error)
+
+    def _last_error(self) -> Refused:
+        if self.pool.is_stopped:
+            return Refused(503, "the server is shutting down", kind=SERVER, code="draining", headers=_RETRY)
+        if not self._problem:
+            return no_upstream(self.out.model)
+        if self.reply.begun:
+            words = f"the upstream failed in the middle of the answer: {self._problem}"
+            return Refused(502, words, kind=SERVER, code="upstream_lost")
+        words = f"no upstream could answer; the problem of the last one: {self._problem}"
+        status, headers = (503, _RETRY) if self._is_lost else (502, {})
+        return Refused(status, words, kind=SERVER, code="upstream_failed", headers=headers)
+
+
+def no_upstream(model: str) -> Refused:
+    """Return the error for a model that no upstream has now, although one that is down may have it."""
+    words = f"no upstream with the model {model[:100]!r} is up; try again in a few seconds"
+    return Refused(503, words, kind=SERVER, code="no_upstream", headers=_RETRY)
+
+
+@dataclass(slots=True)
+class _Held:
+    """Events that have arrived and have not been sent to the client."""
+
+    raw: bytearray = field(default_factory=bytearray)
+    last_id: str = ""
+    progress: Progress = Progress.EARLY
+
+    def add(self, event: StreamEvent) -> None:
+        self.raw += event.raw
+        self.last_id = event.id or self.last_id
+        self.progress = max(self.progress, event.progress)
+
+
+def _problem_of(body: bytes) -> str:
+    """Return what is wrong with a whole answer, or "" if nothing is. Very long ones take too long to parse."""
+    if len(body) > MOST_BYTES:
+        return "" if body.rstrip().endswith((b"}", b"]")) else "the answer is not valid JSON"
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return "the answer is not valid JSON"
+    answers = value if isinstance(value, list) else [value]  # /infill gives a list of several answers
+    if not all(isinstance(each, dict) for each in answers):
+        return "the answer is not a JSON object"
+    # Responses that failed are answers, too.
+    words = "".join(server_words(each) for each in answers if each.get("object") != "response")
+    return f"an error with HTTP 200: {words}" if words else ""
+
+
+def _another_may_do_better(event: StreamEvent) -> bool:
+    """Return whether an error is about the upstream, and not about the request."""
+    response = event.data.get("response")
+    error = event.data.get("error") or (response.get("error") if isinstance(response, dict) else None)
+    if not isinstance(error, dict):
+        return True
+    return error.get("type") != INVALID and error.get("code") != "backend_crashed"

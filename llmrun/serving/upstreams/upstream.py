@@ -1,0 +1,269 @@
+"""One upstream: its client, its state, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx2
+
+from llmrun.errors import LlmrunError, NetworkError
+from llmrun.protocol.errors import InvalidField
+from llmrun.protocol.json_body import parse_json
+from llmrun.remote.async_client import async_client
+from llmrun.remote.busyness import unfinished_in_metrics
+from llmrun.remote.client import BETWEEN_S, FIRST_S, request_headers
+from llmrun.remote.problems import in_our_words
+from llmrun.remote.stream import Teller
+from llmrun.remote.url import Endpoint
+from llmrun.serving.keys import UPSTREAM_FLAG
+
+UNASKED: Final = "not asked yet"
+MOST_ERROR: Final = 64 << 10  # bytes of the body of an error
+_MOST_MODELS: Final = 4 << 20  # bytes of a list of models
+_MOST_METRICS: Final = 1 << 20  # bytes
+_DENIED: Final = (401, 403)
+_UNREADY: Final = 503
+# These routes are not part of /v1, in any API.
+_AT_ROOT: Final = ("/api/", "/infill", "/tokenize", "/detokenize", "/health", "/metrics")
+
+
+class Cut(NetworkError):
+    """The connection failed, or the upstream was silent for too long.
+
+    sent  whether the upstream may have begun to work on the request
+    """
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Misbehaved(NetworkError):
+    """The upstream sent something that is not an answer of an API."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers for /metrics.
+
+    requests  requests that were sent to the upstream
+    moved     requests of these that another upstream answered from the beginning
+    resumed   requests of these whose stream another upstream continued
+    """
+
+    requests: int = 0
+    moved: int = 0
+    resumed: int = 0
+
+
+@dataclass(slots=True)
+class Upstream:
+    """One upstream.
+
+    number     its place among the flags, from 0
+    models     what it lists, by name; empty while it is down
+    problem    why it is down; "" if it is up
+    in_flight  requests of this server that it is working on
+    others     requests of its other clients, when it was last asked
+    """
+
+    number: int
+    endpoint: Endpoint
+    key: str | None = field(default=None, repr=False)
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = UNASKED
+    in_flight: int = 0
+    others: int = 0
+    counts: Counts = field(default_factory=Counts)
+    client: httpx2.AsyncClient = field(init=False)
+    heard_at: float = 0.0
+    _teller: Teller = field(init=False)
+    _deadlines: set[asyncio.Timeout] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Create the client. Raises UsageError and NetworkError if the key, proxy or certificates cannot be used."""
+        self._teller = Teller(self.endpoint.host, self.key)
+        headers = request_headers(self.key, UPSTREAM_FLAG)
+        try:
+            self.client = async_client(self.endpoint, headers)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, ImportError) as error:
+            raise in_our_words(error, self._teller) from None
+
+    @property
+    def is_up(self) -> bool:
+        return not self.problem
+
+    @property
+    def load(self) -> int:
+        """The number of requests that it is working on, as far as this server knows."""
+        return self.in_flight + self.others
+
+    def url(self, path: str) -> str:
+        """Return the URL of a route of this server at the upstream."""
+        base = self.endpoint.base
+        return base.removesuffix("/v1") + path if path.startswith(_AT_ROOT) else base + path.removeprefix("/v1")
+
+    def shown(self, text: str | bytes) -> str:
+        """Return untrusted text on one line, without the key."""
+        return self._teller.shown(text, 200)
+
+    def redacted(self, body: bytes) -> bytes:
+        """Return a body without the key, which some servers quote in errors."""
+        return body.replace(self.key.encode(), b"(the key)") if self.key else body
+
+    @contextmanager
+    def carrying(self) -> Iterator[None]:
+        """Count a request as being in progress."""
+        self.in_flight += 1
+        self.counts.requests += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def cut_all(self) -> None:
+        """Cut the requests that wait for this upstream."""
+        now = asyncio.get_running_loop().time()
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(now)
+
+    @asynccontextmanager
+    async def answering(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str], *, first_s: float = FIRST_S
+    ) -> AsyncIterator[Answering]:
+        """Send a request, and yield the response, whose body is read as it arrives.
+
+        first_s  how long the upstream may be silent before the body, in seconds
+
+        Raises Cut, and Misbehaved for a redirect or a compressed body.
+        """
+        with self._translated():
+            async with self.patient(first_s):
+                request = self.client.build_request(method, self.url(path), content=content, headers=headers)
+                response = await self.client.send(request, stream=True)
+        try:
+            if response.is_redirect:
+                raise Misbehaved(f"redirected (HTTP {response.status_code})")
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                raise Misbehaved("the answer is compressed, which was not requested")
+            yield Answering(self, response, first_s)
+        finally:
+            await response.aclose()
+
+    @asynccontextmanager
+    async def patient(self, seconds: float) -> AsyncIterator[None]:
+        """Limit the time for waiting for the upstream. `cut_all` ends it early."""
+        async with asyncio.timeout(seconds) as deadline:
+            self._deadlines.add(deadline)
+            try:
+                yield
+            finally:
+                self._deadlines.discard(deadline)
+        self.heard_at = asyncio.get_running_loop().time()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the errors of a request into Cut, whose messages name neither the host nor the key."""
+        try:
+            yield
+        except TimeoutError:
+            raise Cut("no answer for too long", sent=True) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError) as error:
+            words = str(in_our_words(error, self._teller)).replace(f": {self.endpoint.host}:", ":")
+            unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
+            raise Cut(words, sent=not unsent) from None
+
+    async def ask_models(self, headers: Mapping[str, str], seconds: float) -> dict[str, Mapping[str, Any]]:
+        """Return the models that it lists, by name, if it is ready. Raises Cut and Misbehaved."""
+        try:
+            status, body = await self._ask("/health", headers, seconds, MOST_ERROR)
+        except Cut:  # perhaps the upstream has just closed the connection because it was idle
+            status, body = await self._ask("/health", headers, seconds, MOST_ERROR)
+        if status == _UNREADY:  # other servers have no such path
+            raise Misbehaved(f"not ready: {self.shown(body)[:60]}")
+        status, body = await self._ask("/v1/models", headers, seconds, _MOST_MODELS)
+        if status in _DENIED:
+            raise Misbehaved(f"not authorized (HTTP {status}); see {UPSTREAM_FLAG}")
+        if status != 200:
+            raise Misbehaved(f"HTTP {status} for /v1/models")
+        try:
+            listed = parse_json(self.redacted(body)).get("data")
+        except InvalidField:
+            listed = None
+        if not isinstance(listed, list):
+            raise Misbehaved("no list of models; check that the server has an OpenAI-compatible API")
+        models = [model for model in listed if isinstance(model, dict)]
+        named = {name: model for model in models if isinstance(name := model.get("id"), str) and name.isprintable()}
+        return {name: {**model, "created": _time(model.get("created"))} for name, model in named.items()}
+
+    async def ask_load(self, headers: Mapping[str, str], seconds: float) -> None:
+        """Find out how many requests of others it is working on. Most servers do not report this."""
+        in_flight = self.in_flight
+        try:
+            status, text = await self._ask("/metrics", headers, seconds, _MOST_METRICS)
+        except LlmrunError:
+            return  # only /v1/models decides whether it is up
+        told = unfinished_in_metrics(text.decode(errors="replace")) if status == 200 else None
+        self.others = max(0, (told or 0) - in_flight)
+
+    async def _ask(self, path: str, headers: Mapping[str, str], seconds: float, most: int) -> tuple[int, bytes]:
+        async with self.answering("GET", path, None, headers, first_s=seconds) as answering:
+            return answering.status, await answering.whole(most)
+
+
+def _time(value: object) -> int:
+    """Return a time in seconds since 1970, or 0 if it is not a valid time."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 33 else 0
+
+
+class Answering:
+    """A response of an upstream."""
+
+    def __init__(self, upstream: Upstream, response: httpx2.Response, first_s: float) -> None:
+        self._upstream, self._response = upstream, response
+        self._pieces = response.aiter_raw()
+        self._patience_s = first_s
+
+    @property
+    def status(self) -> int:
+        return self._response.status_code
+
+    @property
+    def headers(self) -> httpx2.Headers:
+        return self._response.headers
+
+    @property
+    def kind(self) -> str:
+        """The content type, without its parameters."""
+        return str(self.headers.get("content-type", "none")).partition(";")[0].strip().lower()
+
+    @property
+    def has_length(self) -> bool:
+        """Whether a body that was cut off is noticed. Otherwise, it ends when the connection closes."""
+        return "content-length" in self.headers or "transfer-encoding" in self.headers
+
+    async def piece(self) -> bytes | None:
+        """Return the next part of the body, or None at its end. Raises Cut."""
+        with self._upstream._translated():
+            async with self._upstream.patient(self._patience_s):
+                piece = await anext(self._pieces, None)
+        self._patience_s = min(self._patience_s, BETWEEN_S)
+        return piece
+
+    def expect(self, seconds: float) -> None:
+        """Limit how long the upstream may be silent from now on."""
+        self._patience_s = seconds
+
+    async def whole(self, most: int) -> bytes:
+        """Return the whole body. Raises Cut, and Misbehaved if it is longer than `most` bytes."""
+        body = bytearray()
+        while (piece := await self.piece()) is not None:
+            body += piece
+            if len(body) > most:
+                raise Misbehaved(f"the answer has more than {most:,} bytes")
+        return bytes(body)
