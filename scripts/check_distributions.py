@@ -15,6 +15,7 @@ WHEEL = (
     "llmrun/cli/completing/llmrun.bash",
     "llmrun/cli/completing/llmrun.fish",
     "llmrun/cli/completing/llmrun.zsh",
+    "llmrun/serving/page/chat.html",
     ".data/data/share/man/man1/llmrun.1",
     ".dist-info/entry_points.txt",
     ".dist-info/licenses/LICENSE",

@@ -14,11 +14,13 @@ from llmrun.engine.child.messages import (
     Beat,
     Begun,
     Cancel,
+    CountPrompt,
     Detokenize,
     Detokenized,
     FromChild,
     Open,
     Preparing,
+    PromptCounted,
     Rejected,
     Stepped,
     Taken,
@@ -151,6 +153,12 @@ class ModelProcess:
         data: bytes = await self._call(call, Detokenize(call, tokens, tenant))
         return data
 
+    async def count_prompt(self, request: Request) -> int:
+        """See ServedModel."""
+        call = next(self._ids)
+        tokens: int = await self._call(call, CountPrompt(call, request))
+        return tokens
+
     async def drain(self, seconds: float) -> None:
         """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
         self._draining = True
@@ -190,7 +198,11 @@ class ModelProcess:
                 self._beat = message
             case Rejected():
                 self._reject(message)
-            case Tokenized(id=call, tokens=result) | Detokenized(id=call, data=result):
+            case (
+                Tokenized(id=call, tokens=result)
+                | Detokenized(id=call, data=result)
+                | PromptCounted(id=call, tokens=result)
+            ):
                 if call in self._calls and not self._calls[call].done():
                     self._calls[call].set_result(result)
 
@@ -260,11 +272,11 @@ class ModelProcess:
         request.phase = Phase.SENT
         self._supervisor.send(message)
 
-    async def _call(self, call: int, message: Tokenize | Detokenize) -> Any:
+    async def _call(self, call: int, message: Tokenize | Detokenize | CountPrompt) -> Any:
         if self._supervisor.state is not State.READY:
             raise self._unavailable()
         if len(self._calls) >= self._limits.max_queue:
-            raise Overloaded(f"too many calls of /tokenize and /detokenize: {len(self._calls)} are waiting")
+            raise Overloaded(f"too many calls that count or convert tokens: {len(self._calls)} are waiting")
         self._calls[call] = asyncio.get_running_loop().create_future()
         try:
             self._supervisor.send(encode_to_child(message))

@@ -114,3 +114,6 @@ class ServedModel(Protocol):
 
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""
+
+    async def count_prompt(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt, without running the request. Raises LlmrunError."""

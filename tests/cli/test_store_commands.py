@@ -48,7 +48,7 @@ def test_a_machine_without_models_is_told_how_to_get_one(stores: Stores) -> None
     out, err = run("list")
     assert "llmrun pull NAME" in out
     assert err == ""
-    assert told("list") == {"models": [], "incomplete": [], "total_bytes": 0}
+    assert told("list") == {"models": [], "presets": [], "incomplete": [], "total_bytes": 0}
 
 
 def test_the_list(stores: Stores) -> None:

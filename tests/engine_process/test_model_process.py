@@ -185,6 +185,18 @@ def test_tokens_and_their_bytes(runner: asyncio.Runner, model: ModelProcess) -> 
         runner.run(model.detokenize([260]))
 
 
+def test_prompts_are_counted(runner: asyncio.Runner, model: ModelProcess) -> None:
+    async def ask() -> tuple[int, int]:
+        request = chat("How many?")
+        asked = model.ask(request, asyncio.Event())
+        accepted = await asked.accepted()
+        asked.cancel()
+        return await model.count_prompt(request), accepted.prompt_tokens
+
+    counted, prompt_tokens = runner.run(ask())
+    assert counted == prompt_tokens
+
+
 def test_the_facts_describe_the_model(runner: asyncio.Runner, model: ModelProcess) -> None:
     facts = model.facts
     assert facts is not None

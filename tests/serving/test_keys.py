@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import UsageError
-from llmrun.serving.keys import ApiKeys, kept_secret, others_can_read, read_keys
+from llmrun.serving.keys import ApiKeys, kept_secret, others_can_read, read_keys, read_upstream_keys
 from tests.support.hub.small_disks import mounted_disk
 
 KEY = "0123456789abcdef"
@@ -41,6 +41,31 @@ def test_bad_key_files_are_refused_without_showing_keys(tmp_path: Path, content:
         read_keys(key_file(tmp_path, content))
     assert "short\n" not in str(refused.value)
     assert KEY not in str(refused.value)
+
+
+BASES = ("http://one:8080/v1", "https://two/v1")
+
+
+def test_upstreams_have_one_key_or_one_each(tmp_path: Path) -> None:
+    assert read_upstream_keys(key_file(tmp_path, b"# all\nsecret\n"), BASES) == dict.fromkeys(BASES, "secret")
+    own = key_file(tmp_path, b"common\nhttps://two  mine\n")
+    assert read_upstream_keys(own, BASES) == {BASES[0]: "common", BASES[1]: "mine"}
+    assert read_upstream_keys(key_file(tmp_path, b"http://one:8080/v1 mine\n"), BASES) == {BASES[0]: "mine"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"http://three secret-key\n", "line 1: http://three/v1 is not an upstream"),
+        (b"http://one:8080\n", "line 1: a URL without a key"),
+        (b"common\nhttp://one:8080 k\xc3\xa9y\n", "line 2: a key must be printable ASCII"),
+        (b"\xff\xfe", "not a text file"),
+    ],
+)
+def test_bad_keys_of_upstreams_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        read_upstream_keys(key_file(tmp_path, content), BASES)
+    assert "secret-key" not in str(refused.value)
 
 
 def test_a_missing_key_file_is_named(tmp_path: Path) -> None:

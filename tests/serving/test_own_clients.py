@@ -63,3 +63,9 @@ def test_a_benchmark_measures_the_server(server: Served) -> None:
     done = llmrun("bench", *flags)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+def test_the_first_model_of_our_servers_is_the_default() -> None:
+    with served("one", "two", "--backend", "scripted") as several:
+        assert json.loads(llmrun("generate", "--json", "-m", several.url, "Hello").stdout)["model"] == "one"
+        assert json.loads(llmrun("generate", "--json", "-m", f"{several.url}#two", "Hello").stdout)["model"] == "two"

@@ -7,15 +7,17 @@ from typing import TypeVar
 
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.remote.url import is_endpoint
+from llmrun.settings import model_named
 
 Found = TypeVar("Found")
 
 
 def resolved_draft(name: str, resolve: Callable[[str], Found]) -> Found:
-    """Return what `resolve` returns for a draft model's name. Errors name --speculate.
+    """Return what `resolve` returns for the name of a draft model or a preset. Errors name --speculate.
 
     Raises UsageError for a model on a server, and the errors of `resolve`, such as ModelNotFound.
     """
+    name = model_named(name)
     if is_endpoint(name):
         raise UsageError(f"--speculate: {name}: a draft model must run on this machine", hint="name a local model")
     try:

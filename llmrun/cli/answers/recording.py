@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmrun.cli.answers.open_model import lasting_name
+from llmrun.cli.answers.open_model import lasting_model
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.engine import Engine
@@ -48,7 +48,7 @@ class Recorder:
                 done.request,
                 done.tokens,
                 done.finished,
-                model=lasting_name(self._settings),
+                model=lasting_model(self._settings),
                 opening=opening_of(engine, chat_template=template, thinking_tags=tags, raw=self._raw),
                 reporter=HubReporter(),
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
+from llmrun.presets import THINKING
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.flags import AnswerFlags
@@ -99,10 +100,14 @@ def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, ty
         out.note("--no-think has no effect: this model has no known thinking switch or tags")
     if flags.think_budget is not None and known.style is None:
         out.note("--think-budget has no effect: this model has no known thinking tags")
+    if (names := _from_preset(settings)) and not known.can_think:
+        assert settings.preset is not None
+        out.note(f"preset {settings.preset.name}: {', '.join(names)}: no effect, because this model does not think")
 
 
 def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) -> None:
-    names = [name for name in Wish._fields if getattr(settings, name) is not None and name not in typed]
+    known = (*_from_preset(settings), *(name for name in Wish._fields if name in typed))
+    names = [name for name in Wish._fields if getattr(settings, name) is not None and name not in known]
     if names:
         out.note(f"{', '.join(names)}: not sent to the server, because these settings are for local models")
 
@@ -110,16 +115,23 @@ def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) 
 def wanted_thinking(engine: Answering, settings: Settings, typed: Container[str]) -> Wish:
     """Return the thinking options to request from the model.
 
-    Options in `typed` take precedence over options from the environment or config.toml. The latter apply only if the
-    model supports them.
+    Options in `typed` take precedence over options from the environment, a preset or config.toml. The latter apply only
+    if the model supports them.
     """
     think, budget = settings.think, settings.think_budget
     known = engine.thinking
-    if known is None:  # a server may reject unknown options
-        return Wish(think if "think" in typed else None, budget if "think_budget" in typed else None)
+    if known is None:  # a server may reject unknown options, so only those meant for its model are sent
+        meant = _from_preset(settings)
+        return Wish(*(getattr(settings, name) if name in typed or name in meant else None for name in Wish._fields))
     if think and budget == 0 and "think" in typed and "think_budget" not in typed:
         budget = None
     if think is None:
         return Wish(None, budget)
     known.has_switch  # noqa: B018  (the first detection is slow, so do it before the request is timed)
     return Wish(None if think and not known.can_think else think, budget)
+
+
+def _from_preset(settings: Settings) -> list[str]:
+    """Return the names of the thinking options whose values come from the preset."""
+    values = {} if settings.preset is None else settings.preset.values
+    return [name for name in THINKING if name in values and getattr(settings, name) == values[name]]

@@ -23,7 +23,7 @@ Model = Annotated[
         "-m",
         "--model",
         metavar="NAME",
-        help=f"Model name, .gguf file, or server URL#MODEL.  [default: {Settings().model}]",
+        help=f"Model, preset, .gguf file, or server URL#MODEL.  [default: {Settings().model}]",
         autocompletion=models,
     ),
 ]
@@ -33,7 +33,7 @@ LocalModel = Annotated[
         "-m",
         "--model",
         metavar="NAME",
-        help=f"Model name or .gguf file.  [default: {Settings().model}]",
+        help=f"Model, preset or .gguf file.  [default: {Settings().model}]",
         autocompletion=models,
     ),
 ]

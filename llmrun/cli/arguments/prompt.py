@@ -15,18 +15,19 @@ LARGEST_TEXT = 64 << 20  # bytes; more than fits in any context, and protects ag
 STDIN = "-"
 
 
-def read_prompt(words: Sequence[str], option: str | None, file: Path | None) -> str:
+def read_prompt(words: Sequence[str], option: str | None, file: Path | None, *, exact: bool = False) -> str:
     """Return the prompt, which is the given text followed by an empty line and the file's text.
 
     words   arguments, to be joined with spaces; each `-` stands for standard input
     option  the value of --prompt, which can be given instead of arguments
     file    a file to append; `-` means standard input
+    exact   keep final newlines, and accept an empty prompt
 
     If there are no words, no option and no file, the prompt is read from standard input, unless standard input is a
     terminal. Otherwise, standard input is read only if `-` is given.
 
-    Raises UsageError if there is no prompt, if it is empty or given twice, if a file cannot be read, or if the text is
-    not UTF-8.
+    Raises UsageError if there is no prompt, if it is empty and not `exact`, if it is given twice, if a file cannot be
+    read, or if the text is not UTF-8.
     """
     if words and option is not None:
         raise UsageError(
@@ -39,11 +40,11 @@ def read_prompt(words: Sequence[str], option: str | None, file: Path | None) -> 
     if not given and file is None:
         if is_terminal(sys.stdin):
             raise UsageError("no prompt given", hint='llmrun generate "Why is the sky blue?"')
-        return _not_empty(read_stdin())
-    blocks = [checked_text(block, "prompt") if block != STDIN else read_stdin() for block in _blocks(given)]
+        return _checked(read_stdin(exact=exact), exact)
+    blocks = [checked_text(block, "prompt") if block != STDIN else read_stdin(exact=exact) for block in _blocks(given)]
     if file is not None:
-        blocks.append(read_stdin() if str(file) == STDIN else read_text(file, "prompt"))
-    return _not_empty("\n\n".join(block for block in blocks if block))
+        blocks.append(read_stdin(exact=exact) if str(file) == STDIN else read_text(file, "prompt", exact=exact))
+    return _checked("\n\n".join(block for block in blocks if block), exact)
 
 
 def _blocks(words: Sequence[str]) -> list[str]:
@@ -59,8 +60,8 @@ def _blocks(words: Sequence[str]) -> list[str]:
     return blocks
 
 
-def _not_empty(prompt: str) -> str:
-    if not prompt.strip():
+def _checked(prompt: str, exact: bool) -> str:
+    if not exact and not prompt.strip():
         raise UsageError("the prompt is empty", hint='llmrun generate "Why is the sky blue?"')
     return prompt
 
@@ -78,24 +79,25 @@ def checked_text(text: str, name: str) -> str:
     return text
 
 
-def read_stdin() -> str:
-    """Read all of standard input and return the text without its final newline."""
+def read_stdin(*, exact: bool = False) -> str:
+    """Read all of standard input and return the text, without its final newline unless `exact` is True."""
     if is_terminal(sys.stdin):
         out.note("reading the prompt from the keyboard; press Ctrl-D to finish")
-    return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input")
+    return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input", exact)
 
 
-def read_text(path: Path, name: str) -> str:
+def read_text(path: Path, name: str, *, exact: bool = False) -> str:
     """Read a text file and return its text without the final newline. Raises UsageError.
 
-    name  the purpose of the file, for the error message
+    name   the purpose of the file, for the error message
+    exact  keep the final newline
     """
     try:
         with path.open("rb") as stream:
             data = _read(stream, str(path))
     except OSError as error:
         raise UsageError(f"{name}: {path}: {error.strerror}") from error
-    return _decoded(data, str(path))
+    return _decoded(data, str(path), exact)
 
 
 def _read(stream: BinaryIO, where: str) -> bytes:
@@ -105,10 +107,11 @@ def _read(stream: BinaryIO, where: str) -> bytes:
     return data
 
 
-def _decoded(data: bytes, where: str) -> str:
+def _decoded(data: bytes, where: str, exact: bool) -> str:
     try:
         # Editors and `echo` add a final newline that is not part of the text; some systems add a byte order mark.
-        return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+        text = data.decode("utf-8-sig")
+        return text if exact else text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",

@@ -1,12 +1,13 @@
 """Servers for tests with other programs' clients.
 
-OpenAI's client is also installed in .venv, so its tests run in both environments, with different versions. The other
-tests run only in .venv-clients; see scripts/test_clients.
+The clients of OpenAI and Anthropic are also installed in .venv, so their tests run in both environments, with different
+versions. The other tests run only in .venv-clients; see scripts/test_clients.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,17 @@ from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.models.downloads import smollm2
 from tests.support.serving.serve_process import Served, served
 
-_PACKAGES = {"test_langchain.py": "langchain_openai", "test_litellm.py": "litellm", "test_llm.py": "llm"}
+_PACKAGES = {
+    "test_langchain.py": "langchain_openai",
+    "test_litellm.py": "litellm",
+    "test_llm.py": "llm",
+    "test_ollama.py": "ollama",
+    "test_open_responses.py": "openresponses_types",
+}
+_CLAUDE_CODE = Path(sys.prefix) / "npm" / "node_modules" / ".bin" / "claude"
 collect_ignore = [file for file, package in _PACKAGES.items() if find_spec(package) is None]
+if not _CLAUDE_CODE.exists():
+    collect_ignore.append("test_claude_code.py")
 
 
 @pytest.fixture(scope="session")

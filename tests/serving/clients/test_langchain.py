@@ -66,6 +66,14 @@ def test_asynchronous_calls_work(real: Served) -> None:
     assert whole == streamed != ""
 
 
+def test_the_responses_api_gives_the_same_answer(real: Served) -> None:
+    chat = chat_model(real, temperature=0, max_tokens=20)
+    responses = chat_model(real, temperature=0, max_tokens=20, use_responses_api=True)
+    text = chat.invoke("Tell me a story.").text
+    assert responses.invoke("Tell me a story.").text == text
+    assert "".join(chunk.text for chunk in responses.stream("Tell me a story.")) == text
+
+
 def test_logprobs_are_passed_on(real: Served) -> None:
     answer = chat_model(real, max_tokens=3).bind(logprobs=True, top_logprobs=2).invoke("Hello")
     assert len(answer.response_metadata["logprobs"]["content"]) == 3
@@ -93,8 +101,9 @@ def test_structured_output_may_be_a_tool(tools: Served) -> None:
     assert isinstance(model.invoke("Weather?"), Forecast)
 
 
-def test_a_tool_is_called_and_its_result_used(tools: Served) -> None:
-    model = chat_model(tools).bind_tools([get_weather])
+@pytest.mark.parametrize("uses_responses", [False, True])
+def test_a_tool_is_called_and_its_result_used(tools: Served, uses_responses: bool) -> None:
+    model = chat_model(tools, use_responses_api=uses_responses).bind_tools([get_weather])
     question = HumanMessage("Weather?")
     answer = model.invoke([question])
     assert isinstance(answer, AIMessage)
@@ -102,7 +111,7 @@ def test_a_tool_is_called_and_its_result_used(tools: Served) -> None:
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris", "days": 2})
     result = get_weather.invoke(call)
     assert isinstance(result, ToolMessage)
-    assert model.invoke([question, answer, result]).content == "It is sunny."
+    assert model.invoke([question, answer, result]).text == "It is sunny."
 
 
 def test_streamed_calls_are_assembled(tools: Served) -> None:

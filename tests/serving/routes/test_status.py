@@ -55,8 +55,8 @@ def test_metrics_have_the_format_of_prometheus(server: RunningServer) -> None:
             assert name in names or re.sub(r"_(bucket|sum|count)$", "", name) in names
     assert f'llmrun_requests_total{{route="{CHAT}",status="200"}} 1' in lines
     assert 'llmrun_requests_total{route="other",status="404"} 1' in lines
-    assert "llmrun_kv_free_tokens 1000" in lines
-    assert "llmrun_cached_tokens_total 10" in lines
+    assert 'llmrun_kv_free_tokens{model="fake"} 1000' in lines
+    assert 'llmrun_cached_tokens_total{model="fake"} 10' in lines
 
 
 def test_metrics_compare_predicted_and_actual_waits() -> None:

@@ -44,9 +44,9 @@ def _of_stream(text: str) -> str:
 
 
 def _bodies(text: str) -> list[str]:
-    if not text.startswith(("data: ", ": ")):
+    if not text.startswith(("data: ", "id: ", ": ")):
         return [text]
-    return [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
 
 
 def _choice(chunk: dict[str, Any]) -> int:

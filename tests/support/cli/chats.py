@@ -214,7 +214,7 @@ def session(
             models,
             store=store,
             record=record,
-            settings=settings or Settings(),
+            settings_for=lambda name: settings or Settings(),
             prompting=Prompting({}, toolbox),
             turns=turns,
             view=view,
