@@ -162,7 +162,7 @@ def test_cancelled_requests_end_when_the_process_dies(tmp_path: Path) -> None:
 
 def test_requests_during_a_restart_wait_in_the_server(tmp_path: Path) -> None:
     async def ask() -> None:
-        async with running(scripted_model(tmp_path), LIMITS) as model:
+        async with running(scripted_model(tmp_path, step_seconds=0.02), LIMITS) as model:
             killed(model)
             await until(lambda: model.state is State.RESTARTING)
             held, dropped = Listening(model, chat("held")), Listening(model, chat("dropped"))

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.workload import Workload
+from llmrun.engine.child.codec import error_to_json
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.kernel_warnings import kernel_warnings_told
 
@@ -97,7 +98,7 @@ def main() -> None:
                 try:
                     say(worker.answer(json.loads(line)))
                 except LlmrunError as error:
-                    say({"error": type(error).__name__, "message": str(error), "hint": error.hint})
+                    say(error_to_json(error))
 
 
 @contextmanager

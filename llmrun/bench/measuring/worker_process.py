@@ -17,15 +17,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from llmrun import child_processes, errors
+from llmrun import child_processes
 from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.sample import Sample
 from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.workload import Workload
+from llmrun.engine.child.codec import error_from_json
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
@@ -121,7 +122,7 @@ class WorkerProcess:
             elif "note" in answer:
                 self._reporter.note(answer["note"])
             elif "error" in answer:
-                raise _raised(answer)
+                raise error_from_json(answer)
             else:
                 return answer
         raise self._crashed(doing)
@@ -133,13 +134,6 @@ class WorkerProcess:
         why = f": {shown(lines[-1], _LAST_WORDS)}" if lines else ""
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         return BackendCrashed(f"a worker process of the benchmark died while {doing}: {how}{why}")
-
-
-def _raised(answer: Mapping[str, Any]) -> LlmrunError:
-    """Return the error that the worker reported, as an instance of its original class."""
-    kind = getattr(errors, answer["error"], LlmrunError)
-    error: LlmrunError = kind(answer["message"], hint=answer["hint"])
-    return error
 
 
 def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
