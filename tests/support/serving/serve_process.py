@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.support.serving.prometheus import parsed_metrics
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = sys.executable if (Path(sys.prefix) / "bin" / "llmrun").exists() else str(ROOT / ".venv" / "bin" / "python")
 TIMEOUT_S = 120.0  # for a stuck server; a normal one starts in a second
+_PATIENCE_S = 0.5  # after the first signal, for a server without running requests
 
 
 @dataclass
@@ -117,8 +118,11 @@ def served(model: str, *flags: str, key: str | None = None) -> Iterator[Served]:
                 running.model = line.removeprefix("serving ").partition(": ")[0]
         yield running
     finally:
-        for _ in range(2):  # the second one ends running requests
-            process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)  # ends running requests
         process.wait(TIMEOUT_S)
         reader.join(TIMEOUT_S)
     assert process.returncode == 0, "".join(running.lines)
