@@ -2,7 +2,8 @@
 
 Only files in the Hugging Face cache or in our own folder are removed. If a link leads out of these folders, its
 target is never removed. Links are removed before their blobs, and references before their snapshots, so that Hugging
-Face's own tools consider the cache intact even if the process is killed.
+Face's own tools consider the cache intact even if the process is killed. The one exception is an entirely empty
+repository folder: they need its `snapshots` folder, which is therefore the last to go.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ def tidy(repository: Repository) -> None:
         if not _has_files(_snapshots(repository)) and not _has_files(repository.folder / "blobs"):
             _unlink(files_below(repository.folder / ".no_exist"))  # markers for files that do not exist on the Hub
             _unlink(files_below(repository.folder / "refs"))
-            _remove_empty_folders(repository.folder)
+            for folder in sorted(repository.folder.iterdir(), key=lambda folder: folder.name == "snapshots"):
+                _remove_empty_folders(folder)
+            repository.folder.rmdir()
 
 
 def _snapshots(repository: Repository) -> Path:

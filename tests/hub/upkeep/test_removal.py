@@ -250,26 +250,37 @@ def test_a_file_that_cannot_be_removed_is_one_sentence(stores: Stores, monkeypat
 def test_a_process_that_dies_in_the_middle_leaves_a_whole_cache(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Path.unlink
+    unlink, rmdir = Path.unlink, os.rmdir
     left = 0
 
-    def dying(path: Path, *, missing_ok: bool = False) -> None:
+    def step() -> None:
         nonlocal left
         if left == 0:
             raise KeyboardInterrupt
         left -= 1
-        original(path, missing_ok=missing_ok)
 
-    for steps in range(6):
+    def dying_unlink(path: Path, *, missing_ok: bool = False) -> None:
+        step()
+        unlink(path, missing_ok=missing_ok)
+
+    def dying_rmdir(path: str) -> None:
+        step()
+        rmdir(path)
+
+    for steps in range(16):
         stores.shared("org/name", {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO}, number=steps + 1)
         left = steps
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", dying)
+            patch.setattr(Path, "unlink", dying_unlink)
+            patch.setattr(os, "rmdir", dying_rmdir)
             for each in models():
                 try:
                     remove(removal_of(each))
                 except KeyboardInterrupt:
                     break
+        repository = stores.repository("org/name")
+        if repository.exists() and not list(repository.iterdir()):
+            repository.rmdir()  # the Hub's tool warns of an empty folder; see removal.py
         the_hubs_own_tool_finds_nothing_wrong(stores)
         for each in models():
             remove(removal_of(each))
