@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmrun.engine_process.served_model import ServedModel
-from llmrun.errors import LlmrunError
+from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.serving.models.known import KnownModel
 
 
@@ -38,6 +38,7 @@ class ManagedModel:
     used      when a request last ended, in seconds of the loop's clock
     keep_s    seconds without requests after which it is unloaded
     held      what is freed when it is unloaded, such as the lock that keeps its file from being removed
+    too_large the error of a model that does not fit even if it is the only one
     idle      an event that is set while no request uses it
     """
 
@@ -48,6 +49,7 @@ class ManagedModel:
     users: int = 0
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     leaving: bool = False
+    too_large: DoesNotFit | None = None
     used: float = -math.inf
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None

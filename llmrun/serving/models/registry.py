@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -270,7 +270,12 @@ class Models:
                 self._wanted.remove(managed)
 
     async def _load(self, managed: ManagedModel) -> None:
-        """Load a model, after making room for it if necessary, and admit the requests that wait for it."""
+        """Load a model, after making room for it if necessary, and admit the requests that wait for it.
+
+        Raises DoesNotFit before unloading anything if the model has not fit into all of the memory before.
+        """
+        if managed.too_large is not None:
+            raise managed.too_large.with_traceback(None)
         if managed.process is not None and managed.process.state is State.FAILED:
             await self._close(managed)
         while managed.is_wanted and managed.process is None:
@@ -280,8 +285,9 @@ class Models:
                 continue
             try:
                 await self._open(managed)
-            except DoesNotFit:
+            except DoesNotFit as error:
                 if victim is None:
+                    managed.too_large = None if self._limits.memory is None else error
                     raise
                 await self._make_room(victim, managed)
         if managed.process is not None:
@@ -305,12 +311,15 @@ class Models:
         managed.memory = facts_of(process).memory_bytes
 
     async def _make_room(self, victim: ManagedModel, wanted: ManagedModel) -> None:
-        """Unload a model when its answers are complete. Its new requests wait meanwhile."""
+        """Unload a model when its answers are complete. Its new requests wait meanwhile.
+
+        If another model becomes idle first, it is unloaded instead.
+        """
         victim.leaving = True
-        await victim.idle.wait()
+        idle = await _first_idle([victim, *(each for each in self.loaded() if each is not victim)])
         if wanted.is_wanted:
-            self._note(f"unloading {victim.known.name} to make room for {wanted.known.name}")
-            await self._close(victim)
+            self._note(f"unloading {idle.known.name} to make room for {wanted.known.name}")
+            await self._close(idle)
         victim.leaving = False
         if victim.process is not None:
             victim.admit()
@@ -345,6 +354,18 @@ class Models:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _first_idle(models: Sequence[ManagedModel]) -> ManagedModel:
+    """Wait until no request uses one of the models, and return the first such model."""
+    while not (idle := [managed for managed in models if not managed.users]):
+        waits = [asyncio.ensure_future(managed.idle.wait()) for managed in models]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+    return idle[0]
 
 
 def _state_of(model: ServedModel, stale_s: float) -> str:

@@ -144,8 +144,7 @@ class Upstream:
         """
         with self._translated():
             async with self.patient(first_s):
-                request = self.client.build_request(method, self.url(path), content=content, headers=headers)
-                response = await self.client.send(request, stream=True)
+                response = await self._send(method, self.url(path), content, headers)
         try:
             if response.is_redirect:
                 raise Misbehaved(f"redirected (HTTP {response.status_code})")
@@ -154,6 +153,28 @@ class Upstream:
             yield Answering(self, response, first_s)
         finally:
             await response.aclose()
+
+    async def _send(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> httpx2.Response:
+        """Send a request, on another connection if the one that was used before has just been closed.
+
+        Servers close connections that are idle, and may do so while the next request is on its way. That does not mean
+        that the server is down. The loop ends because it uses up the idle connections.
+        """
+        while True:
+            connecting = False
+
+            async def traced(event: str, _: object) -> None:
+                nonlocal connecting
+                connecting = connecting or event == "connection.connect_tcp.started"
+
+            request = self.client.build_request(
+                method, url, content=content, headers=headers, extensions={"trace": traced}
+            )
+            try:
+                return await self.client.send(request, stream=True)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if connecting:
+                    raise
 
     @asynccontextmanager
     async def patient(self, seconds: float) -> AsyncIterator[None]:
@@ -180,10 +201,7 @@ class Upstream:
 
     async def ask_models(self, headers: Mapping[str, str], seconds: float) -> dict[str, Mapping[str, Any]]:
         """Return the models that it lists, by name, if it is ready. Raises Cut and Misbehaved."""
-        try:
-            status, body = await self._ask("/health", headers, seconds, MOST_ERROR)
-        except Cut:  # perhaps the upstream has just closed the connection because it was idle
-            status, body = await self._ask("/health", headers, seconds, MOST_ERROR)
+        status, body = await self._ask("/health", headers, seconds, MOST_ERROR)
         if status == _UNREADY:  # other servers have no such path
             raise Misbehaved(f"not ready: {self.shown(body)[:60]}")
         status, body = await self._ask("/v1/models", headers, seconds, _MOST_MODELS)

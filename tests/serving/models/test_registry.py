@@ -135,6 +135,20 @@ def test_a_model_is_never_unloaded_while_it_answers() -> None:
     run(test)
 
 
+def test_the_model_that_becomes_idle_first_makes_room() -> None:
+    async def test(house: House) -> None:
+        async with house.models.lease("a") as a:
+            await a.ready()  # the least recently used one, but it answers for longer
+            other = asyncio.create_task(house.use("b", 0.05))
+            await asyncio.sleep(0.02)
+            assert await house.use("c") == "c"
+            assert house.loaded == ["a", "c"]
+            await other
+            assert await house.use("a") == "a"
+
+    run(test)
+
+
 def test_random_swaps_fail_no_request_and_keep_the_limit() -> None:
     async def test(house: House) -> None:
         chance = random.Random(1)
@@ -169,6 +183,10 @@ def test_a_model_that_never_fits_fails_only_its_requests() -> None:
         with pytest.raises(DoesNotFit):
             await house.use("c")
         assert await house.use("a") == "a"
+        await house.use("b")
+        with pytest.raises(DoesNotFit):
+            await house.use("c")
+        assert house.loaded == ["a", "b"]  # the second time, nothing is unloaded for it
 
     run(test)
 
