@@ -17,7 +17,7 @@ from llmrun.types import FinishReason
 from tests.support.protocol.answers import FACTS, SEED, chosen, ended, infill, infill_answer, run, said, sent
 from tests.support.protocol.mutated import COMPLETION, mutated
 
-# What llama.vim sends for a completion, and to prepare the cache.
+# llama.vim sends these requests: one for a completion, and one to prepare the cache.
 EDITOR: dict[str, Any] = {
     "id_slot": 0,
     "input_extra": [{"filename": "a.py", "text": "x = 1\n"}],

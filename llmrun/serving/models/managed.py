@@ -38,7 +38,7 @@ class ManagedModel:
     used      when a request last ended, in seconds of the loop's clock
     keep_s    seconds without requests after which it is unloaded
     held      what is freed when it is unloaded, such as the lock that keeps its file from being removed
-    too_large the error of a model that does not fit even if it is the only one
+    too_large the error of a model that did not fit although it was the only one, which counts until `too_large_until`
     idle      an event that is set while no request uses it
     """
 
@@ -50,6 +50,7 @@ class ManagedModel:
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     leaving: bool = False
     too_large: DoesNotFit | None = None
+    too_large_until: float = -math.inf
     used: float = -math.inf
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None

@@ -18,6 +18,7 @@ from llmrun.serving.models.ready import RETRY_S, Ready, facts_of
 
 FOREVER: Final = math.inf
 STUCK: Final = "stuck"
+TRY_AGAIN_S: Final = 60.0  # how long a model that does not fit is refused; other programs may free memory meanwhile
 
 # Returns a model that is not open yet. Arguments: the model, and the bytes that it may take, or None for no limit.
 Opener = Callable[[KnownModel, int | None], Awaitable[OwnedModel]]
@@ -272,9 +273,10 @@ class Models:
     async def _load(self, managed: ManagedModel) -> None:
         """Load a model, after making room for it if necessary, and admit the requests that wait for it.
 
-        Raises DoesNotFit before unloading anything if the model has not fit into all of the memory before.
+        Raises DoesNotFit before unloading anything if the model has just turned out not to fit even without others.
         """
-        if managed.too_large is not None:
+        now = asyncio.get_running_loop().time()
+        if managed.too_large is not None and now < managed.too_large_until:
             raise managed.too_large.with_traceback(None)
         if managed.process is not None and managed.process.state is State.FAILED:
             await self._close(managed)
@@ -287,7 +289,7 @@ class Models:
                 await self._open(managed)
             except DoesNotFit as error:
                 if victim is None:
-                    managed.too_large = None if self._limits.memory is None else error
+                    managed.too_large, managed.too_large_until = error, now + TRY_AGAIN_S
                     raise
                 await self._make_room(victim, managed)
         if managed.process is not None:
@@ -316,7 +318,7 @@ class Models:
         If another model becomes idle first, it is unloaded instead.
         """
         victim.leaving = True
-        idle = await _first_idle([victim, *(each for each in self.loaded() if each is not victim)])
+        idle = await _first_idle(self.loaded()[::-1])
         if wanted.is_wanted:
             self._note(f"unloading {idle.known.name} to make room for {wanted.known.name}")
             await self._close(idle)
@@ -357,7 +359,7 @@ class Models:
 
 
 async def _first_idle(models: Sequence[ManagedModel]) -> ManagedModel:
-    """Wait until no request uses one of the models, and return the first such model."""
+    """Wait until no request uses one of the models, and return it. If there are several, return the first of them."""
     while not (idle := [managed for managed in models if not managed.users]):
         waits = [asyncio.ensure_future(managed.idle.wait()) for managed in models]
         try:

@@ -11,7 +11,7 @@ from llmrun.protocol.errors import InvalidField
 from tests.support.protocol.answers import FACTS, SEED
 from tests.support.protocol.anthropic_answers import TOOL, USER, count, message, prompt_of
 
-# What Claude Code sends with every request, apart from its messages and tools
+# Claude Code sends these fields with every request, besides its messages and tools.
 AGENT: dict[str, Any] = {
     "max_tokens": 32_000,
     "stream": True,

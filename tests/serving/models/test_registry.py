@@ -13,6 +13,7 @@ import pytest
 
 from llmrun.engine_process.served_model import State
 from llmrun.errors import DoesNotFit, ModelFileError, ModelNotFound, Overloaded, Unavailable
+from llmrun.serving.models import registry
 from llmrun.serving.models.known import GivenOnly, KnownModel
 from llmrun.serving.models.registry import ModelLimits, Models
 from tests.support.serving.fake_model import FACTS, FakeModel
@@ -173,6 +174,21 @@ def test_a_large_model_can_replace_several() -> None:
         assert house.loaded == ["c"]
         await house.use("a")
         assert house.loaded == ["a"]
+
+    run(test)
+
+
+def test_a_model_that_did_not_fit_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have taken the memory."""
+    monkeypatch.setattr(registry, "TRY_AGAIN_S", 0.01)
+
+    async def test(house: House) -> None:
+        house.needs["c"] = 10 * GB
+        with pytest.raises(DoesNotFit):
+            await house.use("c")
+        house.needs["c"] = 4 * GB
+        await asyncio.sleep(0.02)
+        assert await house.use("c") == "c"
 
     run(test)
 

@@ -69,7 +69,7 @@ def next_event(response: http.client.HTTPResponse) -> bytes:
 def test_streams_survive_the_death_of_their_server(
     path: str, servers: Sequence[Restartable], front: RunningServer
 ) -> None:
-    """What the client gets is what the other server sends for the whole answer, byte for byte."""
+    """The client gets the bytes that the other server sends for the whole answer."""
     response = begin(front.port, path)
     seen = [next_event(response) for _ in range(SEEN)]
     busy = IN_FLIGHT.findall(front.send("GET", "/metrics").body.decode()).index("1")

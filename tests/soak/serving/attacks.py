@@ -38,7 +38,7 @@ Kinds = dict[str, tuple[int, Callable[[], Awaitable[None]]]]  # name -> relative
 
 @dataclass
 class Attacked:
-    """What happened."""
+    """The outcome of the attacks."""
 
     attacks: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)

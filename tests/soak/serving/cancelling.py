@@ -29,7 +29,7 @@ _MOST_LATE_STEPS = 1
 
 @dataclass
 class Left:
-    """What happened after clients had left.
+    """The outcome after clients had left.
 
     late         phase -> how many clients had rows in how many steps that began after the server had noticed that they
                  had left

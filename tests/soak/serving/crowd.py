@@ -29,7 +29,7 @@ _WATCH_S: Final = 0.2
 
 @dataclass
 class Crowded:
-    """What happened.
+    """The outcome of a run.
 
     tight       samples in which the cache had less room than one context, of all `samples`
     waiting     the most sequences in the queue at a time

@@ -20,7 +20,7 @@ _PATIENCE_S = 120.0
 
 @dataclass
 class Experience:
-    """What happened to a client.
+    """The experience of one client.
 
     gaps_s    the times between the events of its streams, in seconds
     firsts_s  the times until the first byte of an answer

@@ -31,7 +31,7 @@ _FEATURES: Final = ("choices", "format")  # which the good clients leave out, be
 
 @dataclass
 class Besieged:
-    """What happened.
+    """The outcome of a run.
 
     quiet      the resources at the beginning, and after each round
     alone      what the good clients saw between the attacks

@@ -23,7 +23,7 @@ _SOON: Final = 0.2  # how many of the kills do not wait until the requests that 
 
 @dataclass
 class Killed:
-    """What happened.
+    """The outcome of a run.
 
     hit         requests in progress at exactly one kill
     hit_twice   requests in progress at several kills

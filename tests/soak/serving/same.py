@@ -21,7 +21,7 @@ _BEAT_S = 0.7  # a little longer than the time between two heartbeats of the eng
 
 @dataclass
 class Condition:
-    """What happened under one condition.
+    """The outcome under one condition.
 
     evidence  figures that show that the condition was real
     """

@@ -25,7 +25,7 @@ _CONTEXT: Final = 2048
 
 @dataclass
 class Swapped:
-    """What happened.
+    """The outcome of a run.
 
     swaps      models that were unloaded to make room for another one
     failed     requests whose status was not 200

@@ -29,7 +29,7 @@ _EVENT_ID: Final = re.compile(rb"^id: (\S+)-(\d+)$", re.MULTILINE)
 
 @dataclass
 class Moved:
-    """What happened.
+    """The outcome of a run.
 
     moved      requests that another server answered from the beginning
     resumed    streams that another server continued

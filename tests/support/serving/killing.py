@@ -23,7 +23,7 @@ REQUESTS = [noise(seed, 10 + 7 * (seed % 5)) for seed in range(24)]
 
 @dataclass(slots=True)
 class Tally:
-    """What happened.
+    """The outcome of a run.
 
     replayed   requests that had begun when their process was killed
     failed     requests that ended with an error
