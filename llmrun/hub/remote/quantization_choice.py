@@ -34,7 +34,10 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
     `repository` is given, it also contains the command that lists all of them.
     """
     if not models:
-        raise ModelNotFound("the repository has no GGUF model", hint="look for a repository whose name ends in -GGUF")
+        raise ModelNotFound(
+            "the repository has no GGUF model",
+            hint="look for a repository whose name ends in -GGUF, or convert AWQ or GPTQ weights (llmrun convert)",
+        )
     if quantization is None:
         best = min(_rank(model) for model in models)
         fitting = [model for model in models if _rank(model) == best]

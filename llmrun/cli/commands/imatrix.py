@@ -1,0 +1,180 @@
+"""Compute an importance matrix from a text, for llmrun quantize.
+
+The CPU engine runs the model on the text. The file records how large the inputs of each matrix are, so that llmrun
+quantize can round the important weights with more care. The text should resemble what the model will read. The file has
+the same format as that of llama-imatrix.
+
+Examples:
+    llmrun imatrix qwen3-4b-f16.gguf -f calibration.txt -o imatrix.gguf
+    llmrun imatrix qwen3:4b:Q8_0 -f calibration.txt -o imatrix.gguf --chunks 100
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.amounts import counted, format_bytes, format_seconds
+from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.errors import UsageError
+from llmrun.machine import shell
+from llmrun.remote.url import is_endpoint
+from llmrun.settings import model_named
+
+if TYPE_CHECKING:
+    from io import FileIO
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmrun.backends.cpu.backend import CpuBackend
+    from llmrun.quantizing.measuring import ImatrixCollector
+
+LISTING = {"place": 57}
+_LABEL = 10  # columns
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=values.models)
+    ],
+    text: Annotated[Path, typer.Option("-f", "--text", metavar="FILE", help="Text to read; - reads stdin.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write; must not exist.")],
+    context: Annotated[
+        int, typer.Option("-c", "--context", "--ctx-size", metavar="N", min=8, help="Tokens per chunk of the text.")
+    ] = 512,
+    chunks: Annotated[
+        int | None, typer.Option("--chunks", metavar="N", min=1, help="Read only the first N chunks.  [default: all]")
+    ] = None,
+    process_output: Annotated[bool, typer.Option("--process-output", help="Include the output matrix.")] = False,
+    threads: options.Threads = None,
+    json_output: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    del debug
+    settings = apply_settings({"quiet": quiet, "offline": offline, "threads": threads})
+    model = model_named(model)
+    if is_endpoint(model):
+        raise UsageError(
+            f"{model}: a server does not show the inputs of its matrices", hint="name a model on this machine"
+        )
+    read = read_stdin("the text") if str(text) == STDIN else read_text(text, "--text")
+
+    # No heavy imports above this line, so that usage errors appear immediately.
+    from llmrun.backends.base import OpenOptions
+    from llmrun.batching.files import check_absent
+    from llmrun.hub.local.open_models import in_use
+    from llmrun.hub.resolve.model_file import resolve
+    from llmrun.kernel_warnings import kernel_warnings_told
+    from llmrun.quantizing.measuring import open_cpu_backend
+
+    check_absent(output)
+    found = resolve(model, offline=settings.offline, reporter=HubReporter())
+    wanted = OpenOptions(backend="cpu", context_size=context, threads=settings.threads, progress=show_loading)
+    with in_use(found.path):
+        with kernel_warnings_told(out.note):
+            backend = open_cpu_backend(found.path, wanted)
+        out.clear_progress()
+        try:
+            return _run(backend, read, chunks, text, output, with_output=process_output, as_json=json_output)
+        finally:
+            backend.close()
+
+
+def _run(
+    backend: CpuBackend,
+    text: str,
+    most: int | None,
+    dataset: Path,
+    output: Path,
+    *,
+    with_output: bool,
+    as_json: bool,
+) -> int:
+    """Read the text, write the file and print the report. Ctrl-C stops reading, and the chunks so far are written."""
+    from llmrun.batching.files import absent_file
+    from llmrun.evaluation.chunks import contexts_of
+
+    context = backend.info.context_size
+    chunks = contexts_of(text, backend.tokenizer, context, most)
+    started = time.monotonic()
+    with absent_file(output) as file:
+        collector, signals = _collected(backend, chunks, with_output=with_output)
+        if signals:
+            out.note(f"stopped after {collector.chunks:,} of {counted(len(chunks), 'chunk')}")
+        if not collector.chunks:
+            raise SystemExit(128 + signals[0])
+        matrices = _write(file, collector, dataset, context)
+    body = {
+        "model": backend.info.path,
+        "path": str(output),
+        "bytes": output.stat().st_size,
+        "matrices": matrices,
+        "chunks": collector.chunks,
+        "context": context,
+        "complete": not signals,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    if as_json:
+        out.json(body)
+    else:
+        out.lines(_lines(body))
+    if signals:
+        return 128 + signals[0]
+    use = shell.words(["llmrun", "quantize", backend.info.path, "OUT", "IQ4_XS", "--imatrix", str(output)])
+    out.note(f"to use it: {use}")
+    return 0
+
+
+def _collected(
+    backend: CpuBackend, chunks: NDArray[np.int32], *, with_output: bool
+) -> tuple[ImatrixCollector, Sequence[int]]:
+    """Read the chunks until a signal arrives. Return the collector and the signals."""
+    from llmrun.cli.answers.answering import cancelling
+    from llmrun.cli.evaluating.running import followed
+    from llmrun.quantizing.measuring import ImatrixCollector
+
+    with backend.summing(with_output=with_output) as team, cancelling(backend.cancel) as signals:
+        collector = ImatrixCollector(backend, team)
+        followed(map(collector.add, chunks), len(chunks), "chunk", signals)
+    out.clear_progress()
+    return collector, signals
+
+
+def _write(file: FileIO, collector: ImatrixCollector, dataset: Path, context: int) -> int:
+    """Write the file and return its number of matrices."""
+    from llmrun.backends.llama.quantizing.imatrix_file import Imatrix, write_imatrix
+
+    entries = collector.entries()
+    name = os.fsencode(dataset).decode(errors="replace")
+    write_imatrix(file, Imatrix(entries, (name,), collector.chunks, context))
+    _tell(collector, len(entries))
+    return len(entries)
+
+
+def _tell(collector: ImatrixCollector, matrices: int) -> None:
+    """Print a note if the text did not use all experts."""
+    if unused := collector.unused_experts():
+        name = max(unused, key=lambda name: unused[name])
+        out.note(
+            f"{len(unused):,} of {matrices:,} matrices have experts that the text never used, for example "
+            f"{unused[name]:,} in {name}; use a longer or more varied text"
+        )
+
+
+def _lines(body: dict[str, Any]) -> Iterator[str]:
+    yield f"{'model':{_LABEL}}{body['model']}"
+    yield f"{'text':{_LABEL}}{counted(body['chunks'], 'chunk')} of {body['context']:,} tokens"
+    yield f"{'imatrix':{_LABEL}}{body['path']}  {body['matrices']:,} matrices, {format_bytes(body['bytes'])}"
+    yield f"{'time':{_LABEL}}{format_seconds(body['seconds'])}"
