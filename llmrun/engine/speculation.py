@@ -14,6 +14,9 @@ from llmrun.engine.drafting.pace import AnswerPace, StepPlan
 from llmrun.engine.work import Work, size_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from llmrun.engine.answer import Answer
     from llmrun.engine.requests import Request
 
@@ -71,6 +74,17 @@ class Speculation:
             if self._plan is not None and (draft.tokens or draft.seconds):
                 part.answer.pace.observe_loss(self._plan.loss(draft, len(draft.tokens) / n_drafted, seconds))
         self._costs.observe(size_of(work), seconds)
+
+    def observe_hidden(self, work: Sequence[Work], hidden: NDArray[np.float32]) -> None:
+        """Pass the hidden states of a step to the drafters that take them. Call this before the answers change."""
+        first = 0
+        for part in work:
+            if not part.takes_hidden:
+                continue
+            rows = hidden[first : first + part.rows]
+            first += part.rows
+            for drafter in part.answer.drafters:
+                drafter.observe_hidden(part.answer.tokens, part.depth, rows)
 
     def observe_draft(self, part: Work, accepted: Sequence[int]) -> None:
         """Record how much of a draft was right. `accepted` are the tokens that the step added after `certain`.

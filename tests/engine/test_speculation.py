@@ -19,7 +19,7 @@ from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt, TokenPrompt
 from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch, FinishReason
+from llmrun.types import Batch, FinishReason, Outputs
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree, forget_all
 from tests.support.engine.drafts import (
@@ -241,11 +241,11 @@ class Failing(ScriptedBackend):
         super().__init__(None, max_sequences=2)
         self.at = at
 
-    def forward(self, batch: Batch) -> np.typing.NDArray[np.float32]:
-        logits = super().forward(batch)
+    def forward(self, batch: Batch) -> Outputs:
+        outputs = super().forward(batch)
         if len(self.batches) == self.at:
             raise RuntimeError("a worker died")
-        return logits
+        return outputs
 
 
 @EVERY

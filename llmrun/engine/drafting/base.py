@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Final
 from llmrun.backends.base import ROWS_PER_ANSWER
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from llmrun.engine.requests import Request
 
 LONGEST_DRAFT: Final = ROWS_PER_ANSWER - 1  # tokens
@@ -51,9 +54,11 @@ class Drafter(ABC):
 
     name           the first part of its tokens' kinds
     token_seconds  the time to draft a token, or 0 if it is negligible
+    takes_hidden   True while the drafter needs the model's hidden states
     """
 
     name: str
+    takes_hidden = False
 
     @property
     def token_seconds(self) -> float:
@@ -65,6 +70,13 @@ class Drafter(ABC):
 
         The tokens of each call begin with those of the previous call. Drafters whose tokens take time call `worth`
         before each token. Never raises an error.
+        """
+
+    def observe_hidden(self, tokens: Sequence[int], first: int, hidden: NDArray[np.float32]) -> None:  # noqa: B027  (optional)
+        """Take the hidden states of a step, float32[rows, hidden size], at the positions from `first` on.
+
+        `tokens` are the prompt and the answer before the step. Rows beyond them belong to tokens that may be wrong.
+        Never raises an error.
         """
 
     def release(self) -> None:  # noqa: B027  (optional)

@@ -12,7 +12,7 @@ _FITTED_EVERY: Final = 8  # steps without drafts, which are recorded together; a
 LARGEST_DEVIATION: Final = 2.0  # a step that deviates by a larger factor was disturbed by another program
 # The time of an additional row divided by the time of a step of one row, until it has been measured. With 2 threads and
 # models of 135M and 1.24B parameters, the second row took 0.06 to 0.2, depending on weight type and instruction set.
-_ASSUMED_ROW: Final = 0.12
+ASSUMED_ROW: Final = 0.12
 _SMALLEST_ROW: Final = 0.01  # lower bound of this ratio
 # The maximum length of the first drafts. Later, it is twice the largest number of draft tokens in a step so far,
 # because the time of more rows is unknown.
@@ -55,7 +55,7 @@ class StepCosts:
     - The clock rate and the load of the machine affect all durations. Each step scales the older durations of both
       classes towards its own, so that a slower machine changes the level but not the ratios between the sizes.
     - At first, all steps have about the same size. Until there are other steps, the fit relies on assumptions (ridge
-      regression): an additional row takes _ASSUMED_ROW of a step, and the depth costs nothing.
+      regression): an additional row takes ASSUMED_ROW of a step, and the depth costs nothing.
     """
 
     def __init__(self) -> None:
@@ -117,11 +117,11 @@ class StepCosts:
             [a + b for a, b in zip(*rows, strict=True)] for rows in zip(one.products, other.products, strict=True)
         ]
         seconds = [a + b for a, b in zip(one.seconds, other.seconds, strict=True)]
-        level = seconds[0] / ((1 - _ASSUMED_ROW) * products[0][0] + _ASSUMED_ROW * products[0][1])
+        level = seconds[0] / ((1 - ASSUMED_ROW) * products[0][0] + ASSUMED_ROW * products[0][1])
         for i, weight in enumerate(_ASSUMPTIONS):
             products[i][i] += weight
-        seconds[0] += _ASSUMPTIONS[0] * level * (1 - _ASSUMED_ROW)
-        seconds[1] += _ASSUMPTIONS[1] * level * _ASSUMED_ROW
+        seconds[0] += _ASSUMPTIONS[0] * level * (1 - ASSUMED_ROW)
+        seconds[1] += _ASSUMPTIONS[1] * level * ASSUMED_ROW
         used = list(range(_N))
         while True:
             found = _solved([[products[i][j] for j in used] for i in used], [seconds[i] for i in used])

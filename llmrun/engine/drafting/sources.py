@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
 
 
+def uses_draft_head(speculate: bool | None, draft: Path | str | None) -> bool:
+    """Return whether to load the model's draft head.
+
+    speculate  see `Engine.open`
+    draft      the draft model, or None without one
+    """
+    return speculate is not False and draft is None
+
+
 def open_sources(
     speculate: bool | None, draft: Path | None, options: OpenOptions, target: Backend
 ) -> list[DraftSource]:
@@ -26,4 +35,8 @@ def open_sources(
         sources.append(open_draft_model(draft, options, target))
     if draft is not None or (target.info.batch_invariant if speculate is None else speculate):
         sources.insert(0, LookupSource())
+    if sources and target.draft_head is not None:
+        from llmrun.engine.drafting.head import HeadSource
+
+        sources.append(HeadSource(target.draft_head))
     return sources

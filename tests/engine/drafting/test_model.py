@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
@@ -22,7 +20,7 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
 from llmrun.errors import BackendCrashed, DoesNotFit, UsageError
 from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch
+from llmrun.types import Batch, Outputs
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_request
@@ -155,7 +153,7 @@ class Failing(ScriptedBackend):
 
     passes = 3
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         if len(self.batches) >= self.passes:
             raise BackendCrashed("the worker died")
         return super().forward(batch)

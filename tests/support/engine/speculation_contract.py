@@ -64,9 +64,9 @@ class SpeculationContract(OverOneBackend):
         answer_all(engine, [request])
         [slot] = [slot for slot in engine._slots._slots if slot.tokens]
         history = [*slot.tokens, *plain_tokens(backend, 1, seed=4)]
-        logits = backend.forward(batch_of(rows(slot.index, len(history) - 1, history[-1:])))[-1]
+        logits = backend.forward(batch_of(rows(slot.index, len(history) - 1, history[-1:]))).logits[-1]
         forget_all(backend)
-        expected = backend.forward(batch_of(rows(0, 0, history)))[-1]
+        expected = backend.forward(batch_of(rows(0, 0, history))).logits[-1]
         if self.exact:
             np.testing.assert_array_equal(logits, expected)
         else:
