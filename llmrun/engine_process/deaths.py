@@ -9,7 +9,7 @@ from llmrun.engine.child.messages import cancelled_unbegun
 from llmrun.engine_process.request import Phase, ServedRequest
 from llmrun.errors import BackendCrashed, Unavailable
 
-_MOST_DEATHS: Final = 2
+MOST_DEATHS: Final = 2
 _MOST_UNPREPARED: Final = 3  # one more, because a process that is killed from outside is always preparing something
 
 
@@ -38,12 +38,17 @@ def sort_out(
             request.deaths += 1
         elif request is preparing and request.phase is Phase.SENT:
             request.unprepared += 1
-        if request.deaths >= _MOST_DEATHS or request.unprepared >= _MOST_UNPREPARED:
-            request.fail(BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}"))
+        if request.deaths >= MOST_DEATHS or request.unprepared >= _MOST_UNPREPARED:
+            request.fail(ended_repeatedly(reason))
         elif request.phase is Phase.BEGUN and request.deltas.count and not batch_invariant:
             request.fail(Unavailable(f"the engine ended while it ran this request: {reason}", state="restarting"))
         request.phase = Phase.HELD
         request.deltas.start_again()
+
+
+def ended_repeatedly(reason: str) -> BackendCrashed:
+    """Return the error of a request that is not replayed again."""
+    return BackendCrashed(f"the engine ended repeatedly while it ran this request: {reason}")
 
 
 def replay_order(requests: Sequence[ServedRequest]) -> list[ServedRequest]:

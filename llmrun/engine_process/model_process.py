@@ -17,6 +17,8 @@ from llmrun.engine.child.messages import (
     CountPrompt,
     Detokenize,
     Detokenized,
+    Embed,
+    Embedded,
     FromChild,
     Open,
     Preparing,
@@ -31,12 +33,13 @@ from llmrun.engine.child.messages import (
 )
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Failed, Finished
+from llmrun.engine_process.calls import Calls
 from llmrun.engine_process.deaths import replay_order, sort_out
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.request import AskedRequest, Phase, ServedRequest
-from llmrun.engine_process.served_model import Accepted, Load, State
+from llmrun.engine_process.served_model import Accepted, Embedding, Load, State
 from llmrun.engine_process.supervisor import Supervisor
-from llmrun.errors import LlmrunError, Overloaded, Unavailable, UsageError
+from llmrun.errors import LlmrunError, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Event, Request
@@ -73,13 +76,14 @@ class ModelProcess:
         )
         self._ids = itertools.count(1)
         self._requests: dict[int, ServedRequest] = {}  # all that are not over, or that the process still runs
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._parts: dict[int, list[Embedded]] = {}  # the results so far of calls of `embed`
         self._alone: ServedRequest | None = None  # the request whose first step is running alone
         self._preparing: ServedRequest | None = None  # the last one that the process has begun to prepare
         self._beat = Beat(busy=False)
         self._past = Beat(busy=False)  # the counts of the processes that have ended
         self._draining = False
         self._some_over = asyncio.Event()
+        self._calls = Calls(self._limits, self._supervisor, self._some_over.set)
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -104,7 +108,7 @@ class ModelProcess:
         return Load(
             beat_age_s=supervisor.beat_age_s,
             steps=past.steps + beat.steps,
-            running=phases.count(Phase.BEGUN),
+            running=phases.count(Phase.BEGUN) + len(self._calls),
             waiting=len(phases) - phases.count(Phase.BEGUN),
             free_tokens=beat.free_tokens,
             prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
@@ -132,7 +136,8 @@ class ModelProcess:
             message = encode_to_child(Ask(request_id, request, received))
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
-        self._check_room(request.tenant, len(message))
+        waiting = [(served.request.tenant, served.n_bytes) for served in self._requests.values() if served.waits]
+        self._limits.check_room(waiting, request.tenant, len(message), retry_after=max(1.0, self.load.wait_s))
         served = ServedRequest(
             *(request_id, request, received, len(message), self._limits.unread_bytes, news, self._some_over.set)
         )
@@ -144,20 +149,38 @@ class ModelProcess:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
         """See ServedModel."""
         call = next(self._ids)
-        tokens: list[int] = await self._call(call, Tokenize(call, text, add_special, parse_special, tenant))
+        tokens: list[int] = await self._call(call, Tokenize(call, text, add_special, parse_special, tenant), tenant)
         return tokens
 
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """See ServedModel."""
         call = next(self._ids)
-        data: bytes = await self._call(call, Detokenize(call, tokens, tenant))
+        data: bytes = await self._call(call, Detokenize(call, tokens, tenant), tenant)
         return data
 
     async def count_prompt(self, request: Request) -> int:
         """See ServedModel."""
         call = next(self._ids)
-        tokens: int = await self._call(call, CountPrompt(call, request))
+        tokens: int = await self._call(call, CountPrompt(call, request), request.tenant)
         return tokens
+
+    async def embed(self, wanted: Embedding) -> Embedded:
+        """See ServedModel."""
+        call = next(self._ids)
+        message = Embed(
+            *(call, wanted.inputs, wanted.query, wanted.dimensions),
+            *(wanted.normalize, wanted.truncate, wanted.tenant),
+        )
+        parts = self._parts[call] = list[Embedded]()
+        try:
+            await self._call(call, message, wanted.tenant)
+        except asyncio.CancelledError:  # the client has left
+            self._supervisor.send(encode_to_child(Cancel((call,))))
+            raise
+        finally:
+            del self._parts[call]
+        tokens = [n for part in parts for n in part.tokens]
+        return Embedded(call, b"".join(part.data for part in parts), tokens)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
@@ -168,11 +191,12 @@ class ModelProcess:
                 self._abort(request, error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while any(not request.over for request in self._requests.values()):
+                while self._calls or any(not request.over for request in self._requests.values()):
                     self._some_over.clear()
                     await self._some_over.wait()
         for request in list(self._requests.values()):
             self._abort(request, error)
+        self._calls.fail_all(error)
 
     async def close(self) -> None:
         """End the process, and all requests with an error. Idempotent."""
@@ -203,8 +227,12 @@ class ModelProcess:
                 | Detokenized(id=call, data=result)
                 | PromptCounted(id=call, tokens=result)
             ):
-                if call in self._calls and not self._calls[call].done():
-                    self._calls[call].set_result(result)
+                self._calls.end(call, result)
+            case Embedded(id=call):
+                if call in self._parts:
+                    self._parts[call].append(message)
+                if message.is_last:
+                    self._calls.end(call, None)
 
     def process_ended(self, reason: str) -> None:
         """Prepare all requests for the next process. Called by the supervisor."""
@@ -223,7 +251,9 @@ class ModelProcess:
         sort_out(requests, self._alone, self._preparing, batch_invariant=invariant, reason=reason)
         self._alone = self._preparing = None
         self._requests = {key: request for key, request in self._requests.items() if not request.over}
-        self._end_calls(self._unavailable())
+        for parts in self._parts.values():
+            parts.clear()  # the next process computes them again
+        self._calls.hold(reason)
 
     def process_ready(self) -> None:
         """Send all requests to the new process. Called by the supervisor."""
@@ -234,6 +264,7 @@ class ModelProcess:
                 alone=request.has_begun,
             )
             self._send(request, encode_to_child(message))
+        self._calls.send_held()
 
     def supervision_ended(self, error: BaseException) -> None:
         """End all requests, because of a bug. Called by the supervisor."""
@@ -253,36 +284,13 @@ class ModelProcess:
             f"the model {words}: {self._name}", state=state.value, retry_after=max(1.0, self._supervisor.expected_s)
         )
 
-    def _check_room(self, tenant: str, n_bytes: int) -> None:
-        limits, waiting = self._limits, [served for served in self._requests.values() if served.waits]
-        own = [served.n_bytes for served in waiting if served.request.tenant == tenant]
-        if len(waiting) >= limits.max_queue:
-            reason = f"{len(waiting)} requests are waiting"
-        elif len(own) >= self.most_requests:
-            reason = f"{len(own)} requests with this API key are waiting, the limit for one key"
-        elif own and sum(own) + n_bytes > limits.share_of(limits.queue_bytes):
-            most = limits.share_of(limits.queue_bytes)
-            whose = " with this API key" if limits.tenants > 1 else ""
-            reason = f"the waiting requests{whose} have {sum(own):,} bytes, the limit is {most:,}"
-        else:
-            return
-        raise Overloaded(f"the queue is full: {reason}", retry_after=max(1.0, self.load.wait_s))
-
     def _send(self, request: ServedRequest, message: bytes) -> None:
         request.phase = Phase.SENT
         self._supervisor.send(message)
 
-    async def _call(self, call: int, message: Tokenize | Detokenize | CountPrompt) -> Any:
-        if self._supervisor.state is not State.READY:
-            raise self._unavailable()
-        if len(self._calls) >= self._limits.max_queue:
-            raise Overloaded(f"too many calls that count or convert tokens: {len(self._calls)} are waiting")
-        self._calls[call] = asyncio.get_running_loop().create_future()
-        try:
-            self._supervisor.send(encode_to_child(message))
-            return await self._calls[call]
-        finally:
-            del self._calls[call]
+    async def _call(self, call: int, message: Tokenize | Detokenize | CountPrompt | Embed, tenant: str) -> Any:
+        self._check_available()
+        return await self._calls.run(call, message, tenant)
 
     def _accept(self, taken: Taken) -> None:
         request = self._requests.get(taken.id)
@@ -309,9 +317,7 @@ class ModelProcess:
             self._cancel_in_process(request)
 
     def _reject(self, rejected: Rejected) -> None:
-        call = self._calls.get(rejected.id)
-        if call is not None and not call.done():
-            call.set_exception(rejected.error)
+        self._calls.fail(rejected.id, rejected.error)
         request = self._requests.pop(rejected.id, None)
         if request is not None and request.cancelled:
             request.take(cancelled_unbegun(request.id))
@@ -347,9 +353,4 @@ class ModelProcess:
         for request in self._requests.values():
             request.fail(error)
         self._requests.clear()
-        self._end_calls(error)
-
-    def _end_calls(self, error: LlmrunError) -> None:
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(error)
+        self._calls.fail_all(error)

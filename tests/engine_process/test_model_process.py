@@ -11,15 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import pytest
 
-from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted.backend import HIDDEN_SIZE, ScriptedBackend
+from llmrun.engine.child.messages import Embedded
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
-from llmrun.engine_process.served_model import ServedModel, State
+from llmrun.engine_process.served_model import Embedding, ServedModel, State
 from llmrun.errors import LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason
@@ -293,6 +295,82 @@ def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> None:
+    async def ask() -> None:
+        limits = ServingLimits(max_queue=4, tenants=2, queue_bytes=20_000)
+        async with running(scripted_model(tmp_path, step_seconds=0.05), limits) as model:
+
+            def embed(tenant: str, n: int = 400) -> asyncio.Task[Embedded]:
+                return asyncio.create_task(model.embed(Embedding((TextPrompt("x" * n),), truncate=True, tenant=tenant)))
+
+            calls = [embed("greedy") for _ in range(2)]
+            await until(lambda: model.load.running == 2)
+            with pytest.raises(Overloaded, match="2 requests with this API key are waiting"):
+                await embed("greedy")
+            calls.append(embed("modest", 6000))
+            await until(lambda: model.load.running == 3)
+            with pytest.raises(Overloaded, match="the waiting requests with this API key have"):
+                await embed("modest", 6000)
+            assert [found.tokens for found in await asyncio.gather(*calls[:2])] == [[401]] * 2
+            calls[2].cancel()
+            await until(lambda: model.load.running == 0)
+
+    asyncio.run(ask())
+
+
+def test_many_results_come_in_parts(runner: asyncio.Runner, model: ModelProcess) -> None:
+    texts = [f"{number} " * (number % 7) for number in range(2048)]
+    found = runner.run(model.embed(Embedding([*map(TextPrompt, texts)])))
+    assert found.tokens == [1 + len(text) for text in texts]
+    vectors = np.frombuffer(found.data, np.float32).reshape(2048, HIDDEN_SIZE)
+    for number in (0, 1000, 2047):
+        alone = runner.run(model.embed(Embedding([TextPrompt(texts[number])])))
+        assert alone.data == vectors[number].tobytes()
+
+
+def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Path) -> None:
+    """Otherwise, a client that leaves at once could fill the memory of the process."""
+
+    async def ask() -> None:
+        async with running(scripted_model(tmp_path), ServingLimits(max_queue=8)) as model:
+            large = Embedding(tuple(TextPrompt(f"{number} " + "x" * 500) for number in range(200)))
+            refused = 0
+            for _ in range(40):
+                call = asyncio.create_task(model.embed(large))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                call.cancel()
+                with pytest.raises((asyncio.CancelledError, Overloaded)) as caught:
+                    await call
+                refused += caught.type is Overloaded
+            assert refused > 0
+            await until(lambda: model.load.running == 0)
+            assert (await model.embed(Embedding((TextPrompt("x"),)))).tokens == [2]
+
+    asyncio.run(ask())
+
+
+def test_draining_finishes_embeddings(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with running(scripted_model(tmp_path, step_seconds=0.02)) as model:
+            call = asyncio.create_task(model.embed(Embedding((TextPrompt("x" * 1000),) * 8)))
+            await until(lambda: model.load.running == 1)
+            draining = asyncio.create_task(model.drain(30.0))
+            await asyncio.sleep(0)
+            with pytest.raises(Unavailable):
+                await model.embed(Embedding((TextPrompt("late"),)))
+            await draining
+            assert (await call).tokens == [1001] * 8
+        async with running(scripted_model(tmp_path, step_seconds=0.05)) as model:
+            call = asyncio.create_task(model.embed(Embedding((TextPrompt("x" * 1000),) * 500)))
+            await until(lambda: model.load.running == 1)
+            await model.drain(0.1)
+            with pytest.raises(Unavailable):
+                await call
+
+    asyncio.run(ask())
+
+
 def test_draining_finishes_what_runs(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S)) as model:
@@ -326,13 +404,12 @@ def test_closing_ends_the_process_and_its_requests(tmp_path: Path) -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S)) as model:
             pid = model.pid
             asked = asyncio.create_task(hear(model, chat("x" * 3000)))
-            call = asyncio.create_task(model.tokenize("x", add_special=False, parse_special=False))
+            await model.tokenize("x", add_special=False, parse_special=False)
             await until(lambda: model.load.running == 1)
             await model.close()
             await model.close()
             with pytest.raises(Unavailable):
                 await asked
-            await call
             with pytest.raises(Unavailable):
                 await model.tokenize("x", add_special=False, parse_special=False)
             assert pid is not None

@@ -14,10 +14,10 @@ import pytest
 
 from llmrun import child_processes
 from llmrun.engine.child.messages import Open
-from llmrun.engine.requests import TextDelta
+from llmrun.engine.requests import TextDelta, TextPrompt
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.model_process import ModelProcess
-from llmrun.engine_process.served_model import State
+from llmrun.engine_process.served_model import Embedding, State
 from llmrun.errors import LlmrunError, ModelNotFound, Unavailable, UsageError
 from tests.support.serving.deadly_backend import FAILS, KILLS, KILLS_LATER
 from tests.support.serving.killing import kill_under_load
@@ -35,6 +35,10 @@ from tests.support.serving.processes import (
 
 LIMITS = ServingLimits(stuck_s=1.0, first_pause_s=0.05, max_pause_s=0.1)
 STEP_S = 0.002
+
+
+def embedding(*texts: str) -> Embedding:
+    return Embedding([TextPrompt(text) for text in texts])
 
 
 def killed(model: ModelProcess) -> int:
@@ -90,6 +94,34 @@ def test_a_deadly_request_fails_alone(tmp_path: Path, prompt: str, words: str) -
             if prompt != KILLS_LATER:  # otherwise, requests that ran beside it at both deaths fail too
                 assert [getattr(end, "text", end) for end in ends] == [f"You said: number {n}" for n in range(8)]
             assert (await hear(model, chat("next"))).text == "You said: next"
+            assert model.load.restarts == 2
+
+    asyncio.run(ask())
+
+
+def test_calls_are_repeated_when_the_process_is_killed(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with running(scripted_model(tmp_path, step_seconds=0.02), LIMITS) as model:
+            expected = await model.embed(embedding("a text"))
+            tasks = [asyncio.create_task(model.embed(embedding(*["x" * 200] * 40, "a text"))) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            killed(model)
+            for found in await asyncio.gather(*tasks):
+                assert found.data.endswith(expected.data)
+            assert model.load.restarts == 1
+
+    asyncio.run(ask())
+
+
+def test_a_deadly_text_fails_alone(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with running(scripted_model(tmp_path), LIMITS, DEADLY) as model:
+            expected = await model.embed(embedding("a text"))
+            bad = asyncio.create_task(model.embed(embedding(f"please {KILLS}")))
+            others = [asyncio.create_task(model.embed(embedding("a text"))) for _ in range(8)]
+            with pytest.raises(LlmrunError, match="the engine ended repeatedly while it ran this request: SIGKILL"):
+                await bad
+            assert {found.data for found in await asyncio.gather(*others)} == {expected.data}
             assert model.load.restarts == 2
 
     asyncio.run(ask())
@@ -169,9 +201,10 @@ def test_requests_during_a_restart_wait_in_the_server(tmp_path: Path) -> None:
             assert model.load.waiting == 2
             dropped.cancel()
             assert [type(event).__name__ async for event in dropped] == ["Finished"]
-            with pytest.raises(Unavailable) as caught:
-                await model.tokenize("x", add_special=False, parse_special=False)
-            assert (caught.value.state, caught.value.retry_after >= 1) == ("restarting", True)
+            tokens, vector = await asyncio.gather(
+                model.tokenize("x", add_special=False, parse_special=False), model.embed(embedding("x"))
+            )
+            assert (tokens, vector.tokens) == ([ord("x")], [2])
             assert (await held.accepted()).prompt_tokens > 0
             assert model.load.running + model.load.waiting == 1
 

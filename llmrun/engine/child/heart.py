@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llmrun.engine.child.messages import Beat
+from llmrun.engine.scheduling.predicting import MOST_ROWS
 from llmrun.engine.stats import EngineStatus
 
 _BEAT_S = 0.5  # the longest time between two beats
@@ -27,6 +28,7 @@ class Heart:
         self._last = Beat(busy=False)
         self._sent = time.monotonic()
         self._step_began: float | None = None  # when the step that is running began
+        self._patience = 1.0
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         threading.Thread(target=self._run, name="heart", daemon=True).start()
 
@@ -34,10 +36,14 @@ class Heart:
         """Note that a step is about to run."""
         self._step_began = time.monotonic()
 
+    def expect_rows(self, rows: int) -> None:
+        """Note that the step that is running has a pass with so many rows."""
+        self._patience = max(1.0, rows / MOST_ROWS)
+
     def step_ended(self, status: EngineStatus, *, busy: bool, wait_s: float) -> Beat | None:
         """Note that the step has ended. Returns the beat to send, unless there was one a moment ago."""
         now = time.monotonic()
-        began, self._step_began = self._step_began, None
+        began, self._step_began, self._patience = self._step_began, None, 1.0
         self._step_seconds.append(now - (began or now))
         self._last = Beat(
             *(busy, max(self._step_seconds), wait_s, self._last.steps + 1),
@@ -61,4 +67,5 @@ class Heart:
                 time.sleep(rest)
                 continue
             self._sent = now
-            self._send(replace(self._last, busy=self._last.busy or self._step_began is not None))
+            busy = self._last.busy or self._step_began is not None
+            self._send(replace(self._last, busy=busy, patience=self._patience))

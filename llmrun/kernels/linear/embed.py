@@ -17,7 +17,6 @@ from llmrun.kernels.code import dots, simd, unpack
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
 from llmrun.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES
 from llmrun.layouts.records import offsets
 from llmrun.plan.ops.embedding import EmbedWords
@@ -37,7 +36,7 @@ def embed(level: str, weight: str) -> Callable[..., None]:
         rows = n_rows(op, step)
         row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
-            token = load_i32(load_i64(step + records.STEP_TOKENS) + 4 * row)
+            token = load_i32(load_i64(step + load_i64(op + _EMBED.indices)) + 4 * row)
             group = load_i64(op + _EMBED.table) + token // 16 * load_i64(op + _EMBED.group_bytes)
             y = load_i64(op + _EMBED.out)
             y += (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + _EMBED.out_stride)

@@ -1,4 +1,4 @@
-"""The op that looks up token embeddings."""
+"""The op that looks up the embeddings of tokens or positions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """An op that looks up the embedding of each token in the step: out = scale * table[token]."""
+    """An op that looks up the embedding of each token in the step: out = scale * table[token].
+
+    If `by_position`, it looks up the embedding of each row's position instead.
+    """
 
     table: Matrix
     scale: float
+    by_position: bool
     out: Value
 
     @property
@@ -33,11 +37,14 @@ class Embed(Op):
         return self.table
 
     def twin(self, run: Run) -> None:
-        run.values[self.out] = run.rows_of(self.table) * np.float32(self.scale)
+        positions = np.arange(len(run.tokens)) if self.by_position else None
+        run.values[self.out] = run.rows_of(self.table, positions) * np.float32(self.scale)
 
 
 class EmbedWords(NamedTuple):
     """The op record of `embed`. `scale` is a float32.
+
+    `indices` is the offset in the step record of the list of indices, STEP_TOKENS or STEP_POSITIONS.
 
     The five words from `mins` to `more_values` are offsets of planes in a group of 16 rows, or 0 for planes that the
     weight type lacks.
@@ -54,6 +61,7 @@ class EmbedWords(NamedTuple):
     out: int
     out_stride: int
     scale: int
+    indices: int
 
 
 class EmbeddingOps(PlanBuilder):
@@ -61,5 +69,11 @@ class EmbeddingOps(PlanBuilder):
 
     def embed(self, table: Matrix, scale: float = 1.0) -> Value:
         out = Value(table.columns)
-        self.ops.append(Embed(table, scale, out))
+        self.ops.append(Embed(table, scale, by_position=False, out=out))
+        return out
+
+    def embed_positions(self, table: Matrix) -> Value:
+        """Append the op that looks up each row's position, which must be less than the number of rows of the table."""
+        out = Value(table.columns)
+        self.ops.append(Embed(table, 1.0, by_position=True, out=out))
         return out

@@ -33,6 +33,19 @@ def test_a_hung_step_beats_without_progress() -> None:
         assert (beat.steps, beat.busy, beat.wait_s, beat.generated_tokens, beat.preemptions) == (1, True, 1.5, 6, 7)
 
 
+def test_beats_during_a_large_step_ask_for_patience() -> None:
+    beats: queue.Queue[Beat] = queue.Queue()
+    heart = Heart(beats.put)
+    heart.step_begins()
+    heart.expect_rows(1024)
+    assert beats.get(timeout=PATIENCE_S).patience == 4.0
+    heart.step_ended(STATUS, busy=True, wait_s=0.0)
+    heart.step_begins()
+    heart.expect_rows(10)
+    while beats.get(timeout=PATIENCE_S).patience != 1.0:
+        pass
+
+
 def test_not_every_step_has_a_beat() -> None:
     """A step of a small model takes a millisecond."""
     beats: queue.Queue[Beat] = queue.Queue()

@@ -9,6 +9,7 @@ from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights.packed import PackedLayout
 from llmrun.compiled.store import KernelName
+from llmrun.layouts import records
 from llmrun.plan.ops.embedding import Embed, EmbedWords
 from llmrun.quants.packed import GROUP_ROWS
 
@@ -35,6 +36,7 @@ def _embed(work: Lowering, op: Embed) -> None:
         out=out.address,
         out_stride=out.stride,
         scale=float_word(op.scale),
+        indices=records.STEP_POSITIONS if op.by_position else records.STEP_TOKENS,
     )
     kernel = KernelName.of("linear.embed", "embed", weight=op.table.packed)
     work.emit(kernel, op.out, REPLICATED_OUTPUT if private else 0, words)

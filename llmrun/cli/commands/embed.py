@@ -1,0 +1,53 @@
+"""Compute the embeddings of texts.
+
+The texts are arguments, or the lines of --file or of standard input. The lines of .jsonl files are strings, or objects
+with "text", "input", "content" or "document". The output is one JSON object per text, or a NumPy array in a .npy file.
+
+Examples:
+    llmrun embed Qwen/Qwen3-Embedding-0.6B-GGUF "The sky is blue."
+    llmrun embed model.gguf --file texts.txt -o vectors.npy
+    llmrun embed model.gguf --file texts.jsonl --dimensions 256 > vectors.jsonl
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.arguments.flags import takes_flags
+from llmrun.cli.arguments.values import models
+from llmrun.cli.embedding.flags import EmbedFlags
+
+LISTING = {"place": 28}
+
+
+@takes_flags(EmbedFlags)
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=models)],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="The texts to embed; - reads stdin.")
+    ] = None,
+    *,
+    flags: EmbedFlags,
+) -> int:
+    settings, pooling = flags.settings(model), flags.chosen_pooling
+    from llmrun.cli.embedding.inputs import read_texts
+    from llmrun.cli.embedding.output import check_output, write_vectors
+
+    if flags.output is not None:
+        check_output(flags.output, flags.file)
+    inputs = read_texts(texts or [], flags.file)
+
+    # No heavy imports above this line, so that usage errors appear immediately.
+    from llmrun.cli.embedding.running import open_embedder
+
+    with open_embedder(settings, pooling) as opened:
+        vectors = opened.vectors(
+            inputs,
+            dimensions=flags.dimensions,
+            normalize=not flags.raw,
+            truncate=flags.truncate,
+        )
+    write_vectors(vectors, inputs, flags.output)
+    return 0
