@@ -5,20 +5,17 @@ Models: DeepSeek MoE 16B, which was the first DeepSeek model with experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.experts import (
-    Experts,
-    add_experts,
+    MixtureConfig,
+    add_feed_forward,
     expert_size,
     experts_of,
     leading_dense,
     scale_of,
-    shared_expert,
     shared_size_by_count,
 )
-from llmrun.archs.parts.hyperparameters import Hyperparameters
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.rope import Pairing
@@ -28,26 +25,13 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
-    """The hyperparameters of deepseek.
-
-    dense   number of layers before the first layer with experts
-    shared  number of features of the shared expert
-    """
-
-    experts: Experts
-    dense: int
-    shared: int
-
-
-def read_config(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> MixtureConfig:
     keys = Keys(file)
     experts = experts_of(keys, expert_size(keys), normalized=False, scale=scale_of(keys))
-    return Config.of(keys, experts=experts, dense=leading_dense(keys), shared=shared_size_by_count(keys))
+    return MixtureConfig.of(keys, experts=experts, dense=leading_dense(keys), shared=shared_size_by_count(keys))
 
 
-def plan(file: GGUFFile, config: Config) -> Plan:
+def plan(file: GGUFFile, config: MixtureConfig) -> Plan:
     c, w = config, PlanWriter(file, config)
     shape, rope = c.attention(), w.rope(Pairing.INTERLEAVED)
     x = w.embed()
@@ -58,10 +42,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         a = w.plan.attention(q, k, v, shape, rope)
         w.linear_add(f"{block}.attn_output", a, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
-        if layer < c.dense:
-            w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
-        else:
-            w.plan.add(shared_expert(w, block, h, c.shared, c.width), to=x)
-            add_experts(w, block, h, c.experts, to=x)
+        add_feed_forward(w, block, h, None if layer < c.dense else c.experts, c.shared, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()

@@ -2,7 +2,7 @@
 
 In MLA, the keys and values of all heads are computed from a few latent features.
 
-Models: DeepSeek V2 Lite, GLM-4.7-Flash, GigaChat 3 and Kanana 2.
+Models: DeepSeek V2 Lite, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3, Kanana 2 and Mistral Large 3.
 
 Newer files split the matrix that computes keys and values into two matrices (attn_k_b, attn_v_b). Queries are
 multiplied by the first matrix and compared directly with the latent features, so all heads share one KV head and the
@@ -17,31 +17,32 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from llmrun.archs.parts import draft_head
 from llmrun.archs.parts.experts import (
     Experts,
-    add_experts,
+    add_feed_forward,
     expert_size,
     experts_of,
     gating_of,
     has_experts,
     leading_dense,
     scale_of,
-    shared_expert,
     shared_size_by_count,
 )
-from llmrun.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, layers_ahead
+from llmrun.archs.parts.hyperparameters import MOST_CONTEXT, MOST_WIDTH, Hyperparameters, layers_ahead
 from llmrun.archs.parts.keys import VECTOR, Keys
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.elementary import log
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.experts import Gating
-from llmrun.plan.rope import Pairing
+from llmrun.plan.rope import Pairing, Rope
 
 if TYPE_CHECKING:
     from llmrun.archs.parts.rope_settings import RopeSettings
     from llmrun.gguf.reader import GGUFFile
     from llmrun.plan.plan import Plan
-    from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
 
 # GLM-4.7-Flash is recognized by its vocabulary size and its number of layers (with or without the layer for multi-token
@@ -62,6 +63,7 @@ class Config(Hyperparameters):
     query_latent  number of latent features for queries; 0 if queries are computed from the whole row
     value_size    number of features of each value head
     scale         factor applied to the attention scores
+    growth        a Rope that scales queries by their position and rotates by no angle, or None
     unused        number of layers at the end for multi-token prediction, which are not run
     experts       None if all layers are dense
     dense         number of layers before the first layer with experts
@@ -74,6 +76,7 @@ class Config(Hyperparameters):
     value_size: int
     scale: float
     unused: int
+    growth: Rope | None = None
     experts: Experts | None = None
     dense: int = 0
     shared: int = 0
@@ -94,9 +97,15 @@ class Config(Hyperparameters):
 
 
 def read_config(file: GGUFFile) -> Config:
-    keys = Keys(file)
-    if keys.number("attention.temperature_scale", 0.0):
-        raise keys.unsupported("queries scaled by their position (attention.temperature_scale)")
+    return config_of(Keys(file), has_equal_multipliers=True)
+
+
+def config_of(keys: Keys, *, has_equal_multipliers: bool) -> Config:
+    """Read the hyperparameters that deepseek2 and mistral4 share. Raises BadGGUF and UnsupportedModel.
+
+    `has_equal_multipliers` says whether the multiplier of YaRN's magnitude (mscale) equals that of the attention scale
+    (mscale_all_dim), as in all models of deepseek2, or is 1.
+    """
     absorbed = keys.has("attention.key_length_mla")
     part = "_mla" if absorbed else ""
     head_size, value_size = (
@@ -116,9 +125,10 @@ def read_config(file: GGUFFile) -> Config:
     )
     _check_heads(keys, config)
     multiplier = _yarn_multiplier(keys)
-    rope = _with_own_magnitude(config.rope, multiplier)
+    rope = _with_own_magnitude(config.rope, 1.0 if multiplier and has_equal_multipliers else multiplier)
     scale = _attention_scale(keys, rope, multiplier, head_size)
-    return _with_experts(keys, replace(config, rope=rope, scale=scale))
+    growth = _growth(keys, config.shape.head_size)
+    return _with_experts(keys, replace(config, rope=rope, scale=scale, growth=growth))
 
 
 def _check_heads(keys: Keys, c: Config) -> None:
@@ -144,14 +154,20 @@ def _yarn_multiplier(keys: Keys) -> float:
     return multiplier
 
 
-def _with_own_magnitude(rope: RopeSettings, multiplier: float) -> RopeSettings:
-    """Remove YaRN's magnitude from the rotated features if there is a multiplier.
+def _with_own_magnitude(rope: RopeSettings, divisor: float) -> RopeSettings:
+    """Divide YaRN's magnitude of the rotated features by that of the multiplier `divisor`, or by nothing if it is 0.
 
     The attention scale then includes this magnitude.
     """
-    if rope.yarn is None:
-        return rope
-    return replace(rope, yarn=replace(rope.yarn, log_multiplier=1.0 if multiplier else 0.0))
+    return rope if rope.yarn is None else replace(rope, yarn=replace(rope.yarn, log_multiplier=divisor))
+
+
+def _growth(keys: Keys, features: int) -> Rope | None:
+    factor = keys.factor("attention.temperature_scale", 0.0)
+    if not factor:
+        return None
+    tokens = keys.integer("attention.temperature_length", minimum=1, maximum=MOST_CONTEXT)
+    return Rope(np.zeros(features // 2), growth=(factor, tokens))
 
 
 def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_size: int) -> float:
@@ -180,11 +196,9 @@ def _with_experts(keys: Keys, config: Config) -> Config:
 
 
 def _gating(keys: Keys, config: Config) -> Gating:
-    if keys.integer("expert_gating_func", 0, minimum=0, maximum=255):
-        return gating_of(keys)
     vocabulary = keys.integer("vocab_size", config.vocabulary_size, minimum=0, maximum=MOST_WIDTH)
     is_glm = config.layers in _LAYERS_OF_GLM and vocabulary == _VOCABULARY_OF_GLM
-    return Gating.SIGMOID if is_glm else Gating.SOFTMAX
+    return gating_of(keys, Gating.SIGMOID if is_glm else Gating.SOFTMAX)
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:
@@ -192,25 +206,32 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     rope = c.rope.rope(file, Pairing.INTERLEAVED)
     x = w.embed()
     for layer in range(c.layers):
-        block = f"blk.{layer}"
-        h = w.rmsnorm(f"{block}.attn_norm", x)
-        a = _absorbed_attention(w, block, h, c, rope) if c.absorbed else _full_attention(w, block, h, c, rope)
-        w.linear_add(f"{block}.attn_output", a, to=x)
-        h = w.rmsnorm(f"{block}.ffn_norm", x)
-        if layer < c.dense or c.experts is None:
-            w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
-        else:
-            w.plan.add(shared_expert(w, block, h, c.shared, c.width), to=x)
-            add_experts(w, block, h, c.experts, to=x)
+        _add_layer(w, f"blk.{layer}", c, rope, None if layer < c.dense else c.experts, to=x)
     w.output_after_rmsnorm(x)
     w.leave_out_layers(c.layers, c.unused)
     return w.finished()
 
 
+def draft_plan(file: GGUFFile, config: Config) -> Plan | None:
+    def add_layer(w: PlanWriter, block: str, x: Value) -> None:
+        _add_layer(w, block, config, config.rope.rope(file, Pairing.INTERLEAVED), config.experts, to=x)
+
+    return draft_head.draft_plan(file, config, config.unused, add_layer)
+
+
+def _add_layer(w: PlanWriter, block: str, c: Config, rope: Rope, experts: Experts | None, to: Value) -> None:
+    """Add a layer, whose feed-forward is dense if `experts` is None."""
+    h = w.rmsnorm(f"{block}.attn_norm", to)
+    a = _absorbed_attention(w, block, h, c, rope) if c.absorbed else _full_attention(w, block, h, c, rope)
+    w.linear_add(f"{block}.attn_output", a, to=to)
+    h = w.rmsnorm(f"{block}.ffn_norm", to)
+    add_feed_forward(w, block, h, experts, c.shared, to=to)
+
+
 def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
     """Compute attention with the latent features as values. Each head projects its result with its own matrix."""
     plain, rotated = _queries(w, block, h, c)
-    q = w.plan.concat(rotated, w.head_linear(f"{block}.attn_k_b", plain, c.latent, c.heads), c.heads)
+    q = _grown(w, c, w.plan.concat(rotated, w.head_linear(f"{block}.attn_k_b", plain, c.latent, c.heads), c.heads))
     latent, rotated = _latent(w, block, h, c)
     k = w.plan.concat(rotated, latent, 1)
     a = w.plan.attention(q, k, latent, c.shape, rope, scale=c.scale)
@@ -223,7 +244,7 @@ def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) 
     The rotated part of the key is broadcast to all heads.
     """
     plain, rotated = _queries(w, block, h, c)
-    q = w.plan.concat(rotated, plain, c.heads)
+    q = _grown(w, c, w.plan.concat(rotated, plain, c.heads))
     latent, rotated = _latent(w, block, h, c)
     both = w.linear(f"{block}.attn_kv_b", latent, c.heads * (c.plain + c.value_size))
     k = w.plan.concat_to_each(rotated, w.plan.slice(both, 0, c.plain, c.heads), c.heads)
@@ -239,6 +260,10 @@ def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Val
     else:
         q = w.linear(f"{block}.attn_q", h, c.heads * c.head_size)
     return w.plan.slice(q, 0, c.plain, c.heads), w.plan.slice(q, c.plain, c.rotated, c.heads)
+
+
+def _grown(w: PlanWriter, c: Config, q: Value) -> Value:
+    return q if c.growth is None else w.plan.rotated(q, c.shape.head_size, c.growth)
 
 
 def _latent(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 def read_config(file: GGUFFile) -> llama.Config:
-    """Read the config. Raises UnsupportedModel if the file has a bias that llama.cpp loads but ignores."""
     keys = Keys(file)
     refuse_experts(keys)
-    if any(name.endswith(".attn_output.bias") for name in file.tensors):
-        raise keys.unsupported("a bias on the attention output")
+    refuse_output_bias(keys)
     return llama.Config.of(keys)
+
+
+def refuse_output_bias(keys: Keys) -> None:
+    """Raise UnsupportedModel if the file has a bias that llama.cpp loads but ignores."""
+    if any(name.endswith(".attn_output.bias") for name in keys.file.tensors):
+        raise keys.unsupported("a bias on the attention output")
 
 
 def plan(file: GGUFFile, config: llama.Config) -> Plan:

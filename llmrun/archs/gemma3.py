@@ -17,6 +17,7 @@ from llmrun.plan.rope import Pairing
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.plan.plan import Plan
+    from llmrun.plan.rope import Rope
 
 
 _LAYERS_OF_27B = 62
@@ -42,10 +43,14 @@ def read_config(file: GGUFFile) -> Config:
     )
 
 
+def window_rope_of(w: PlanWriter, config: Hyperparameters, base: float) -> Rope:
+    """Return the Rope of sliding-window layers, which has a base of its own and no scaling."""
+    return config.rope.unscaled().with_base(base).rope(w.tensors.file, Pairing.NEOX)
+
+
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = w.rope(Pairing.NEOX)
-    window_rope = c.rope.unscaled().with_base(c.window_base).rope(file, Pairing.NEOX)
+    rope, window_rope = w.rope(Pairing.NEOX), window_rope_of(w, c, c.window_base)
     x = w.embed(scale=sqrt(c.width))
     for layer in range(c.layers):
         block = f"blk.{layer}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.archs.parts.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
+from llmrun.archs.parts.gemma_layers import attention, check_storing, input_of_layer, inputs_of_layers
 from llmrun.archs.parts.hyperparameters import (
     MOST_HEADS,
     MOST_WIDTH,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
-
-_LEAST_STORING = 2  # minimum number of layers with a KV cache if other layers share it; llama.cpp aborts with fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +102,9 @@ def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
 
 
 def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
-    """Return the number of layers that store keys and values.
-
-    The other layers reuse the keys and values of one of these layers. llama.cpp reuses the last of these layers, or, in
-    sliding-window layers, the second to last. The plan reuses the last layer of the same shape. In all existing models,
-    this is the same layer.
-    """
+    """Return the number of layers that store keys and values, which the other layers reuse."""
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
-    for shape in set(shapes[storing:]):
-        last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
-        if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
-            raise keys.unsupported("layers that reuse a KV cache other than that of the last layer of the same kind")
+    check_storing(keys, shapes, storing)
     return storing
 
 
@@ -126,20 +117,18 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     window_settings = c.rope.unscaled().with_base(c.window_base).with_dimensions(c.window_rotated)
     window_rope = window_settings.rope(file, Pairing.NEOX)
     x = w.embed(scale=sqrt(c.width))
-    of_layers = _inputs_of_layers(w, c, x) if c.table_width else None
+    of_layers = inputs_of_layers(w, x, c.layers, c.table_width, c.vocabulary_size) if c.table_width else None
     for layer, shape in enumerate(c.shapes):
         block = f"blk.{layer}"
         h = w.rmsnorm(f"{block}.attn_norm", x)
-        a = _attention(w, block, h, shape, window_rope if shape.window else rope, stores=layer < c.storing)
+        rotation, has_values = window_rope if shape.window else rope, _has_values(w, block)
+        a = attention(w, block, h, shape, rotation, stores=layer < c.storing, has_values=has_values)
         y = w.linear(f"{block}.attn_output", a, c.width)
         w.plan.add(w.rmsnorm(f"{block}.post_attention_norm", y), to=x)
         y = _feed_forward(w, block, x, c.feed_forwards[layer], c.experts)
         w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
         if of_layers is not None:
-            gate = w.linear(f"{block}.inp_gate", x, c.table_width)
-            mine = w.plan.slice(of_layers, layer * c.table_width, c.table_width)
-            y = w.linear(f"{block}.proj", w.plan.gated(gate, mine, Activation.GELU), c.width)
-            w.plan.add(w.rmsnorm(f"{block}.post_norm", y), to=x)
+            w.plan.add(input_of_layer(w, block, x, of_layers, layer, c.table_width, c.width), to=x)
         scale = w.tensors.optional_vector(f"{block}.layer_output_scale.weight", 1)
         if scale is not None:
             w.plan.scale(x, float(scale[0]))
@@ -158,40 +147,8 @@ def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
     return w.rope(Pairing.NEOX)
 
 
-def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:
-    """Return the extra input of every layer.
-
-    It is (table row of the token + normalized projection of the embedding) * sqrt(1/2).
-    """
-    width, half = c.layers * c.table_width, sqrt(0.5)
-    table = w.tensors.matrix("per_layer_token_embd.weight", width, c.vocabulary_size)
-    looked_up = w.plan.embed(table, sqrt(c.table_width) * half)
-    projected = w.linear("per_layer_model_proj", x, width)
-    weight = w.tensors.vector("per_layer_proj_norm.weight", c.table_width) * np.float32(half)
-    # The model divides the projection by sqrt(width) first. Multiplying the norm's epsilon by the width is equivalent.
-    total = w.plan.headnorm(projected, weight, c.norm_epsilon * c.width)
-    w.plan.add(looked_up, to=total)
-    return total
-
-
-def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope: Rope | None, *, stores: bool) -> Value:
-    """Compute attention. Values are also normalized per head, but without a weight.
-
-    Layers without a value matrix use the unnormalized keys as values.
-    """
-    size = shape.head_size
-    if not stores:
-        w.tensors.leave_out(*(f"{block}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")))
-        q = w.headnorm(f"{block}.attn_q_norm", w.queries(block, h, shape), size)
-        return w.plan.attention_again(q, shape, rope, scale=1.0)
-    if any(f"{block}.{name}.weight" in w.tensors for name in ("attn_v", "attn_qkv")):
-        q, k, v = w.queries_keys_values(block, h, shape)
-    else:
-        q = w.queries(block, h, shape)
-        k = v = w.linear(f"{block}.attn_k", h, shape.kv_heads * size)
-    q, k = w.headnorm(f"{block}.attn_q_norm", q, size), w.headnorm(f"{block}.attn_k_norm", k, size)
-    v = w.plan.headnorm(v, np.ones(size, np.float32), w.epsilon)
-    return w.plan.attention(q, k, v, shape, rope, scale=1.0)
+def _has_values(w: PlanWriter, block: str) -> bool:
+    return any(f"{block}.{name}.weight" in w.tensors for name in ("attn_v", "attn_qkv"))
 
 
 def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, experts: Experts | None) -> Value:
@@ -214,6 +171,7 @@ def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> 
         *(logits, experts.used, experts.gating),
         normalized=experts.normalized,
         expert_scales=w.tensors.optional_vector(f"{block}.ffn_down_exps.scale", experts.count),
+        groups=experts.groups,
     )
     h = w.rmsnorm(f"{block}.pre_ffw_norm_2", x)
     return w.plan.combined(expert_outputs(w, block, h, experts, routing, Activation.GELU), routing)

@@ -1,12 +1,17 @@
 """The `glm4` architecture: norms before and after attention and feed-forward, one matrix for gate and up, and RoPE on
-part of each head."""
+part of each head.
+
+Models that also read images have M-RoPE, and their files pair the features of a head like NeoX.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_ahead, refuse_experts
 from llmrun.archs.parts.keys import Keys
+from llmrun.archs.parts.rope_settings import check_sections
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.rope import Pairing
 
@@ -15,17 +20,31 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-def read_config(file: GGUFFile) -> Hyperparameters:
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """The hyperparameters of glm4.
+
+    unused  number of layers at the end for multi-token prediction, which are not run
+    """
+
+    pairing: Pairing
+    unused: int
+
+
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
-    if keys.has("rope.dimension_sections"):
-        raise keys.unsupported(f"image input ({keys.name('rope.dimension_sections')})")
-    return Hyperparameters.of(keys)
+    unused, has_sections = layers_ahead(keys), keys.has("rope.dimension_sections")
+    pairing = Pairing.NEOX if has_sections else Pairing.INTERLEAVED
+    config = Config.of(keys, unused_layers=unused, unused=unused, pairing=pairing)
+    if has_sections:
+        check_sections(keys, config.rope, config.head_size, interleaved=False)
+    return config
 
 
-def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+def plan(file: GGUFFile, config: Config) -> Plan:
     w = PlanWriter(file, config)
-    shape, rope = config.attention(), w.rope(Pairing.INTERLEAVED)
+    shape, rope = config.attention(), w.rope(config.pairing)
     x = w.embed()
     for layer in range(config.layers):
         block = f"blk.{layer}"
@@ -37,4 +56,5 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         y = w.linear(f"{block}.ffn_down", w.fused_swiglu(block, h), config.width)
         w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
     w.output_after_rmsnorm(x)
+    w.leave_out_layers(config.layers, config.unused)
     return w.finished()

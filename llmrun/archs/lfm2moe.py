@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.experts import Experts, add_experts, expert_size, experts_of, gating_of, leading_dense
+from llmrun.archs.parts.experts import Experts, add_feed_forward, expert_size, experts_of, gating_of, leading_dense
 from llmrun.archs.parts.hyperparameters import Hyperparameters, attention_layers
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.short_convolutions import add_convolution, taps_of
@@ -58,9 +58,6 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         else:
             add_convolution(w, block, h, c.taps, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
-        if layer < c.dense:
-            w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
-        else:
-            add_experts(w, block, h, c.experts, to=x)
+        add_feed_forward(w, block, h, None if layer < c.dense else c.experts, 0, to=x)
     w.output_after_rmsnorm(x, norm="token_embd_norm")
     return w.finished()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.archs.parts.encoder_layers import classified
 from llmrun.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.writer import PlanWriter
@@ -34,4 +35,6 @@ def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
         h = w.rmsnorm(f"{block}.ffn_norm", x)
         w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
     w.output_after_rmsnorm(x)
+    assert w.plan.hidden is not None
+    w.plan.hidden = classified(w, w.plan.hidden)  # Qwen3-Reranker answers yes or no
     return w.finished()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.archs.parts import draft_head
 from llmrun.archs.parts.delta_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.archs.parts.hyperparameters import refuse_experts
 from llmrun.archs.parts.keys import Keys
@@ -14,6 +15,7 @@ from llmrun.plan.rope import Pairing
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.plan.plan import Plan
+    from llmrun.plan.values import Value
 
 
 def read_config(file: GGUFFile) -> DeltaConfig:
@@ -35,8 +37,23 @@ def plan(file: GGUFFile, config: DeltaConfig) -> Plan:
             add_delta_net(w, block, delta_inputs(w, block, h, c.sizes), c.sizes, to=x, shared=1)
         else:
             add_gated_attention(w, block, h, shape, rope, to=x)
-        h = w.rmsnorm(f"{block}.post_attention_norm", x)
-        w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+        _add_feed_forward(w, block, to=x)
     w.output_after_rmsnorm(x)
     w.leave_out_layers(c.layers, c.unused)
     return w.finished()
+
+
+def draft_plan(file: GGUFFile, config: DeltaConfig) -> Plan | None:
+    c = config
+
+    def add_layer(w: PlanWriter, block: str, x: Value) -> None:
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        add_gated_attention(w, block, h, c.attention(), c.rope.rope(file, Pairing.NEOX), to=x)
+        _add_feed_forward(w, block, to=x)
+
+    return draft_head.draft_plan(file, c, c.unused, add_layer)
+
+
+def _add_feed_forward(w: PlanWriter, block: str, to: Value) -> None:
+    h = w.rmsnorm(f"{block}.post_attention_norm", to)
+    w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=to)

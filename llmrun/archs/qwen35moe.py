@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.archs.parts import draft_head
 from llmrun.archs.parts.delta_layers import DeltaConfig, add_delta_net, add_gated_attention, delta_inputs
 from llmrun.archs.parts.experts import (
     Experts,
@@ -23,6 +24,7 @@ from llmrun.plan.rope import Pairing
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.plan.plan import Plan
+    from llmrun.plan.values import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,25 @@ def plan(file: GGUFFile, config: Config) -> Plan:
             add_delta_net(w, block, delta_inputs(w, block, h, c.sizes), c.sizes, to=x, shared=1)
         else:
             add_gated_attention(w, block, h, shape, rope, to=x)
-        h = w.rmsnorm(f"{block}.post_attention_norm", x)
-        add_gated_shared_expert(w, block, h, c.shared, to=x)
-        add_experts(w, block, h, c.experts, to=x)
+        add_feed_forward(w, block, c, to=x)
     w.output_after_rmsnorm(x)
     w.leave_out_layers(c.layers, c.unused)
     return w.finished()
+
+
+def draft_plan(file: GGUFFile, config: Config) -> Plan | None:
+    c = config
+
+    def add_layer(w: PlanWriter, block: str, x: Value) -> None:
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        add_gated_attention(w, block, h, c.attention(), c.rope.rope(file, Pairing.NEOX), to=x)
+        add_feed_forward(w, block, c, to=x)
+
+    return draft_head.draft_plan(file, c, c.unused, add_layer)
+
+
+def add_feed_forward(w: PlanWriter, block: str, c: Config, to: Value) -> None:
+    """Add the output of the shared expert and of the other experts to `to`."""
+    h = w.rmsnorm(f"{block}.post_attention_norm", to)
+    add_gated_shared_expert(w, block, h, c.shared, to=to)
+    add_experts(w, block, h, c.experts, to=to)

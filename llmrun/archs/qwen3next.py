@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.delta_layers import DeltaInputs, add_delta_net, add_gated_attention
-from llmrun.archs.parts.experts import add_experts, add_gated_shared_expert
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.recurrent_sizes import RecurrentSizes
 from llmrun.archs.parts.writer import PlanWriter
-from llmrun.archs.qwen35moe import Config, config_of
+from llmrun.archs.qwen35moe import Config, add_feed_forward, config_of
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
             add_delta_net(w, block, inputs, c.sizes, to=x, shared=shared)
         else:
             add_gated_attention(w, block, h, shape, rope, to=x)
-        h = w.rmsnorm(f"{block}.post_attention_norm", x)
-        add_gated_shared_expert(w, block, h, c.shared, to=x)
-        add_experts(w, block, h, c.experts, to=x)
+        add_feed_forward(w, block, c, to=x)
     w.output_after_rmsnorm(x)
     w.leave_out_layers(c.layers, c.unused)
     return w.finished()

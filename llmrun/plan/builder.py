@@ -15,7 +15,9 @@ from llmrun.plan.values import Value
 class PlanBuilder:
     """The ops added to a plan so far, and the caches and ropes they use.
 
-    logits  the plan's result, set by `output`
+    logits  the logits, set by `output`; None if the model has none
+    hidden  the hidden state that the backend returns on request, times `hidden_scale`
+    given   the hidden state that the caller supplies for each row, in plans of draft heads; otherwise None
     groups  the layers that use the KV cache, grouped by cache shape
     states  the layers that have a recurrent state, grouped by the shape of the state
     ropes   the distinct rotary embeddings that layers use
@@ -23,6 +25,9 @@ class PlanBuilder:
 
     ops: list[Op] = field(default_factory=list)
     logits: Value | None = None
+    hidden: Value | None = None
+    hidden_scale: float = 1.0
+    given: Value | None = None
     groups: list[KVGroup] = field(default_factory=list)
     states: list[StateGroup] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)

@@ -21,6 +21,8 @@ _DIGITS = Context(prec=40)
 _INVERSE_BITS = 192
 _INVERSE_OF_TWO_PI = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410  # 2^192 / (2 pi)
 
+_SAME_AS_SOFTPLUS = 64  # softplus of numbers above this is the number itself
+
 _RADIANS = pi / 2**63  # of the smallest part of a turn, 2^-64 turns
 # Taylor coefficients in r^2 of cos(r) and sin(r) / r, highest first. For |r| up to pi / 4, the error is below 4e-13.
 _COEFFICIENTS = (
@@ -37,6 +39,16 @@ _COEFFICIENTS = (
 def log(x: float) -> float:
     """Return the natural logarithm of a positive number, correctly rounded."""
     return float(_DIGITS.ln(Decimal(x)))
+
+
+def softplus(x: float) -> float:
+    """Return log(1 + exp(x)), correctly rounded."""
+    if x > _SAME_AS_SOFTPLUS:
+        return x
+    power = _DIGITS.exp(Decimal(x))
+    if x < -_SAME_AS_SOFTPLUS / 2:  # 1 + power would lose digits; later terms are below 10^-27 of the sum
+        return float(_DIGITS.fma(-power / 2, power, power))
+    return float(_DIGITS.ln(_DIGITS.add(1, power)))
 
 
 def inverse_powers(base: float, count: int) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
 from llmrun.layouts.kv_types import parse_kv_type
+from llmrun.plan.reach import ALL, Reach
 
 _FLOAT = 4
 
@@ -18,6 +19,8 @@ class AttentionShape:
     head_size   features of each query and key head
     window      number of positions that a row attends to, including its own; 0 means all earlier positions
     value_size  features of each value head; 0 means the same as `head_size`
+    around      without a causal mask, the number of positions before and after its own that a row attends to, or ALL;
+                None with a causal mask
     """
 
     heads: int
@@ -25,9 +28,17 @@ class AttentionShape:
     head_size: int
     window: int = 0
     value_size: int = 0
+    around: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value_size", self.value_size or self.head_size)
+
+    @property
+    def reach(self) -> Reach:
+        """The positions that a row attends to, relative to its own."""
+        if self.around is not None:
+            return Reach(self.around, self.around)
+        return Reach(self.window - 1 if self.window else ALL, 0)
 
     def layout(self, kv_type: str) -> HeadLayout:
         """Return the cache layout of one KV head."""

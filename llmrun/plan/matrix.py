@@ -21,8 +21,18 @@ ReadInto = Callable[[int, "NDArray[np.uint8]"], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of a matrix that another matrix consists of: `rows` rows of each of its `n` parts, from `first` on."""
+
+    whole: Matrix
+    n: int
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix in the file. Its bytes are read on demand."""
+    """A weight matrix in the file, or a part of one. Its bytes are read on demand."""
 
     name: str
     kind: str  # the name of the weight type in lower case, for example "q4_1"
@@ -30,6 +40,7 @@ class Matrix:
     columns: int  # number of inputs
     n_bytes: int
     read_into: ReadInto
+    cut: Cut | None = None  # None if this is not a part of another matrix
 
     @classmethod
     def of_bytes(cls, name: str, kind: str, rows: int, columns: int, data: NDArray[np.uint8]) -> Self:
@@ -47,7 +58,8 @@ class Matrix:
         def read_into(offset: int, into: NDArray[np.uint8]) -> None:
             self.read_into(start + offset, into)
 
-        return Matrix(name, self.kind, rows, self.columns, rows * self.row_bytes, read_into)
+        cut = Cut(self, 1, first, rows)
+        return Matrix(name, self.kind, rows, self.columns, rows * self.row_bytes, read_into, cut)
 
     def part_of_each(self, n: int, first: int, rows: int) -> Matrix:
         """Split the matrix into `n` equal parts, take `rows` rows of each part, and return them as one matrix.
@@ -65,7 +77,21 @@ class Matrix:
                 self.read_into(part * whole + start + within, into[done : done + count])
                 done += count
 
-        return Matrix(name, self.kind, n * rows, self.columns, n * size, read_into)
+        return Matrix(name, self.kind, n * rows, self.columns, n * size, read_into, Cut(self, n, first, rows))
+
+    @property
+    def tensor(self) -> str:
+        """The name of the tensor in the file, of which this matrix may be a part."""
+        return self.name if self.cut is None else self.cut.whole.tensor
+
+    def same_part_of(self, other: Matrix) -> Matrix:
+        """Return the rows of another matrix, which has as many rows as the tensor, that this matrix has of the tensor.
+
+        For example, a LoRA adapter's matrix B has a row for each output of the tensor.
+        """
+        if self.cut is None:
+            return other
+        return self.cut.whole.same_part_of(other).part_of_each(self.cut.n, self.cut.first, self.cut.rows)
 
     def read(self) -> NDArray[np.uint8]:
         """Read the whole matrix as uint8[rows, row bytes]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.activations import ActivationOps
 from llmrun.plan.ops.attention import AttentionOps
 from llmrun.plan.ops.convolution import ConvolutionOps
@@ -18,9 +19,11 @@ from llmrun.plan.ops.logits import LogitsOps
 from llmrun.plan.ops.norms import NormOps
 from llmrun.plan.ops.recurrences import RecurrenceOps
 from llmrun.plan.ops.rows import RowOps
+from llmrun.plan.values import Value
 
 if TYPE_CHECKING:
     from llmrun.plan.matrix import Matrix
+    from llmrun.plan.reach import Reach
 
 
 class Plan(
@@ -39,15 +42,35 @@ class Plan(
 
     __slots__ = ()
 
+    def take_hidden(self, width: int) -> Value:
+        """Return the hidden states that the caller supplies, which no op computes."""
+        self.given = Value(width)
+        return self.given
+
     @property
     def matrices(self) -> list[Matrix]:
         """Every matrix that the ops use, without duplicates, in order of first use."""
-        return list({matrix.name: matrix for op in self.ops if (matrix := op.matrix)}.values())
+        return list({matrix.name: matrix for op in self.ops for matrix in op.matrices}.values())
+
+    def matrices_with(self, other: Plan) -> list[Matrix]:
+        """Return the matrices of this plan, and then those that only another plan of the same file uses."""
+        return list({matrix.name: matrix for matrix in [*self.matrices, *other.matrices]}.values())
 
     @property
     def windows(self) -> list[int]:
         """The distinct window sizes of the cache groups. Each has its own block table, and 0 means no window."""
         return list(dict.fromkeys(group.shape.window for group in self.groups))
+
+    @property
+    def reaches(self) -> list[Reach]:
+        """The distinct ranges of positions that the rows of attention layers see."""
+        shapes = [group.shape for group in self.groups]
+        return list(dict.fromkeys(shape.reach for shape in shapes if isinstance(shape, AttentionShape)))
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no row depends on later positions. If not, all rows of a sequence must be in one step."""
+        return not any(reach.ahead for reach in self.reaches)
 
     @property
     def experts_used(self) -> int:

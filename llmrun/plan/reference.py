@@ -23,16 +23,35 @@ if TYPE_CHECKING:
     from llmrun.plan.matrix import Matrix
     from llmrun.plan.plan import Plan
     from llmrun.plan.twin import Multiply
+    from llmrun.plan.values import Value
 
 
-def exact(plan: Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Compute logits float32[n, vocabulary] for every position of one sequence, without quantizing activations."""
-    return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, None)
+def exact(
+    plan: Plan,
+    tokens: NDArray[np.int32],
+    scales: NDArray[np.float32] | None = None,
+    given: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Compute logits float32[n, vocabulary] for every position of one sequence, without quantizing activations.
+
+    scales  float32[n, adapters]: the scale of each LoRA adapter at each position, or None
+    given   float32[n, hidden size], the hidden states that the plan of a draft head takes
+    """
+    return _result(_run(plan, tokens, _multiply_exact, None, scales, given), plan.logits)
 
 
-def quantizing(plan: Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
+def exact_hidden(
+    plan: Plan, tokens: NDArray[np.int32], given: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Compute the hidden states float32[n, hidden size] in the same way as `exact`."""
+    return _result(_run(plan, tokens, _multiply_exact, None, given=given), plan.hidden) / np.float32(plan.hidden_scale)
+
+
+def quantizing(
+    plan: Plan, tokens: NDArray[np.int32], kv_type: str, scales: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """Compute the same logits as `exact`, but round in the same places as the kernels."""
-    return _run(plan, tokens, _multiply_quantizing, kv_type)
+    return _result(_run(plan, tokens, _multiply_quantizing, kv_type, scales), plan.logits)
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
@@ -64,6 +83,10 @@ def _repeated(factors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     return np.repeat(factors, count // factors.shape[1], axis=1)
 
 
+def _multiply_exact(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return x @ dequantized(matrix).T
+
+
 def _multiply_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
     if not matrix.is_integer:
         return float_linear_reference(dequantized(matrix), x)
@@ -72,9 +95,23 @@ def _multiply_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.f
     return integer_linear_reference(*integers_of(matrix), integers, scales)
 
 
-def _run(plan: Plan, tokens: NDArray[np.int32], multiply: Multiply, kv_type: str | None) -> NDArray[np.float32]:
-    run = Run(plan.ropes, tokens, multiply, kv_type)
+def _run(
+    plan: Plan,
+    tokens: NDArray[np.int32],
+    multiply: Multiply,
+    kv_type: str | None,
+    scales: NDArray[np.float32] | None = None,
+    given: NDArray[np.float32] | None = None,
+) -> Run:
+    run = Run(plan.ropes, tokens, multiply, kv_type, scales)
+    if plan.given is not None:
+        assert given is not None
+        run.values[plan.given] = given
     for op in plan.ops:
         op.twin(run)
-    assert plan.logits is not None
-    return run.values[plan.logits]
+    return run
+
+
+def _result(run: Run, value: Value | None) -> NDArray[np.float32]:
+    assert value is not None
+    return run.values[value]

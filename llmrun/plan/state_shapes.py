@@ -50,7 +50,8 @@ class MatrixState:
 
     heads       number of value heads, each of which has a matrix of float32[key size, value size]
     key_heads   number of key heads, a divisor of `heads`
-    gates       number of gates per head: 2 in the delta rule (gate and beta), 1 in SSD
+    gates       number of gates per head: 2 in the delta rule (gate and beta), 1 in SSD, and one for each feature of a
+                value in the selective scan
     """
 
     heads: int

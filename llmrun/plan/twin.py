@@ -24,12 +24,18 @@ class Run:
 
     multiply  computes x . matrix for x float32[rows, columns]
     kv_type   the type to which keys and values are rounded, or None to keep them in float32
+    scales    float32[tokens, adapters]: the scale of each LoRA adapter for each token, or None if no token uses any
     """
 
     def __init__(
-        self, ropes: Sequence[Rope], tokens: NDArray[np.int32], multiply: Multiply, kv_type: str | None
+        self,
+        ropes: Sequence[Rope],
+        tokens: NDArray[np.int32],
+        multiply: Multiply,
+        kv_type: str | None,
+        scales: NDArray[np.float32] | None = None,
     ) -> None:
-        self.tokens, self.multiply, self.kv_type = tokens, multiply, kv_type
+        self.tokens, self.multiply, self.kv_type, self.scales = tokens, multiply, kv_type, scales
         positions = np.arange(len(tokens), dtype=np.int32)
         self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in ropes]
         self._pairings = [rope.pairing for rope in ropes]
@@ -37,9 +43,9 @@ class Run:
         self.keys_values: dict[LayerKV, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         self.routed: dict[Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
 
-    def rows_of(self, table: Matrix) -> NDArray[np.float32]:
-        """Look up each token's row in a table: float32[tokens, columns]."""
-        return dequantized(table)[self.tokens]
+    def rows_of(self, table: Matrix, indices: NDArray[np.integer] | None = None) -> NDArray[np.float32]:
+        """Look up rows of a table, float32[rows, columns]: each token's, or those with these indices."""
+        return dequantized(table)[self.tokens if indices is None else indices]
 
     def parts(self, value: Value, groups: int) -> NDArray[np.float32]:
         """Split a value into float32[rows, groups, width of a group]."""

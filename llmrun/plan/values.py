@@ -10,7 +10,8 @@ class Rows(StrEnum):
     """The rows that a value contains."""
 
     ALL = "all"  # every row of the step
-    WANTED = "wanted"  # only the rows whose logits are requested
+    WANTED = "wanted"  # only the rows whose logits or hidden states are requested, those with logits first
+    SCORED = "scored"  # only the rows whose logits are requested
     CHOSEN = "chosen"  # one copy of each row per expert that the row is routed to
 
 

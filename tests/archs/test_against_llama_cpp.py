@@ -47,7 +47,7 @@ def engine_logits(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
     with open_gguf(path) as file:
         backend = CpuBackend(file, OpenOptions(context_size=256, threads=2, kv_type=kv_type))
     try:
-        return backend.forward(batch_of(rows(0, 0, TOKENS)))
+        return backend.forward(batch_of(rows(0, 0, TOKENS))).logits
     finally:
         backend.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tests.support.engine.runs import logits_in_steps
 from tests.support.models.fidelity import plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.tiny_encoders import TINY_ENCODERS
 
 DECODED = 16
 # Some configurations have this many layers, and the rounding errors of all layers add up.
@@ -65,6 +68,22 @@ def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypat
         assert np.quantile(of_positions, 0.1) <= 5e-6
 
 
+@pytest.mark.parametrize(
+    "name", {row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values()
+)
+def test_hidden_states_are_those_of_llama_cpp(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow the same differences as for logits, which are computed from hidden states.
+
+    Tests the first row of each architecture, because variants do not differ in what follows the last layer.
+    """
+    monkeypatch.setattr(activations, "activation_reference", activation_in_a_table)
+    path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
+    with LlamaCppModel.oracle(path) as oracle:
+        expected = oracle.hidden(tokens)
+    found = reference.exact_hidden(plan_of(path), np.array(tokens, np.int32))
+    assert distance(found, expected) <= (1e-3 if has_gelu(path) else 5e-6)
+
+
 def has_gelu(path: Path) -> bool:
     return any(isinstance(op, Gated | Activate) and op.activation is Activation.GELU for op in plan_of(path).ops)
 
@@ -92,15 +111,20 @@ SEEN = [(name, key) for name, row in TINY_ARCHITECTURES.items() for key in row.k
 @pytest.mark.parametrize(("name", "key"), SEEN)
 def test_what_a_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
     """Without the key, the logits must differ. This shows that the tests above would fail if the key were ignored."""
-    tokens = tokens_of(name)
-    with_it = twin_logits(tiny_architecture(tmp_path, name), tokens)
-    (tmp_path / "without").mkdir()
     try:
-        without = twin_logits(tiny_architecture(tmp_path / "without", name, without=key), tokens)
+        without = twin_logits(tiny_architecture(tmp_path, name, without=key), tokens_of(name))
     except (BadGGUF, UnsupportedModel):
         return  # the key is required, or tensors depend on it
-    assert distance(without, with_it) > 2e-3
+    assert distance(without, logits_with_all_keys(name)) > 2e-3
+
+
+@lru_cache(maxsize=1)
+def logits_with_all_keys(name: str) -> NDArray[np.float32]:
+    """Return the logits of a row, which are computed once for all of its keys."""
+    with TemporaryDirectory() as folder:
+        return twin_logits(tiny_architecture(Path(folder), name), tokens_of(name))
 
 
 def test_every_architecture_has_a_row() -> None:
-    assert {row.architecture for row in TINY_ARCHITECTURES.values()} >= set(ARCHITECTURES)
+    rows = [*TINY_ARCHITECTURES.values(), *TINY_ENCODERS.values()]
+    assert {row.architecture for row in rows} >= set(ARCHITECTURES)

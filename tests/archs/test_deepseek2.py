@@ -38,8 +38,8 @@ def attention_of(plan: Plan) -> Attention:
 @pytest.mark.parametrize(
     ("name", "values", "error", "words"),
     [
-        (ABSORBED, {"attention__temperature_scale": 0.1}, UnsupportedModel, "queries scaled by their position"),
-        (ABSORBED, {"expert_group_count": 4, "expert_group_used_count": 2}, UnsupportedModel, "chosen in groups"),
+        (ABSORBED, {"attention__temperature_scale": 0.1}, BadGGUF, "attention.temperature_length"),
+        (ABSORBED, {"expert_group_count": 4, "expert_group_used_count": 1}, BadGGUF, "1 of 4 groups have fewer than 3"),
         (ABSORBED, {"expert_gating_func": 4}, UnsupportedModel, "a deepseek2.expert_gating_func of 4"),
         (ABSORBED, {"attention__kv_lora_rank": 24}, UnsupportedModel, "kv_lora_rank must be a multiple of 16, not 24"),
         (ABSORBED, {"rope__dimension_count": 96}, UnsupportedModel, "heads of 96 features with 96 rotated features"),

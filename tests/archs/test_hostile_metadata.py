@@ -19,6 +19,7 @@ from tests.soak.model_mutations import OF_METADATA, OF_TENSORS
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.model_drafts import Draft, draft_of
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 from tests.support.models.tiny_models import changed_copy
 
 CASES = 60
@@ -27,11 +28,13 @@ CASES = 60
 @functools.cache
 def draft(name: str) -> Draft:
     with tempfile.TemporaryDirectory() as folder:
+        if name in TINY_ENCODERS:
+            return draft_of(tiny_encoder(Path(folder), TINY_ENCODERS[name]))
         return draft_of(tiny_architecture(Path(folder), name))
 
 
 # Deep models are left out, so that a case takes only milliseconds.
-NAMES = [name for name, row in TINY_ARCHITECTURES.items() if row.layers < 40]
+NAMES = [name for name, row in TINY_ARCHITECTURES.items() if row.layers < 20] + [*TINY_ENCODERS]
 
 
 @pytest.mark.parametrize("name", NAMES)

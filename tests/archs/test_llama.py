@@ -320,7 +320,7 @@ def test_only_the_wanted_rows_reach_the_output(tiny: GGUFFile) -> None:
     norms = [op for op in plan.ops if isinstance(op, RmsNorm)]
     assert [op.out.rows for op in norms] == [Rows.ALL] * 4 + [Rows.WANTED]
     assert plan.logits is not None
-    assert plan.logits.rows is Rows.WANTED
+    assert plan.logits.rows is Rows.SCORED
 
 
 def test_a_tied_output_is_the_embedding(tmp_path: Path) -> None:

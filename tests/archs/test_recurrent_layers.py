@@ -1,4 +1,4 @@
-"""Tests of gated delta nets and Mamba-2 layers: files that are refused, and how files determine the plan."""
+"""Tests of gated delta nets and Mamba layers: files that are refused, and how files determine the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.plan import reference
 from llmrun.plan.ops.attention import Attention
 from llmrun.plan.ops.experts import Gating, Route
-from llmrun.plan.ops.recurrences import DeltaRule, Ssd
+from llmrun.plan.ops.recurrences import DeltaRule, SelectiveScan, Ssd
 from llmrun.plan.plan import Plan
 from llmrun.plan.state_shapes import ConvolutionState, MatrixState
 from tests.support.gguf.gguf_files import Tensor
@@ -22,6 +22,7 @@ from tests.support.models.tiny_models import changed_copy
 
 QWEN, QWEN_AHEAD, NEXT = "qwen35", "qwen35 layers by name, with a layer ahead", "qwen3next"
 GRANITE, NEMOTRON, MOE, FALCON = "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1"
+JAMBA = "jamba"
 
 
 def changed(folder: Path, name: str, **values: Any) -> Path:
@@ -34,7 +35,7 @@ def changed(folder: Path, name: str, **values: Any) -> Path:
 
 
 def kinds_of(plan: Plan) -> list[str]:
-    return [type(op).__name__ for op in plan.ops if isinstance(op, Attention | DeltaRule | Ssd)]
+    return [type(op).__name__ for op in plan.ops if isinstance(op, Attention | DeltaRule | Ssd | SelectiveScan)]
 
 
 def sections(*sizes: int) -> np.ndarray[Any, Any]:
@@ -61,6 +62,11 @@ def sections(*sizes: int) -> np.ndarray[Any, Any]:
             BadGGUF,
             "ssm.inner_size: must be 64, the heads times the state size, not 128",
         ),
+        (JAMBA, {"ssm__state_size": 24}, UnsupportedModel, "ssm.state_size must be a multiple of 16, not 24"),
+        (JAMBA, {"ssm__inner_size": 120}, UnsupportedModel, "ssm.inner_size must be a multiple of 16, not 120"),
+        (JAMBA, {"ssm__inner_size": 256}, BadGGUF, "ssm_in.weight: must be 64 x 512"),
+        (JAMBA, {"ssm__time_step_rank": 0}, BadGGUF, "ssm.time_step_rank: must be at least 1, not 0"),
+        (JAMBA, {"ssm__conv_kernel": 17}, UnsupportedModel, "a convolution over 17 positions"),
         (QWEN, {"ssm__state_size": 24}, UnsupportedModel, "ssm.state_size must be a multiple of 16, not 24"),
         (QWEN, {"ssm__state_size": 2048}, BadGGUF, "ssm.state_size: must be at most 1024, not 2048"),
         (QWEN, {"ssm__conv_kernel": 1}, UnsupportedModel, "a convolution over 1 positions"),
@@ -115,6 +121,7 @@ def test_files_that_cannot_run_are_refused(
         (NEXT, ["DeltaRule", "DeltaRule", "DeltaRule", "Attention", "DeltaRule"]),
         (GRANITE, ["Ssd", "Ssd", "Attention", "Ssd"]),
         (NEMOTRON, ["Ssd", "Attention", "Ssd"]),
+        (JAMBA, ["SelectiveScan", "SelectiveScan", "Attention", "Attention"]),
         (FALCON, ["Attention", "Ssd", "Attention", "Ssd"]),
     ],
 )

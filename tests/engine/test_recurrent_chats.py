@@ -22,7 +22,7 @@ from tests.support.templates.own_templates import DROPS_THINKING
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen35", "granitehybrid"])
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "jamba"])
 def test_a_turn_computes_little_more_than_its_own_tokens(tmp_path: Path, name: str) -> None:
     """Each turn adds about 230 tokens. Few more are computed: those after the checkpoint of the previous turn."""
     with open_gguf(tiny_architecture(tmp_path, name)) as file:

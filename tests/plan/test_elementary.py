@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.plan.elementary import cosines_and_sines, inverse_powers, log, turns
+from llmrun.plan.elementary import cosines_and_sines, inverse_powers, log, softplus, turns
 from llmrun.plan.rope import Rope
 
 POSITIVE = st.floats(1e-300, 1e300)
@@ -27,6 +27,16 @@ def digest(*arrays: NDArray[np.generic]) -> str:
 @given(POSITIVE)
 def test_logarithms_are_within_a_unit_of_the_c_librarys(x: float) -> None:
     assert abs(log(x) - math.log(x)) <= math.ulp(math.log(x))
+
+
+@given(st.floats(-700, 1e9))
+def test_softplus_is_within_two_units_of_the_c_librarys(x: float) -> None:
+    expected = max(x, 0) + math.log1p(math.exp(-abs(x)))
+    assert abs(softplus(x) - expected) <= 2 * math.ulp(expected)
+
+
+def test_softplus_of_very_small_numbers_is_zero() -> None:
+    assert softplus(-1e9) == 0
 
 
 @given(st.floats(1.0, 1e9), st.integers(1, 200))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.archs.parts.hyperparameters import MOST_WIDTH, feed_forward_of
+from llmrun.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, feed_forward_of
 from llmrun.archs.parts.keys import MOST_LAYERS, Keys
 from llmrun.gguf.hyperparameters import MAX_EXPERTS
 from llmrun.plan.ops.activations import Activation
-from llmrun.plan.ops.experts import Gating
+from llmrun.plan.ops.experts import ExpertGroups, Gating
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class Experts:
 
     normalized  whether to divide the weights of the used experts by their sum
     scale       factor that is applied to the weights last
+    groups      None if rows can use all experts
     """
 
     count: int
@@ -39,6 +40,22 @@ class Experts:
     gating: Gating
     normalized: bool
     scale: float
+    groups: ExpertGroups | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureConfig(Hyperparameters):
+    """The hyperparameters of models with a shared expert whose first layers are dense.
+
+    dense   number of layers before the first layer with experts
+    shared  number of features of the shared expert; 0 if there is none
+    unused  number of layers at the end for multi-token prediction, which are not run
+    """
+
+    experts: Experts
+    dense: int
+    shared: int
+    unused: int = 0
 
 
 def has_experts(keys: Keys) -> bool:
@@ -49,10 +66,20 @@ def experts_of(
     keys: Keys, feed_forward: int, *, normalized: bool, gating: Gating = Gating.SOFTMAX, scale: float = 1.0
 ) -> Experts:
     """Read the hyperparameters of the experts. Raises BadGGUF and UnsupportedModel."""
-    count = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS)
-    if keys.integer("expert_group_count", 0, minimum=0, maximum=count) > 1:
-        raise keys.unsupported("experts chosen in groups")
-    return Experts(count, _used(keys), feed_forward, gating, normalized, scale)
+    count, used = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS), _used(keys)
+    return Experts(count, used, feed_forward, gating, normalized, scale, _groups(keys, count, used))
+
+
+def _groups(keys: Keys, count: int, used: int) -> ExpertGroups | None:
+    # The GGUF reader has already checked that the groups are of equal size, and that some but not all are used.
+    groups = keys.integer("expert_group_count", 0, minimum=0, maximum=count)
+    if groups <= 1:
+        return None
+    key = "expert_group_used_count"
+    groups_used = keys.integer(key, minimum=1, maximum=groups)
+    if groups_used * (count // groups) < used:
+        raise keys.bad(key, f"{groups_used} of {groups} groups have fewer than {used} experts")
+    return ExpertGroups(groups, groups_used)
 
 
 def expert_size(keys: Keys) -> int:
@@ -75,7 +102,11 @@ def shared_size(keys: Keys, default: int) -> int:
 
 def shared_size_by_count(keys: Keys) -> int:
     """Return the total number of features of all shared experts, for files that specify how many there are."""
-    return expert_size(keys) * keys.integer("expert_shared_count", minimum=1, maximum=MAX_EXPERTS)
+    return expert_size(keys) * shared_count(keys)
+
+
+def shared_count(keys: Keys) -> int:
+    return keys.integer("expert_shared_count", minimum=1, maximum=MAX_EXPERTS)
 
 
 def leading_dense(keys: Keys) -> int:
@@ -87,9 +118,14 @@ def scale_of(keys: Keys) -> float:
     return keys.scale("expert_weights_scale", 1.0)
 
 
-def gating_of(keys: Keys) -> Gating:
-    """Return the gating function specified in the file. Raises BadGGUF and UnsupportedModel."""
-    number = keys.integer("expert_gating_func", minimum=0, maximum=255)
+def gating_of(keys: Keys, default: Gating | None = None) -> Gating:
+    """Return the gating function specified in the file, or the default if the file has none or 0.
+
+    Raises BadGGUF and UnsupportedModel.
+    """
+    number = keys.integer("expert_gating_func", None if default is None else 0, minimum=0, maximum=255)
+    if number == 0 and default is not None:
+        return default
     if number not in _GATINGS:
         raise keys.unsupported(f"a {keys.name('expert_gating_func')} of {number}")
     return _GATINGS[number]
@@ -98,6 +134,19 @@ def gating_of(keys: Keys) -> Gating:
 def _used(keys: Keys) -> int:
     # The GGUF reader has already checked that this is at most `expert_count`.
     return keys.of_all_layers("expert_used_count", minimum=1, maximum=MAX_EXPERTS)
+
+
+def add_feed_forward(w: PlanWriter, block: str, h: Value, experts: Experts | None, shared: int, to: Value) -> None:
+    """Add the output of a layer's feed-forward for h to `to`.
+
+    It is dense if `experts` is None. `shared` is the number of features of the shared expert, or 0 if there is none.
+    """
+    if experts is None:
+        w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=to)
+        return
+    if shared:
+        w.plan.add(shared_expert(w, block, h, shared, to.width), to=to)
+    add_experts(w, block, h, experts, to=to)
 
 
 def add_experts(
@@ -119,6 +168,7 @@ def routing_of(w: PlanWriter, block: str, h: Value, experts: Experts) -> Routing
         normalized=experts.normalized,
         scale=experts.scale,
         selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),
+        groups=experts.groups,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from llmrun.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.archs.parts.rope_settings import RopeSettings
 from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.reach import ALL
 
 # These limits are far above the values in real models. They prevent malicious headers from causing too much work.
 MOST_HEADS: Final = 1024
@@ -20,7 +21,7 @@ LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The sizes of the layers, the epsilon of the norms, and the RoPE settings.
+    """The sizes of the layers, the epsilon of the norms, the RoPE settings, and whether there is a causal mask.
 
     Architectures may add fields in a subclass.
     """
@@ -35,6 +36,7 @@ class Hyperparameters:
     train_context: int
     norm_epsilon: float
     rope: RopeSettings
+    is_causal: bool  # whether rows attend to earlier positions only
 
     @classmethod
     def of(cls, keys: Keys, *, kv_heads: int | None = None, feed_forward: int | None = None, **more: Any) -> Self:
@@ -61,15 +63,20 @@ class Hyperparameters:
         feed_forward: int,
         head_size: int | None = None,
         unused_layers: int = 0,
+        encoder: bool = False,
         **more: Any,
     ) -> Self:
         """Read the hyperparameters of a model whose layers have different sizes. Raises BadGGUF and UnsupportedModel.
 
         The head counts and RoPE settings are those of layers without a sliding window. `kv_heads` and `feed_forward`
         are the maximum over all layers. Pass `head_size` if keys and values have different sizes. `unused_layers` is
-        the number of layers at the end that the plan omits. `more` contains the fields of a subclass.
+        the number of layers at the end that the plan omits. The layers of an `encoder` have no causal
+        mask. `more` contains the fields of a subclass.
         """
-        _refuse_variants(keys, unused_layers)
+        if not (encoder or keys.flag("attention.causal", default=True)):
+            raise keys.unsupported(f"it does not generate text ({keys.name('attention.causal')} is false)")
+        if layers_ahead(keys) != unused_layers:
+            raise keys.unsupported("layers for multi-token prediction")
         width, heads = width_of(keys), heads_of(keys)
         if heads % kv_heads:
             raise keys.bad(
@@ -89,12 +96,17 @@ class Hyperparameters:
             train_context=train_context,
             norm_epsilon=keys.positive(epsilon),
             rope=RopeSettings.of(keys, head_size, train_context),
+            is_causal=not encoder,
             **more,
         )
 
     def attention(self, window: int = 0) -> AttentionShape:
-        """Return the attention shape of a layer with the given window (0 means all earlier positions)."""
-        return AttentionShape(self.heads, self.kv_heads, self.head_size, window)
+        """Return the attention shape of a layer with the given window (0 means all earlier positions).
+
+        Without a causal mask, rows attend to the whole sequence.
+        """
+        around = None if self.is_causal else ALL
+        return AttentionShape(self.heads, self.kv_heads, self.head_size, window, around=around)
 
 
 def refuse_experts(keys: Keys) -> None:
@@ -196,10 +208,3 @@ def _refuse_other_heads_in_windows(keys: Keys, head_size: int, dimensions: int) 
     for name, expected in alike.items():
         if keys.integer(name, expected, minimum=0, maximum=MOST_CONTEXT) != expected:
             raise keys.unsupported(f"{keys.name(name)} differs from that of layers without a window")
-
-
-def _refuse_variants(keys: Keys, unused_layers: int) -> None:
-    if not keys.flag("attention.causal", default=True):
-        raise keys.unsupported(f"it does not generate text ({keys.name('attention.causal')} is false)")
-    if layers_ahead(keys) != unused_layers:
-        raise keys.unsupported("layers for multi-token prediction")

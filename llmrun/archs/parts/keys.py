@@ -21,18 +21,18 @@ _LARGEST_NUMBER = 1e30
 
 
 class Keys:
-    """Getters for the metadata of one file. Key names omit the architecture prefix.
+    """Getters for the metadata of one file. Key names omit the prefix, which is the architecture unless specified.
 
     A default of None makes a key required. All getters raise BadGGUF if the key is missing, has the wrong type or is
     out of range.
     """
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, prefix: str = "") -> None:
         self.file = file
-        self._architecture = file.string("general.architecture")
+        self._prefix = prefix or file.string("general.architecture")
 
     def name(self, key: str) -> str:
-        return f"{self._architecture}.{key}"
+        return f"{self._prefix}.{key}"
 
     def has(self, key: str) -> bool:
         return self.file.has(self.name(key))
@@ -78,6 +78,18 @@ class Keys:
         if not 1 / _LARGEST_SCALE <= abs(value) <= _LARGEST_SCALE:
             raise self.bad(key, f"must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")
         return value
+
+    def factors(self, key: str, layers: int) -> list[float]:
+        """Return a factor per layer. The file may contain an array or a single value for all layers."""
+        if not self.is_array(key):
+            return [self.factor(key)] * layers
+        values = self.file.metadata[self.name(key)]
+        assert isinstance(values, np.ndarray)
+        if values.dtype.kind != "f" or len(values) != layers:
+            raise self.bad(key, f"must have {layers} floating-point values, one for each layer")
+        if not (np.abs(values) <= _LARGEST_SCALE).all():  # False for NaN
+            raise self.bad(key, f"all values must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
+        return [float(value) for value in values]
 
     def string(self, key: str, default: str) -> str:
         return self.file.string(self.name(key), default)
@@ -127,6 +139,12 @@ class Keys:
         values = self.of_each_layer(key, layers)
         self._check_all(key, values, minimum, maximum)
         return tuple(values)
+
+    def refuse(self, *keys: str) -> None:
+        """Raise UnsupportedModel if the file has any of these keys."""
+        for key in keys:
+            if self.has(key):
+                raise self.unsupported(f"the key {self.name(key)}")
 
     def is_array(self, key: str) -> bool:
         return isinstance(self.file.metadata.get(self.name(key)), np.ndarray)

@@ -57,13 +57,22 @@ def recurrent_sizes_of(keys: Keys) -> RecurrentSizes:
     value_size = values // heads
     if value_size % VECTOR or value_size > _MOST_HEAD_SIZE:
         raise keys.unsupported(f"recurrent heads of {value_size} features")
-    taps = keys.integer("ssm.conv_kernel", minimum=1, maximum=MOST_WIDTH)
-    if not _LEAST_TAPS <= taps <= _MOST_TAPS:
-        raise keys.unsupported(f"a convolution over {taps} positions")
     return RecurrentSizes(
         heads=heads,
         key_heads=key_heads,
-        key_size=keys.features("ssm.state_size", minimum=1, maximum=_MOST_HEAD_SIZE),
+        key_size=key_size_of(keys),
         value_size=value_size,
-        taps=taps,
+        taps=taps_of(keys),
     )
+
+
+def key_size_of(keys: Keys) -> int:
+    return keys.features("ssm.state_size", minimum=1, maximum=_MOST_HEAD_SIZE)
+
+
+def taps_of(keys: Keys) -> int:
+    """Return the number of positions that the convolution covers. Raises BadGGUF and UnsupportedModel."""
+    taps = keys.integer("ssm.conv_kernel", minimum=1, maximum=MOST_WIDTH)
+    if not _LEAST_TAPS <= taps <= _MOST_TAPS:
+        raise keys.unsupported(f"a convolution over {taps} positions")
+    return taps

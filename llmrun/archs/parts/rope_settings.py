@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
 _MOST_FREQUENCY = 1e9  # radians per position; real models have at most 1
+_LEAST_FREQUENCY = 1e-6  # below this, a pair rotates by less than a degree in 16,000 positions
 _MOST_CONTEXT = 1 << 27
 
 
@@ -181,21 +182,26 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
     return dimensions
 
 
-def check_sections(keys: Keys, rope: RopeSettings, head_size: int) -> None:
+def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleaved: bool = True) -> None:
     """Check that multimodal RoPE (M-RoPE) rotates text like NeoX RoPE. Raises BadGGUF and UnsupportedModel.
 
     M-RoPE has four positions per token, and `rope.dimension_sections` says how many pairs of features each of them
-    rotates. The pairs of the first three are interleaved. For text, these three equal the position of the token, but
-    llama.cpp sets the fourth to 0, so files in which it rotates a pair are refused.
+    rotates. The pairs of the first three are interleaved in some models and consecutive in others. For text, these
+    three equal the position of the token, but llama.cpp sets the fourth to 0, so files in which it rotates a pair are
+    refused, unless the pair hardly rotates. In Qwen3-VL, pairs 61 and 62 of 64 rotate with the token in the original
+    model, but not in llama.cpp. Consecutive sections of which the first or the second is empty are refused too, because
+    llama.cpp ignores them and rotates like models without M-RoPE.
     """
     key = "rope.dimension_sections"
     sections = keys.several(key, 4, minimum=0, maximum=head_size)
     if not 1 <= sum(sections) <= head_size or not any(sections[:3]):
         raise keys.bad(key, f"must have a sum of 1 to {head_size}, not {sum(sections)}")
-    for pair in range(rope.dimensions // 2):
-        turn = pair % sum(sections)
-        if turn >= 3 * sections[turn % 3]:
-            raise keys.unsupported(f"a {keys.name(key)} of {', '.join(str(size) for size in sections)}")
+    ends = [3 * size for size in sections[:3]] if interleaved else [sum(sections[:3])] * 3
+    turns = [pair % sum(sections) for pair in range(rope.dimensions // 2)]
+    fourth = np.array([turn >= ends[turn % 3] for turn in turns])
+    is_fast = inverse_powers(rope.base, rope.dimensions // 2) > _LEAST_FREQUENCY
+    if (fourth & is_fast).any() or not (interleaved or all(sections[:2])):
+        raise keys.unsupported(f"a {keys.name(key)} of {', '.join(str(size) for size in sections)}")
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.problems import shown
+from llmrun.gguf.tensors import dimensions, trimmed
 from llmrun.plan.matrix import SUPPORTED, Matrix
 from llmrun.quants.packed import GROUP_ROWS
 
@@ -65,9 +66,10 @@ class Tensors:
     def optional_vector(self, name: str, size: int) -> NDArray[np.float32] | None:
         return self.vector(name, size) if name in self else None
 
-    def finish(self) -> None:
+    def finish(self, prefix: str = "") -> None:
+        """Raise UnsupportedModel if a tensor whose name begins with `prefix` has not been requested or left out."""
         for name in self.file.tensors:
-            if name not in self._asked and not name.startswith(self._left_out):
+            if name.startswith(prefix) and name not in self._asked and not name.startswith(self._left_out):
                 raise UnsupportedModel(
                     f"tensor not supported: {_path(self.file)}: {shown(name)}: not part of this architecture",
                     hint="This model may run with --backend llama.",
@@ -79,10 +81,10 @@ class Tensors:
         tensor = self.file.tensors.get(name)
         if tensor is None:
             raise BadGGUF(f"tensor missing: {_path(self.file)}: {name}")
-        if _trimmed(tensor.shape) != _trimmed(shape):
+        if trimmed(tensor.shape) != trimmed(shape):
             raise BadGGUF(
-                f"tensor has the wrong shape: {_path(self.file)}: {name}: must be {_dimensions(_trimmed(shape))} "
-                f"according to the metadata, not {_dimensions(_trimmed(tensor.shape))}"
+                f"tensor has the wrong shape: {_path(self.file)}: {name}: must be {dimensions(trimmed(shape))} "
+                f"according to the metadata, not {dimensions(trimmed(tensor.shape))}"
             )
 
 
@@ -142,17 +144,6 @@ def parameter_count(file: GGUFFile) -> int:
 
 def _weights(tensor: TensorInfo) -> int:
     return tensor.n_rows * tensor.shape[0]
-
-
-def _trimmed(shape: Shape) -> Shape:
-    """Strip trailing dimensions of size 1, which GGUF files may or may not contain."""
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
-
-
-def _dimensions(shape: Shape) -> str:
-    return " x ".join(str(size) for size in shape)
 
 
 def _path(file: GGUFFile) -> str:

@@ -46,9 +46,13 @@ class PlanWriter:
 
     # --- whole rows ---
 
-    def embed(self, scale: float = 1.0) -> Value:
+    def embed(self, scale: float = 1.0, name: str = "token_embd") -> Value:
         c = self._config
-        return self.plan.embed(self.tensors.matrix("token_embd.weight", c.width, c.vocabulary_size), scale)
+        return self.plan.embed(self.tensors.matrix(f"{name}.weight", c.width, c.vocabulary_size), scale)
+
+    def embed_positions(self) -> Value:
+        c = self._config
+        return self.plan.embed_positions(self.tensors.matrix("position_embd.weight", c.width, c.train_context))
 
     def rmsnorm(self, name: str, x: Value) -> Value:
         return self.plan.rmsnorm(x, self.tensors.vector(f"{name}.weight", x.width), self.epsilon)
@@ -65,6 +69,15 @@ class PlanWriter:
         weight = self.tensors.vector(f"{name}.weight", x.width)
         bias = self.tensors.optional_vector(f"{name}.bias", x.width)
         return self.plan.layernorm(x, weight, bias, self.epsilon)
+
+    def rmsnorm_wanted(self, name: str, x: Value) -> Value:
+        return self.plan.rmsnorm_wanted(x, self.tensors.vector(f"{name}.weight", x.width), self.epsilon)
+
+    def layernorm_wanted(self, name: str, x: Value) -> Value:
+        weight = self.tensors.vector(f"{name}.weight", x.width)
+        return self.plan.layernorm_wanted(
+            x, weight, self.tensors.optional_vector(f"{name}.bias", x.width), self.epsilon
+        )
 
     # --- matrices ---
 
@@ -140,19 +153,24 @@ class PlanWriter:
         """Compute the logits of the wanted rows, times `scale`."""
         weight = self.tensors.vector(f"{norm}.weight", x.width)
         h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self.epsilon)
-        self._output(h)
+        self._output(h, scale)
 
     def output_after_layernorm(self, x: Value, scale: float = 1.0) -> None:
         weight = self.tensors.vector("output_norm.weight", x.width)
         bias = self.tensors.optional_vector("output_norm.bias", x.width)
         scaled_bias = None if bias is None else _scaled(bias, scale)
         h = self.plan.layernorm_wanted(x, _scaled(weight, scale), scaled_bias, self.epsilon)
-        self._output(h)
+        self._output(h, scale)
 
-    def _output(self, h: Value) -> None:
-        """Compute the logits. Files without an output matrix use the embedding matrix instead."""
-        name = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
-        self.plan.output(h, self.tensors.matrix(name, h.width, self._config.vocabulary_size))
+    def _output(self, h: Value, scale: float) -> None:
+        """Compute the logits from h, which is `scale` times the hidden state."""
+        self.plan.hidden, self.plan.hidden_scale = h, scale
+        self.plan.output(h, self.tensors.matrix(f"{self.output_name}.weight", h.width, self._config.vocabulary_size))
+
+    @property
+    def output_name(self) -> str:
+        """The name of the output matrix. Files without one use the embedding matrix instead."""
+        return "output" if "output.weight" in self.tensors else "token_embd"
 
     # --- rotary positions ---
 

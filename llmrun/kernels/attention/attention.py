@@ -20,7 +20,15 @@ from collections.abc import Callable
 from typing import Any
 
 from llmrun.kernels.attention.chunk import WORDS, chunk_of_tile
-from llmrun.kernels.attention.partials import end_chunk, first_chunk, row_of_slot, slots_before, slots_of_step
+from llmrun.kernels.attention.partials import (
+    end_chunk,
+    end_seen,
+    first_chunk,
+    first_seen,
+    row_of_slot,
+    slots_before,
+    slots_of_step,
+)
 from llmrun.kernels.attention.states import copy_state, states
 from llmrun.kernels.code.load_store import hidden, load_i32, load_i64
 from llmrun.kernels.code.work import (
@@ -32,6 +40,7 @@ from llmrun.kernels.code.work import (
     n_rows,
     next_item,
     private_row,
+    seen_ranges,
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
@@ -49,7 +58,7 @@ _MERGED_HEADS = 4  # heads that a thread merges at a time
 
 @kernel_family
 def attention(level: str, head_size: int, value_size: int, group: int, keys: str, values: str) -> Callable[..., None]:
-    """Build the kernel for causal attention, where `group` query heads share a KV head.
+    """Build the kernel for attention, where `group` query heads share a KV head.
 
     `keys` and `values` are names of KV_TYPES.
     """
@@ -60,23 +69,23 @@ def attention(level: str, head_size: int, value_size: int, group: int, keys: str
 def capped_attention(
     level: str, head_size: int, value_size: int, group: int, keys: str, values: str
 ) -> Callable[..., None]:
-    """Build the kernel for causal attention with capped scores, cap * tanh(score / cap)."""
+    """Build the kernel for attention with capped scores, cap * tanh(score / cap)."""
     return _attention(level, HeadLayout(KV_TYPES[keys], KV_TYPES[values], head_size, value_size), group, capped=True)
 
 
 @inline_function
-def _share(tables: Any, positions: Any, window: Any, row: Any, chunk: Any) -> Any:
+def _share(tables: Any, ranges: Any, row: Any, chunk: Any) -> Any:
     """Return whether a row and the next one can share a chunk.
 
     Rows of one sequence can share all chunks that both attend to. Rows of different sequences must attend to the whole
     chunk, because other entries of their block tables may be out of date.
     """
     one, other = load_i64(tables + 8 * row), load_i64(tables + 8 * row + 8)
-    length, other_length = load_i32(positions + 4 * row) + 1, load_i32(positions + 4 * row + 4) + 1
-    shortest, longest = min(length, other_length) - chunk * CHUNK, max(length, other_length) - chunk * CHUNK
+    first = max(first_seen(ranges, row), first_seen(ranges, row + 1)) - chunk * CHUNK
+    end = min(end_seen(ranges, row), end_seen(ranges, row + 1)) - chunk * CHUNK
     if one == other:
-        return shortest > 0 and longest - window < CHUNK
-    if shortest < CHUNK or longest > window:
+        return end > 0 and first < CHUNK
+    if end < CHUNK or first > 0:
         return False
     for block in range(chunk * (CHUNK // BLOCK), (chunk + 1) * (CHUNK // BLOCK)):
         if load_i32(one + 4 * block) != load_i32(other + 4 * block):
@@ -111,25 +120,24 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
         query0 = load_i64(op + WORDS.q) + private_row(op, step, thread, PRIVATE_INPUT) * load_i64(op + WORDS.q_stride)
         scratch = load_i64(op + WORDS.scratch) + thread * load_i64(op + WORDS.scratch_bytes)
         tables = block_tables(step, load_i64(op + WORDS.tables))
-        positions = load_i64(step + records.STEP_POSITIONS)
-        window = load_i64(op + WORDS.window)
-        slots = slots_of_step(positions, rows, window, load_i64(op + WORDS.slots))
+        ranges = seen_ranges(step, load_i64(op + WORDS.reach))
+        slots = slots_of_step(ranges, rows, load_i64(op + WORDS.slots))
         row_tiles = (rows + tile_rows - 1) // tile_rows
         units = slots if slots > 0 else row_tiles
         item = claim(op)
         while item < head_tiles * units:
             if slots > 0:
                 tile, slot = item % head_tiles, item // head_tiles
-                row = row_of_slot(positions, slot, window)
-                chunk = first_chunk(positions, row, window) + slot - slots_before(positions, row, window)
+                row = row_of_slot(ranges, slot)
+                chunk = first_chunk(ranges, row) + slot - slots_before(ranges, row)
                 count = 1
-                if row % _SHARING_ROWS != 0 and _share(tables, positions, window, row - 1, chunk):
+                if row % _SHARING_ROWS != 0 and _share(tables, ranges, row - 1, chunk):
                     count = 0
                 else:
                     while (
                         row + count < rows
                         and (row + count) % _SHARING_ROWS != 0
-                        and _share(tables, positions, window, row + count - 1, chunk)
+                        and _share(tables, ranges, row + count - 1, chunk)
                     ):
                         count += 1
                 fits = count >= tile_rows
@@ -145,11 +153,11 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
                 if tile_rows > 1 and fits:
                     # The last tile begins early enough to be full. It computes some rows again.
                     first = row + min(done, count - tile_rows)
-                    together(op, query0, load_i64(tables + 8 * first), positions, first, tile, chunk, scratch)
+                    together(op, query0, load_i64(tables + 8 * first), ranges, first, tile, chunk, scratch)
                     done += tile_rows
                 else:
                     first = row + done
-                    alone(op, query0, load_i64(tables + 8 * first), positions, first, tile, chunk, scratch)
+                    alone(op, query0, load_i64(tables + 8 * first), ranges, first, tile, chunk, scratch)
                     done += 1
             item = claim(op)
 
@@ -171,28 +179,27 @@ def _rows_of_tile(level: str, layout: HeadLayout, shape: TileShape, group: int, 
     state_bytes = 4 * state_floats(value_size)
 
     @inline_function
-    def run(op: Any, query0: Any, table: Any, positions: Any, row: Any, tile: Any, chunk: Any, scratch: Any) -> Any:
+    def run(op: Any, query0: Any, table: Any, ranges: Any, row: Any, tile: Any, chunk: Any, scratch: Any) -> Any:
         kv_head = tile // tiles
         head = kv_head * group + min(tile % tiles * heads, group - heads)
         # Heads before this one belong to the tile before this one, too.
         first_own = kv_head * group + tile % tiles * heads
-        window = load_i64(op + WORDS.window)
         query = query0 + row * load_i64(op + WORDS.q_stride) + 4 * head_size * head
         out = load_i64(op + WORDS.out) + row * load_i64(op + WORDS.out_stride) + 4 * value_size * head
-        of_tile = positions + 4 * row
+        of_tile = ranges + 8 * row
         later = scratch + 2 * 4 * queries * CHUNK
         merged = later + queries * state_bytes
         start, end = chunk, chunk + 1
         if chunk < 0:
-            start, end = first_chunk(of_tile, 0, window), end_chunk(of_tile, rows - 1)
+            start, end = first_chunk(of_tile, 0), end_chunk(of_tile, rows - 1)
             for index in range(hidden(queries)):
                 begin(merged + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
         for number in range(start, end):
             one_chunk(op, query, table, of_tile, number, kv_head, scratch, later)
-            slot = slots_before(positions, row, window)
+            slot = slots_before(ranges, row)
             for index in range(hidden(queries)):
                 of_row, of_head = index // heads, index % heads
-                first, after = first_chunk(of_tile, of_row, window), end_chunk(of_tile, of_row)
+                first, after = first_chunk(of_tile, of_row), end_chunk(of_tile, of_row)
                 state = later + index * state_bytes
                 # This means `chunk < 0`, but if LLVM knew that, it would duplicate the loop around it.
                 if hidden(chunk + number) < number:
@@ -229,9 +236,8 @@ def merge(level: str, value_size: int, values: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        positions = load_i64(step + records.STEP_POSITIONS)
-        window = load_i64(op + _MERGE.window)
-        if slots_of_step(positions, rows, window, load_i64(op + _MERGE.slots)) == 0:
+        ranges = seen_ranges(step, load_i64(op + _MERGE.reach))
+        if slots_of_step(ranges, rows, load_i64(op + _MERGE.slots)) == 0:
             return
         heads = load_i64(op + _MERGE.heads)
         scratch = load_i64(op + _MERGE.scratch) + thread * load_i64(op + _MERGE.scratch_bytes)
@@ -243,12 +249,12 @@ def merge(level: str, value_size: int, values: str) -> Callable[..., None]:
         item = first_item(op, step, thread, n_threads, n_items)
         while item < n_items:
             row, first = item // items_of_row, item % items_of_row * _MERGED_HEADS
-            slot = slots_before(positions, row, window)
+            slot = slots_before(ranges, row)
             of_row = load_i64(op + _MERGE.partials) + slot * partial_stride
             for head in range(first, min(first + _MERGED_HEADS, heads)):
                 state = of_row + head * state_bytes
                 begin(scratch, load_i64(op + _MERGE.sinks), head)
-                for _ in range(first_chunk(positions, row, window), end_chunk(positions, row)):
+                for _ in range(first_chunk(ranges, row), end_chunk(ranges, row)):
                     add(scratch, state)
                     state += partial_stride
                 finish(scratch, out0 + row * out_stride + 4 * head * value_size)

@@ -1,7 +1,7 @@
 """Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
-A row attends to the positions from the start of its window to its own position. Most positions of a chunk are visible
-to all rows of a tile. The few positions that are visible only to some rows are added row by row. Positions that are not
+A row attends to a range of positions, which usually ends with its own. Most positions of a chunk are visible to all
+rows of a tile. The few positions that are visible only to some rows are added row by row. Positions that are not
 visible to a row are skipped instead of multiplied by 0, because 0 times NaN is NaN. Blocks that are not visible to any
 row of the tile are never read, and neither are their entries in the block table.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from numba import types
 
+from llmrun.kernels.attention.partials import end_seen, first_seen
 from llmrun.kernels.attention.tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
@@ -34,8 +35,8 @@ LOWEST = -3.0e38
 def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """Return a function that computes the states of `heads` x `rows` queries for one chunk.
 
-    The function's `positions` is the address of the positions of the tile's rows, an int32[rows]. `table` is a block
-    table that is right for all of these rows. `weights`, a float32[2, queries, CHUNK], is scratch memory for the
+    The function's `ranges` is the address of the positions that the tile's rows attend to (partials.py). `table` is a
+    block table that is right for all of these rows. `weights`, a float32[2, queries, CHUNK], is scratch memory for the
     weights and for the weights times the scales of the values.
     """
     queries = heads * rows
@@ -56,27 +57,23 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
     soften = _soften(level, capped=capped)
 
     @inline_function
-    def seen(positions: Any, row: Any, window: Any, start: Any) -> Any:
+    def seen(ranges: Any, row: Any, start: Any) -> Any:
         """Return the range of a chunk's positions that a row attends to, which may be empty."""
-        end = load_i32(positions + 4 * row) + 1 - start
-        return max(end - window, 0), min(end, CHUNK)
+        return max(first_seen(ranges, row) - start, 0), min(end_seen(ranges, row) - start, CHUNK)
 
     @inline_function
-    def run(
-        op: Any, query: Any, table: Any, positions: Any, chunk: Any, kv_head: Any, weights: Any, states: Any
-    ) -> Any:
+    def run(op: Any, query: Any, table: Any, ranges: Any, chunk: Any, kv_head: Any, weights: Any, states: Any) -> Any:
         start = chunk * CHUNK
         cache = load_i64(op + WORDS.cache) + kv_head * head_bytes
         block_bytes = load_i64(op + WORDS.block_bytes)
         query_stride = load_i64(op + WORDS.q_stride)
         scale = load_f32(op + WORDS.scale)
-        window = load_i64(op + WORDS.window)
         table += 4 * (start // BLOCK)
         # The chunk's positions that any row of the tile attends to, and those that all of them attend to.
-        first_of_any, end_of_any = seen(positions, 0, window, start)
+        first_of_any, end_of_any = seen(ranges, 0, start)
         first_of_all, end_of_all = first_of_any, end_of_any
         for row in range(1, rows):
-            row_first, row_end = seen(positions, row, window, start)
+            row_first, row_end = seen(ranges, row, start)
             first_of_any, end_of_any = min(first_of_any, row_first), max(end_of_any, row_end)
             first_of_all, end_of_all = max(first_of_all, row_first), min(end_of_all, row_end)
         # Blocks lie anywhere in memory, so the processor cannot prefetch across them. With 16 sequences at depth 1,024,
@@ -107,7 +104,7 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
                     scores_store(tile, weights + 4 * at, scale, key_scales, group)
         for index in range(hidden(queries)):
             state = states + index * state_bytes
-            row_first, row_end = seen(positions, index // heads, window, start)
+            row_first, row_end = seen(ranges, index // heads, start)
             cap = load_f32(op + WORDS.soft_cap)
             soften(weights + 4 * CHUNK * index, row_first, row_end, cap, state + 4 * value_size)
             for at in range(0, 4 * value_size, 64):
@@ -118,7 +115,7 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
         sum_of_values(cache + values_at, table, block_bytes, first_of_all, end_of_all, weights, states)
         if rows > 1:
             for index in range(hidden(queries)):
-                _, row_end = seen(positions, index // heads, window, start)
+                _, row_end = seen(ranges, index // heads, start)
                 first, state = max(end_of_all, first_of_all), states + index * state_bytes
                 add_values(cache + values_at, table, block_bytes, first, row_end, weights + 4 * CHUNK * index, state)
 

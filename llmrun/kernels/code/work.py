@@ -26,6 +26,7 @@ _ROWS = records.OP_ROWS
 _STEP_REPLICATED = records.STEP_REPLICATED
 _STEP_ROWS = records.STEP_ROWS
 _STEP_TABLES = records.STEP_TABLES
+_STEP_SEEN = records.STEP_SEEN
 _RUN = 16  # consecutive items that a thread claims at a time
 _FEW = 64  # the most items per thread that are divided equally
 
@@ -39,6 +40,12 @@ def n_rows(op: Any, step: Any) -> Any:
 def block_tables(step: Any, window: Any) -> Any:
     """Return the address of an int64[rows] that holds the address of each row's block table for a window."""
     return load_i64(step + _STEP_TABLES) + 8 * load_i64(step + _STEP_ROWS) * window
+
+
+@inline_function
+def seen_ranges(step: Any, reach: Any) -> Any:
+    """Return the address of an int32[rows, 2] that holds the first position that each row sees, and its end."""
+    return load_i64(step + _STEP_SEEN) + 8 * load_i64(step + _STEP_ROWS) * reach
 
 
 @inline_function

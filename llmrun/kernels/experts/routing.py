@@ -147,6 +147,36 @@ def route(level: str) -> Callable[..., None]:
         return _highest(best, numbers)
 
     @inline_function
+    def score(ranks: Any, size: Any, scratch: Any) -> Any:
+        """Return the sum of the two highest values among the ranks of a group. `scratch` is two int32."""
+        best, second = types.int64(_NO_RANK), types.int64(_NO_RANK)
+        for at in range(0, 4 * size, 4):
+            rank = load_i32(ranks + at)
+            second = max(second, min(best, rank))
+            best = max(best, rank)
+        # A rank has the bits of its value, except that the bits after the sign are inverted if it is negative.
+        store_i32(scratch, best if best >= 0 else best ^ 0x7FFFFFFF)
+        store_i32(scratch + 4, second if second >= 0 else second ^ 0x7FFFFFFF)
+        return load_f32(scratch) + load_f32(scratch + 4)
+
+    @inline_function
+    def leave_best_groups(op: Any, ranks: Any, count: Any) -> None:
+        """Give the experts outside the best groups no rank. The scores of the groups follow the ranks in memory."""
+        groups = load_i64(op + _ROUTE.groups)
+        size = count // groups
+        scores = ranks + (4 * count + 63) // 64 * 64
+        for group in range(groups):
+            store_f32(scores + 4 * group, score(ranks + 4 * size * group, size, scores + 4 * group))
+        for at in range(0, groups, 16):
+            _store_ranks(scores + 4 * at, simd.load_f32x16(scores + 4 * at), groups - at)
+        for _ in range(load_i64(op + _ROUTE.groups_used)):
+            store_i32(scores + 4 * highest(scores, groups), _NO_RANK)
+        for group in range(groups):
+            if load_i32(scores + 4 * group) != _NO_RANK:
+                for expert in range(size * group, size * (group + 1)):
+                    store_i32(ranks + 4 * expert, _NO_RANK)
+
+    @inline_function
     def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
         """Normalize the weights of a row, then apply the common scale and each expert's own scale."""
         if load_i64(op + _ROUTE.gating) == SOFTMAX_OF_CHOSEN:
@@ -192,6 +222,8 @@ def route(level: str) -> Callable[..., None]:
                 if bias != 0:
                     value = simd.add(value, simd.load_f32x16(bias + 4 * at))
                 _store_ranks(ranks + 4 * at, value, count - at)
+            if load_i64(op + _ROUTE.groups) != 0:
+                leave_best_groups(op, ranks, count)
             to = (first + row) * load_i64(op + _ROUTE.row_bytes)
             chosen, weights = load_i64(op + _ROUTE.chosen) + to, load_i64(op + _ROUTE.weights) + to
             for index in range(used):

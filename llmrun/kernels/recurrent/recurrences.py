@@ -1,4 +1,4 @@
-"""The gated delta rule and the recurrence of Mamba-2, computed row by row.
+"""The gated delta rule and the recurrences of Mamba-1 and Mamba-2, computed row by row.
 
 The threads divide the runs of the step, the heads and the columns of the heads' matrices, because no column depends on
 another one. A work item applies the rows since the base to its part of the matrix, and then the rows of the run. Rows
@@ -47,7 +47,9 @@ def delta_rule(level: str, vectors: int) -> Callable[..., None]:
     row_bytes = 64 * vectors
 
     @inline_function
-    def apply(op: Any, head: Any, matrix: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any) -> None:
+    def apply(
+        op: Any, head: Any, column: Any, matrix: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any
+    ) -> None:
         """Apply a row to the part at `matrix`, and store the row's output at `out` unless that is 0.
 
         The output is computed as decay * (q . S) + (q . k) * change from the S before the row, so that one pass over S
@@ -87,7 +89,9 @@ def ssd(level: str, vectors: int) -> Callable[..., None]:
     decay_of, row_bytes = _decay(level), 64 * vectors
 
     @inline_function
-    def apply(op: Any, head: Any, matrix: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any) -> None:
+    def apply(
+        op: Any, head: Any, column: Any, matrix: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any
+    ) -> None:
         """Apply a row to the part at `matrix`, and store the row's output at `out` unless that is 0."""
         decay, size = decay_of(op, head, gate)
         x = load(v)
@@ -105,6 +109,35 @@ def ssd(level: str, vectors: int) -> Callable[..., None]:
     return _recurrence(apply, vectors, has_beta=False)
 
 
+@kernel_family
+def selective_scan(level: str) -> Callable[..., None]:
+    """Build the kernel of SelectiveScan (plan/ops/recurrences.py) for parts with 16 columns."""
+    operations = simd.Operations(level)
+    exp, fma, softplus = operations.exp, operations.fma, curves.softplus(level)
+
+    @inline_function
+    def apply(
+        op: Any, head: Any, column: Any, matrix: Any, q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any
+    ) -> None:
+        """Apply a row to the part at `matrix`, and store the row's output at `out` unless that is 0."""
+        key_size = load_i64(op + _REC.key_size)
+        rates = load_i64(op + _REC.rate) + 4 * key_size * column
+        bias = simd.load_f32x16(load_i64(op + _REC.bias) + 4 * column)
+        size, x = softplus(simd.add(simd.load_f32x16(gate), bias)), simd.load_f32x16(v)
+        change, asked = simd.multiply(size, x), simd.splat(types.float32(0))
+        for key in range(key_size):
+            decay = exp(simd.multiply(simd.load_f32x16(rates + 64 * key), size))
+            decayed = simd.multiply(decay, simd.load_f32x16(matrix + 64 * key))
+            total = fma(simd.splat(load_f32(k + 4 * key)), change, decayed)
+            simd.store_f32x16(matrix + 64 * key, total)
+            asked = fma(simd.splat(load_f32(q + 4 * key)), total, asked)
+        if out != 0:
+            skip = simd.load_f32x16(load_i64(op + _REC.skip) + 4 * column)
+            simd.store_f32x16(out, fma(skip, x, asked))
+
+    return _recurrence(apply, 1, has_beta=False, gate_per_column=True)
+
+
 def _decay(level: str) -> Any:
     """Return a function that computes a row's decay and step size for a head, each in all lanes of a vector."""
     exp, softplus = simd.Operations(level).exp, curves.softplus(level)
@@ -117,8 +150,11 @@ def _decay(level: str) -> Any:
     return decay
 
 
-def _recurrence(apply: Any, vectors: int, *, has_beta: bool) -> Callable[..., None]:
-    """Return the kernel that runs `apply` for each row and each part of the heads' matrices."""
+def _recurrence(apply: Any, vectors: int, *, has_beta: bool, gate_per_column: bool = False) -> Callable[..., None]:
+    """Return the kernel that runs `apply` for each row and each part of the heads' matrices.
+
+    There is a gate per head, or one per column of the only head.
+    """
     columns = 16 * vectors
 
     @inline_function
@@ -127,9 +163,12 @@ def _recurrence(apply: Any, vectors: int, *, has_beta: bool) -> Callable[..., No
         keys = load_i64(op + _REC.key_heads) * load_i64(op + _REC.key_size)
         gates = keys + load_i64(op + _REC.heads) * load_i64(op + _REC.value_size)
         copy_bytes(buffer + 4 * (keys + column), v, 4 * columns)
+        if gate_per_column:
+            copy_bytes(buffer + 4 * (gates + column), gate, 4 * columns)
         if column % load_i64(op + _REC.value_size) != 0:
             return
-        store_f32(buffer + 4 * (gates + head), load_f32(gate))
+        if not gate_per_column:
+            store_f32(buffer + 4 * (gates + head), load_f32(gate))
         if has_beta:
             store_f32(buffer + 4 * (gates + load_i64(op + _REC.heads) + head), load_f32(beta))
         # The first of the heads that share a key head stores the key.
@@ -145,9 +184,9 @@ def _recurrence(apply: Any, vectors: int, *, has_beta: bool) -> Callable[..., No
         keys = load_i64(op + _REC.key_heads) * load_i64(op + _REC.key_size)
         gates = keys + load_i64(op + _REC.heads) * load_i64(op + _REC.value_size)
         k, v = buffer + 4 * key_head * load_i64(op + _REC.key_size), buffer + 4 * (keys + column)
-        gate = buffer + 4 * (gates + head)
+        gate = buffer + 4 * (gates + (column if gate_per_column else head))
         beta = gate + 4 * load_i64(op + _REC.heads)
-        apply(op, head, matrix, k, k, v, gate, beta, 0)
+        apply(op, head, column, matrix, k, k, v, gate, beta, 0)
         if written != 0:
             remember(op, written, k, v, gate, beta, head, column)
 
@@ -204,9 +243,10 @@ def _recurrence(apply: Any, vectors: int, *, has_beta: bool) -> Callable[..., No
                 row = row_of_run(step, run, index)
                 k = k0 + row * k_stride + key
                 v = v0 + row * v_stride + 4 * column
-                gate, beta = gate0 + row * gate_stride + 4 * head, beta0 + row * beta_stride + 4 * head
+                gate = gate0 + row * gate_stride + 4 * (column if gate_per_column else head)
+                beta = beta0 + row * beta_stride + 4 * head
                 out = load_i64(op + _REC.out) + row * load_i64(op + _REC.out_stride) + 4 * column
-                apply(op, head, matrix, q0 + row * q_stride + key, k, v, gate, beta, out)
+                apply(op, head, column, matrix, q0 + row * q_stride + key, k, v, gate, beta, out)
                 if start + index >= commit:
                     remember(op, written, k, v, gate, beta, head, column)
                     written += load_i64(op + _REC.row_bytes)

@@ -25,7 +25,7 @@ _NORM = offsets(NormWords)
 
 
 @intrinsic
-def _root(typingctx: Any, value: Any) -> Any:
+def root(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         function = ir.FunctionType(simd.F32, [simd.F32])
         root = cgutils.get_or_insert_function(builder.module, function, "llvm.sqrt.f32")
@@ -77,7 +77,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
                     value = simd.load_f32x16(x + at)
                     squares = fma(value, value, squares)
                 mean = simd.sum_lanes(squares) / types.float32(width)
-                scale = simd.splat(types.float32(1) / _root(mean + epsilon))
+                scale = simd.splat(types.float32(1) / root(mean + epsilon))
                 for at in range(0, 4 * width, 64):
                     normal = simd.multiply(simd.load_f32x16(x + at), scale)
                     simd.store_f32x16(y + at, simd.multiply(normal, simd.load_f32x16(weight + at)))
@@ -119,7 +119,7 @@ def layernorm(level: str) -> Callable[..., None]:
                 distance = simd.keep_between(distance, 0, width - at // 4, types.float32(0))
                 squares = fma(distance, distance, squares)
             variance = simd.sum_lanes(squares) / types.float32(width)
-            scale = simd.splat(types.float32(1) / _root(variance + epsilon))
+            scale = simd.splat(types.float32(1) / root(variance + epsilon))
             for at in range(0, 4 * width, 64):
                 distance = simd.subtract(simd.load_f32x16(x + at), mean)
                 normal = simd.multiply(simd.multiply(distance, scale), simd.load_f32x16(weight + at))

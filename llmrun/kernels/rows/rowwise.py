@@ -28,11 +28,20 @@ from llmrun.kernels.code.work import (
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
 from llmrun.layouts.records import offsets
-from llmrun.plan.ops.activations import CLAMP, CLAMPED_SLOPE, GELU_CUBIC, GELU_SLOPE, Activation, GatedWords
+from llmrun.plan.ops.activations import (
+    CLAMP,
+    CLAMPED_SLOPE,
+    GELU_CUBIC,
+    GELU_SLOPE,
+    Activation,
+    GatedWords,
+    XieluWords,
+)
 from llmrun.plan.ops.logits import SoftCapWords
 from llmrun.plan.ops.rows import AddWords
 
 _GATED = offsets(GatedWords)
+_XIELU = offsets(XieluWords)
 _ADD = offsets(AddWords)
 _CAP = offsets(SoftCapWords)
 
@@ -71,7 +80,15 @@ def gated(level: str, activation: str) -> Callable[..., None]:
 
 def _activations(level: str) -> dict[Activation, Any]:
     """Return the functions that apply each activation to 16 values of `gate` and 16 values of `up`."""
-    sigmoid = curves.sigmoid(level)
+    sigmoid, tanh_of = curves.sigmoid(level), curves.tanh(level)
+
+    @inline_function
+    def none(gate: Any, up: Any) -> Any:
+        return simd.multiply(gate, up)
+
+    @inline_function
+    def tanh(gate: Any, up: Any) -> Any:
+        return simd.multiply(tanh_of(gate), up)
 
     @inline_function
     def silu(gate: Any, up: Any) -> Any:
@@ -82,8 +99,12 @@ def _activations(level: str) -> dict[Activation, Any]:
         return simd.multiply(sigmoid(gate), up)
 
     @inline_function
+    def relu(gate: Any, up: Any) -> Any:
+        return simd.multiply(simd.select_negative(gate, simd.splat(types.float32(0)), gate), up)  # preserves NaN
+
+    @inline_function
     def relu_squared(gate: Any, up: Any) -> Any:
-        positive = simd.select_negative(gate, simd.splat(types.float32(0)), gate)  # preserves NaN
+        positive = simd.select_negative(gate, simd.splat(types.float32(0)), gate)
         return simd.multiply(simd.multiply(positive, positive), up)
 
     @inline_function
@@ -105,12 +126,47 @@ def _activations(level: str) -> dict[Activation, Any]:
         return simd.multiply(silu, simd.add(up, simd.splat(types.float32(1))))
 
     return {
+        Activation.NONE: none,
+        Activation.TANH: tanh,
         Activation.SILU: silu,
         Activation.SIGMOID: gate_only,
+        Activation.RELU: relu,
         Activation.RELU_SQUARED: relu_squared,
         Activation.GELU: gelu,
         Activation.CLAMPED_SILU: clamped_silu,
     }
+
+
+@kernel_family
+def xielu(level: str) -> Callable[..., None]:
+    """Build the kernel of Xielu (plan/ops/activations.py).
+
+    exp(x) - 1 is computed as 2 t / (1 - t) with t = tanh(x / 2), which does not cancel near 0.
+    """
+    tanh = curves.tanh(level)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        x_stride, y_stride = load_i64(op + _XIELU.x_stride), load_i64(op + _XIELU.out_stride)
+        x0 = load_i64(op + _XIELU.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+        y0 = load_i64(op + _XIELU.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
+        half, one = simd.splat(types.float32(0.5)), simd.splat(types.float32(1))
+        positive, negative = simd.splat(load_f32(op + _XIELU.positive)), simd.splat(load_f32(op + _XIELU.negative))
+        slope, least = simd.splat(load_f32(op + _XIELU.slope)), simd.splat(load_f32(op + _XIELU.least))
+        row = first_item(op, step, thread, n_threads, rows)
+        while row < rows:
+            for at in range(0, 4 * load_i64(op + _XIELU.width), 64):
+                x = simd.load_f32x16(x0 + row * x_stride + at)
+                t = tanh(simd.multiply(half, simd.select_negative(simd.subtract(x, least), x, least)))
+                grown = simd.divide(simd.add(t, t), simd.subtract(one, t))
+                below = simd.multiply(negative, simd.subtract(grown, x))
+                above = simd.multiply(positive, simd.multiply(x, x))
+                curved = simd.select_negative(x, below, above)
+                simd.store_f32x16(y0 + row * y_stride + at, simd.add(curved, simd.multiply(slope, x)))
+            row = next_item(op, step, row, n_threads, rows)
+
+    return run
 
 
 # --- sums ------------------------------------------------------------------------------------------------------------
@@ -120,7 +176,8 @@ def _activations(level: str) -> dict[Activation, Any]:
 def add(level: str) -> Callable[..., None]:
     """Build the kernel that computes sum = x + factor * y.
 
-    If there is a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The product
+    If there is a gate, the factor of each row is the sigmoid of its gate, or, if `is_plain` is set, the gate plus
+    `factor`. The sum may overwrite x. The product
     and the sum are rounded separately at every instruction-set level, so that all levels give the same result.
     """
     sigmoid = curves.sigmoid(level)
@@ -136,6 +193,7 @@ def add(level: str) -> Callable[..., None]:
         x0 = load_i64(op + _ADD.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
         y0 = load_i64(op + _ADD.y) + private_row(op, step, thread, PRIVATE_SECOND) * y_stride
         gate0 = load_i64(op + _ADD.gate) + private_row(op, step, thread, PRIVATE_THIRD) * gate_stride
+        gate0 += load_i64(op + _ADD.gate_at)
         width = load_i64(op + _ADD.width)
         row = first_item(op, step, thread, n_threads, rows)
         while row < rows:
@@ -144,7 +202,8 @@ def add(level: str) -> Callable[..., None]:
             y = y0 + row * y_stride
             factor = simd.splat(load_f32(op + _ADD.factor))
             if load_i64(op + _ADD.gate) != 0:
-                factor = sigmoid(simd.splat(load_f32(gate0 + row * gate_stride)))
+                gate = simd.splat(load_f32(gate0 + row * gate_stride))
+                factor = simd.add(factor, gate) if load_i64(op + _ADD.is_plain) != 0 else sigmoid(gate)
             for at in range(0, 4 * width, 64):
                 scaled = simd.multiply(factor, simd.load_f32x16(y + at))
                 simd.store_f32x16(total + at, simd.add(simd.load_f32x16(x + at), scaled))

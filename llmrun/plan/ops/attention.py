@@ -12,7 +12,7 @@ from llmrun.plan.builder import PlanBuilder
 from llmrun.plan.curves import soft_cap_reference
 from llmrun.plan.kv_shapes import AttentionShape, LayerKV
 from llmrun.plan.ops.base import Op
-from llmrun.plan.ops.rope import RopeStore, Rotate
+from llmrun.plan.ops.rope import RopeStore, Rotate, RotateHeads
 from llmrun.plan.values import Value
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Attention(Op):
         keys, values = run.keys_values[self.kv]
         rows = []
         for position, query in enumerate(run.heads(self.q, shape.head_size)):
-            seen = slice(max(0, position + 1 - shape.window) if shape.window else 0, position + 1)
+            seen = shape.reach.seen_from(position, len(keys))
             rows.append(attention_reference(query, keys[seen], values[seen], self.scale, self.soft_cap, self.sinks))
         run.put_parts(self.out, np.stack(rows))
 
@@ -60,7 +60,7 @@ class AttentionWords(NamedTuple):
     partials  address of `slots` slots for the partial results of a step of few rows, `partial_stride` bytes each. A
               slot holds the states of all heads for one row and one chunk
     tables    index of the block tables, the same as the index of their window in the plan
-    window    number of positions that a row attends to
+    reach     index of the ranges of positions that rows attend to, the same as the index of their reach in the plan
     sinks     address of the sinks of all heads, or 0 if there are none
     """
 
@@ -78,7 +78,7 @@ class AttentionWords(NamedTuple):
     partial_stride: int
     slots: int
     tables: int
-    window: int
+    reach: int
     sinks: int
     soft_cap: int
 
@@ -94,7 +94,7 @@ class MergeWords(NamedTuple):
     heads: int
     scratch: int
     scratch_bytes: int
-    window: int
+    reach: int
     sinks: int
 
 
@@ -109,7 +109,7 @@ def attention_reference(
     """Compute attention for one row.
 
     q is float32[heads, head size], keys float32[length, KV heads, head size] and values float32[length, KV heads, value
-    size]; the row's own position comes last. Returns float32[heads, value size]. This is a plain softmax over all
+    size]. Returns float32[heads, value size]. This is a plain softmax over all
     positions, while the kernel computes a running softmax in blocks. `soft_cap` and `sinks` are as in Attention.
     """
     group = len(q) // keys.shape[1]
@@ -150,6 +150,13 @@ class AttentionOps(PlanBuilder):
         query_number, key_number = self.rope_number(query_rope or rope), self.rope_number(rope)
         self.ops.append(RopeStore(q, k, v, kv, query_number, key_number, rotated))
         return self._attend(rotated, kv, shape, scale, soft_cap, sinks)
+
+    def rotated(self, x: Value, head_size: int, rope: Rope) -> Value:
+        """Append an op that rotates each head of x, for queries and keys that are normalized after RoPE."""
+        out, number = x.like(x.width), self.rope_number(rope)
+        assert number is not None
+        self.ops.append(RotateHeads(x, head_size, number, out))
+        return out
 
     def attention_again(
         self, q: Value, shape: AttentionShape, rope: Rope | None, *, scale: float | None = None

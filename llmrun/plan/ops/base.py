@@ -34,6 +34,11 @@ class Op(ABC):
         return None
 
     @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """All matrices that the op uses."""
+        return () if self.matrix is None else (self.matrix,)
+
+    @property
     def routed_by(self) -> Routing | None:
         """The routing that the op produces or reads, or None if it has nothing to do with experts."""
         return None

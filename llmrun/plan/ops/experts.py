@@ -32,6 +32,18 @@ class Gating(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """`count` equal groups of consecutive experts. Each row uses experts from its `used` best groups only.
+
+    The score of a group is the sum of its two highest probabilities, including the selection bias. Ties go to the
+    lower group index, and groups whose score is NaN come last. (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)
+    """
+
+    count: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class Route(Op):
     """An op that chooses the `used` most probable experts for each row. Ties go to the lower expert index.
 
@@ -39,6 +51,7 @@ class Route(Op):
     scale           factor applied to the weights after normalization
     selection_bias  float32[experts], added to the probabilities when experts are chosen, but not to the weights
     expert_scales   float32[experts], a factor per expert that is applied last
+    groups          None if rows can use all experts
     """
 
     logits: Value
@@ -47,6 +60,7 @@ class Route(Op):
     scale: float
     selection_bias: NDArray[np.float32] | None
     expert_scales: NDArray[np.float32] | None
+    groups: ExpertGroups | None
     routing: Routing
 
     @property
@@ -144,7 +158,7 @@ class RouteWords(NamedTuple):
     """The op record of `route`.
 
     `gating` is one of the constants in expert_tables.py, and `scale` is a float32. `bias` and `expert_scales` are
-    addresses, or 0 if absent.
+    addresses, or 0 if absent. `groups` is 0 if the experts are not grouped.
     """
 
     logits: int
@@ -161,6 +175,8 @@ class RouteWords(NamedTuple):
     weights: int
     row_bytes: int
     expert_scales: int
+    groups: int
+    groups_used: int
 
 
 class GroupWords(NamedTuple):
@@ -217,7 +233,10 @@ def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np
         case Gating.SOFTMAX_OF_CHOSEN:
             probabilities = logits
     ranked = probabilities if op.selection_bias is None else probabilities + op.selection_bias
-    chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : op.routing.used]
+    chosen = np.argsort(-ranked, axis=1, kind="stable")
+    if op.groups is not None:
+        chosen = _best_groups_first(chosen, ranked, op.groups)
+    chosen = chosen[:, : op.routing.used]
     weights = np.take_along_axis(probabilities, chosen, axis=1)
     if op.gating is Gating.SOFTMAX_OF_CHOSEN:
         weights = softmax_reference(weights)
@@ -227,6 +246,25 @@ def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np
     if op.expert_scales is not None:
         weights = weights * op.expert_scales[chosen]
     return chosen, weights.astype(np.float32)
+
+
+def group_scores_reference(ranked: NDArray[np.float32], groups: ExpertGroups) -> NDArray[np.float32]:
+    """Return the scores of the groups, float32[rows, groups], for the probabilities float32[rows, experts]."""
+    members = ranked.reshape(len(ranked), groups.count, -1)
+    highest = -np.sort(-members, axis=2)[:, :, :2]  # NaN is last
+    with np.errstate(invalid="ignore"):
+        scores: NDArray[np.float32] = highest[:, :, 0] + highest[:, :, 1]
+    return scores
+
+
+def _best_groups_first(
+    order: NDArray[np.int64], ranked: NDArray[np.float32], groups: ExpertGroups
+) -> NDArray[np.int64]:
+    """Move the experts of the best groups to the front of each row of `order`, and keep their order."""
+    best = np.argsort(-group_scores_reference(ranked, groups), axis=1, kind="stable")[:, : groups.used]
+    group = order // (ranked.shape[1] // groups.count)
+    is_outside = (group[:, :, None] != best[:, None, :]).all(axis=2)
+    return np.take_along_axis(order, np.argsort(is_outside, axis=1, kind="stable"), axis=1)
 
 
 def expert_linear_reference(
@@ -275,10 +313,11 @@ class ExpertOps(PlanBuilder):
         scale: float = 1.0,
         selection_bias: NDArray[np.float32] | None = None,
         expert_scales: NDArray[np.float32] | None = None,
+        groups: ExpertGroups | None = None,
     ) -> Routing:
         """Append an op that chooses `used` experts for each row."""
         routing = Routing(logits.width, used)
-        self.ops.append(Route(logits, gating, normalized, scale, selection_bias, expert_scales, routing))
+        self.ops.append(Route(logits, gating, normalized, scale, selection_bias, expert_scales, groups, routing))
         return routing
 
     def expert_linear(self, x: Value, weight: Matrix, routing: Routing) -> Value:

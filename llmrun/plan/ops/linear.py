@@ -10,7 +10,7 @@ import numpy as np
 from llmrun.plan.builder import PlanBuilder
 from llmrun.plan.matrix import Matrix
 from llmrun.plan.ops.base import Op
-from llmrun.plan.values import Value
+from llmrun.plan.values import Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +36,10 @@ class Product(Op):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Product):
-    """An op that computes out = x . weight, or out += x . weight if `adds`."""
+    """An op that computes out = x . weight, or out += x . weight if `adds`.
+
+    If `out` is narrower than the matrix has rows, only the first outputs are computed.
+    """
 
     x: Value
     weight: Matrix
@@ -52,7 +55,7 @@ class Linear(Product):
         return self.out if self.adds else None
 
     def twin(self, run: Run) -> None:
-        product = run.multiply(self.weight, run.values[self.x])
+        product = run.multiply(self.weight, run.values[self.x])[:, : self.out.width]
         run.values[self.out] = run.values[self.out] + product if self.adds else product
 
 
@@ -238,5 +241,7 @@ class LinearOps(PlanBuilder):
         self.ops.append(HeadLinear(x, weight, heads, out))
         return out
 
-    def output(self, x: Value, weight: Matrix) -> None:
-        self.logits = self.linear(x, weight)
+    def output(self, x: Value, weight: Matrix, tokens: int | None = None) -> None:
+        """Append the op that computes the logits, or only those of the first `tokens` tokens."""
+        self.logits = Value(tokens or weight.rows, Rows.SCORED)
+        self.ops.append(Linear(x, weight, self.logits, adds=False))

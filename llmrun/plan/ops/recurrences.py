@@ -1,7 +1,10 @@
-"""Ops that update a recurrent state row by row: the gated delta rule, and the state space duality (SSD) of Mamba-2.
+"""Ops that update a recurrent state row by row.
 
-Both have a matrix S per head, which starts as zeros. A row has a key and a query vector, which several heads may share,
-a value vector per head, and a gate per head, from which its decay is computed: exp(rate * softplus(gate + bias)).
+They are the gated delta rule, the state space duality (SSD) of Mamba-2, and the selective scan of Mamba-1.
+
+All have a matrix S per head, which starts as zeros. A row has a key and a query vector, which several heads may share,
+a value vector per head, and a gate per head, from which its decay is computed: exp(rate * softplus(gate + bias)). The
+selective scan has a single head, but a gate for each feature of the value and a rate for each element of S.
 """
 
 from __future__ import annotations
@@ -97,12 +100,44 @@ class Ssd(Op):
         run.put_parts(self.out, ssd_reference(x, b, c, decays, steps) + self.skip[:, None] * x)
 
 
+@dataclass(frozen=True, slots=True)
+class SelectiveScan(Op):
+    """An op that computes the recurrence of Mamba-1 (https://arxiv.org/abs/2312.00752), for each row:
+
+        S = exp(rate * step) * S + b * (step * x), with step = softplus(gate + bias)
+        out = c . S + skip * x
+
+    b and c have a feature for each row of S; x and `gate` have one for each column. `rate` is float32[columns, rows],
+    `bias` and `skip` are float32[columns]. The paper calls `gate` delta, `rate` A and `skip` D.
+    """
+
+    x: Value
+    b: Value
+    c: Value
+    gate: Value
+    rate: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    skip: NDArray[np.float32]
+    state: LayerState
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x, self.b, self.c, self.gate)
+
+    def twin(self, run: Run) -> None:
+        x, b, c = (run.values[value] for value in (self.x, self.b, self.c))
+        steps = softplus_reference(run.values[self.gate] + self.bias)
+        run.values[self.out] = selective_scan_reference(x, b, c, steps, self.rate) + self.skip * x
+
+
 class RecurrenceWords(NamedTuple):
-    """The op record of `delta_rule` and `ssd`. In `ssd`, q is c, k is b, and v is x.
+    """The op record of `delta_rule`, `ssd` and `selective_scan`. In the last two, q is c, k is b, and v is x.
 
     shared       number of consecutive heads with the same key head: head h uses h // shared % key_heads
     beta         only used by `delta_rule`
-    skip         only used by `ssd`
+    rate         in `selective_scan`, of each 16 columns in turn, float32[key size, 16]
+    skip         not used by `delta_rule`
     state        address of the layer's states, `state_bytes` per sequence
     row_bytes    bytes of a row in a replay buffer
     scratch      address of the threads' scratch memory, `scratch_bytes` per thread, for a part of a head's matrix
@@ -186,6 +221,27 @@ def ssd_reference(
     return np.stack(rows)
 
 
+def selective_scan_reference(
+    x: NDArray[np.float32],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    steps: NDArray[np.float32],
+    rate: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """Compute the recurrence of Mamba-1, without the skip connection, for all positions of one sequence.
+
+    x and steps are float32[rows, columns], b and c float32[rows, key size], rate float32[columns, key size]. Returns
+    float32[rows, columns].
+    """
+    state = np.zeros_like(rate)
+    rows = []
+    for row, key, query, step in zip(x, b, c, steps, strict=True):
+        state *= np.exp(rate * step[:, None])
+        state += key * (step * row)[:, None]
+        rows.append(state @ query)
+    return np.stack(rows)
+
+
 class RecurrenceOps(PlanBuilder):
     __slots__ = ()
 
@@ -226,4 +282,21 @@ class RecurrenceOps(PlanBuilder):
         shape = MatrixState(heads, key_heads, b.width // key_heads, x.width // heads, gates=1)
         out = x.like(x.width)
         self.ops.append(Ssd(x, b, c, gate, rate, bias, skip, heads // key_heads, self.next_state(shape), out))
+        return out
+
+    def selective_scan(
+        self,
+        x: Value,
+        b: Value,
+        c: Value,
+        gate: Value,
+        *,
+        rate: NDArray[np.float32],
+        bias: NDArray[np.float32],
+        skip: NDArray[np.float32],
+    ) -> Value:
+        """Append the recurrence of Mamba-1. See SelectiveScan."""
+        shape = MatrixState(1, 1, b.width, x.width, gates=x.width)
+        out = x.like(x.width)
+        self.ops.append(SelectiveScan(x, b, c, gate, rate, bias, skip, self.next_state(shape), out))
         return out

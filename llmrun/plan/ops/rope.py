@@ -68,6 +68,23 @@ class Rotate(Op):
         run.put_parts(self.out, queries)
 
 
+@dataclass(frozen=True, slots=True)
+class RotateHeads(Op):
+    """An op that rotates the heads of a value that is not a query or a key yet, for norms after RoPE."""
+
+    x: Value
+    head_size: int
+    rope: int
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.put_parts(self.out, _rotated(run, self.x, self.head_size, self.rope))
+
+
 class RopeWords(NamedTuple):
     """The op record of `rotate` and `rope_store`. Only `rope_store` has the words from `k` to the end.
 

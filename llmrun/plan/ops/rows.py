@@ -76,6 +76,49 @@ class AddGated(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class AddWeighted(Op):
+    """An op that computes out = x + (offset + factor) * y, where feature `at` of `factors` is the factor of a row.
+
+    If `out` is x, the op changes it in place.
+    """
+
+    x: Value
+    y: Value
+    factors: Value
+    at: int
+    offset: float
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x, self.y, self.factors)
+
+    @property
+    def changes(self) -> Value | None:
+        return self.out if self.out is self.x else None
+
+    def twin(self, run: Run) -> None:
+        factor = run.values[self.factors][:, self.at : self.at + 1] + np.float32(self.offset)
+        run.values[self.out] = run.values[self.x] + factor * run.values[self.y]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply(Op):
+    """An op that computes x * weight. `weight` is float32[width]."""
+
+    x: Value
+    weight: NDArray[np.float32]
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = run.values[self.x] * self.weight
+
+
+@dataclass(frozen=True, slots=True)
 class Scale(Op):
     """An op that computes x *= factor in place."""
 
@@ -97,7 +140,8 @@ class Scale(Op):
 class AddWords(NamedTuple):
     """The op record of `add`, which computes out = x + factor * y.
 
-    `factor` is a float32. If `gate` (an address) is not 0, the sigmoid of the row's gate replaces the factor.
+    `factor` is a float32. If `gate` (an address) is not 0, the sigmoid of the row's gate replaces the factor, or, if
+    `is_plain` is 1, the gate itself is added to it. The gate is `gate_at` bytes from the start of a row.
     """
 
     out: int
@@ -110,6 +154,8 @@ class AddWords(NamedTuple):
     factor: int
     gate: int
     gate_stride: int
+    gate_at: int = 0
+    is_plain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +237,22 @@ class RowOps(PlanBuilder):
     def add_gated(self, y: Value, gate: Value, to: Value) -> None:
         """Append an op that computes to += sigmoid(gate) * y. `gate` has one feature per row."""
         self.ops.append(AddGated(y, gate, to))
+
+    def plus_weighted(self, x: Value, y: Value, factors: Value, at: int) -> Value:
+        """Return x + factor * y as a new value, where feature `at` of `factors` is the factor of a row."""
+        out = x.like(x.width)
+        self.ops.append(AddWeighted(x, y, factors, at, 0.0, out))
+        return out
+
+    def add_weighted(self, y: Value, factors: Value, at: int, to: Value, offset: float = 0.0) -> None:
+        """Append an op that computes to += (offset + factor) * y. See `plus_weighted`."""
+        self.ops.append(AddWeighted(to, y, factors, at, offset, to))
+
+    def multiply(self, x: Value, weight: NDArray[np.float32]) -> Value:
+        """Return x * weight. `weight` is float32[width]."""
+        out = x.like(x.width)
+        self.ops.append(Multiply(x, weight, out))
+        return out
 
     def scale(self, x: Value, factor: float) -> None:
         """Append an op that computes x *= factor in place."""

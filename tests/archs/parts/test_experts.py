@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.plan import reference
-from llmrun.plan.curves import sigmoid_reference
+from llmrun.plan.curves import sigmoid_reference, softmax_reference
 from llmrun.plan.ops import experts
 from llmrun.plan.ops.attention import Attention
 from llmrun.plan.ops.convolution import Convolve
-from llmrun.plan.ops.experts import ExpertLinear, Gating, Route, routed_reference
+from llmrun.plan.ops.experts import ExpertGroups, ExpertLinear, Gating, Route, group_scores_reference, routed_reference
 from llmrun.plan.plan import Plan
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import plan_of
@@ -34,17 +34,36 @@ def with_metadata(**values: Any) -> Change:
     return change
 
 
-GROUPS = {"expert_group_count": 2, "expert_group_used_count": 1}
+GROUPS = {"expert_group_count": 4, "expert_group_used_count": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "values", "error", "words"),
     [
-        ("qwen3moe", GROUPS, UnsupportedModel, "experts chosen in groups"),
-        ("llama Mixtral", GROUPS, UnsupportedModel, "experts chosen in groups"),
+        ("qwen3moe", GROUPS, BadGGUF, "expert_group_used_count: 1 of 4 groups have fewer than 3 experts"),
+        ("ernie4_5-moe", {"interleave_moe_layer_step": 2}, UnsupportedModel, "interleave_moe_layer_step of 2"),
+        ("dots1", {"expert_gating_func": 0}, UnsupportedModel, "a dots1.expert_gating_func of 0"),
+        (
+            "glm4moe GLM-4.5V, text",
+            {"rope.dimension_sections": np.array([1, 1, 1, 1], np.int32)},
+            UnsupportedModel,
+            "rope.dimension_sections of 1, 1, 1, 1",
+        ),
+        (
+            "glm4moe GLM-4.5V, text",
+            {"rope.dimension_sections": np.array([4, 0, 0, 0], np.int32)},
+            UnsupportedModel,
+            "rope.dimension_sections of 4, 0, 0, 0",
+        ),
+        ("glm4moe", {"expert_gating_func": 3}, UnsupportedModel, "a glm4moe.expert_gating_func of 3"),
         ("lfm2moe", {"expert_gating_func": 4}, UnsupportedModel, "a lfm2moe.expert_gating_func of 4"),
         ("lfm2moe", {"expert_gating_func": "softmax"}, BadGGUF, "lfm2moe.expert_gating_func"),
-        ("qwen3moe", {"expert_used_count": [3, 2]}, UnsupportedModel, "different values of qwen3moe.expert_used_count"),
+        (
+            "qwen3moe",
+            {"expert_used_count": np.array([3, 2], np.uint32)},
+            UnsupportedModel,
+            "different values of qwen3moe.expert_used_count",
+        ),
         ("gpt-oss", {"expert_feed_forward_length": 0}, BadGGUF, "gpt-oss.expert_feed_forward_length"),
         ("deepseek", {"expert_shared_count": 0}, BadGGUF, "deepseek.expert_shared_count"),
         (
@@ -65,11 +84,8 @@ GROUPS = {"expert_group_count": 2, "expert_group_used_count": 1}
 def test_experts_that_cannot_be_run_are_refused(
     tmp_path: Path, name: str, values: dict[str, Any], error: type[LlmrunError], words: str
 ) -> None:
-    change = with_metadata(**values)
-    if "expert_used_count" in values:
-        change = with_metadata(**values | {"expert_used_count": np.array(values["expert_used_count"], np.uint32)})
     with pytest.raises(error) as refused:
-        changed(tmp_path, name, change)
+        changed(tmp_path, name, with_metadata(**values))
     assert type(refused.value) is error
     assert words in str(refused.value)
 
@@ -113,10 +129,14 @@ def test_a_convolution_of_no_or_absurdly_many_taps_is_refused(tmp_path: Path, ta
         changed(tmp_path, "lfm2", with_metadata(**{"shortconv.l_cache": taps}))
 
 
+ROUTED = ["llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm2moe", "qwen35moe", "deepseek2 V3"]
+ROUTED += ["glm4moe", "dots1", "bailingmoe2", "ernie4_5-moe", "minimax-m2"]
+
+
 def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
     routes = {
         name: next(op for op in plan_of(tiny_architecture(tmp_path, name)).ops if isinstance(op, Route))
-        for name in ("llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm2moe", "qwen35moe")
+        for name in ROUTED
     }
     seen = {
         name: (route.routing.experts, route.routing.used, route.gating, route.normalized, round(route.scale, 6))
@@ -130,8 +150,17 @@ def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
         "deepseek": (8, 3, Gating.SOFTMAX, False, 1.5),
         "lfm2moe": (8, 3, Gating.SIGMOID, True, 1.0),
         "qwen35moe": (8, 3, Gating.SOFTMAX, True, 1.0),
+        "deepseek2 V3": (8, 3, Gating.SIGMOID, True, 1.8),
+        "glm4moe": (8, 3, Gating.SIGMOID, True, 1.8),
+        "dots1": (8, 3, Gating.SIGMOID, True, 1.8),
+        "bailingmoe2": (8, 3, Gating.SIGMOID, True, 1.8),
+        "ernie4_5-moe": (8, 3, Gating.SOFTMAX, True, 1.0),
+        "minimax-m2": (8, 3, Gating.SIGMOID, True, 1.0),
     }
-    assert [name for name, route in routes.items() if route.selection_bias is not None] == ["lfm2moe"]
+    biased = ["lfm2moe", "deepseek2 V3", "glm4moe", "dots1", "bailingmoe2", "ernie4_5-moe", "minimax-m2"]
+    assert [name for name, route in routes.items() if route.selection_bias is not None] == biased
+    grouped = {name: route.groups for name, route in routes.items() if route.groups is not None}
+    assert grouped == dict.fromkeys(("deepseek2 V3", "bailingmoe2"), ExpertGroups(4, 2))
 
 
 def test_layers_before_the_first_with_experts_have_none(tmp_path: Path) -> None:
@@ -160,10 +189,21 @@ def test_no_position_of_a_tiny_model_is_near_other_experts(
     """
     margins = []
 
+    def margin(values: NDArray[np.float32], used: int) -> float:
+        ranked = -np.sort(-values, axis=1)
+        return float((ranked[:, used - 1] - ranked[:, used]).min())
+
     def routed(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        ranked = logits if op.gating is not Gating.SIGMOID else sigmoid_reference(logits)
-        ranked = -np.sort(-(ranked if op.selection_bias is None else ranked + op.selection_bias), axis=1)
-        margins.append((ranked[:, op.routing.used - 1] - ranked[:, op.routing.used]).min())
+        ranked = sigmoid_reference(logits) if op.gating is Gating.SIGMOID else logits
+        if op.selection_bias is not None:
+            ranked = (ranked if op.gating is Gating.SIGMOID else softmax_reference(logits)) + op.selection_bias
+        if op.groups is not None:
+            scores = group_scores_reference(ranked, op.groups)
+            margins.append(margin(scores, op.groups.used))
+            worst_score = -np.sort(-scores, axis=1)[:, op.groups.used - 1, None]
+            members = np.repeat(scores, op.routing.experts // op.groups.count, axis=1)
+            ranked = np.where(members >= worst_score, ranked, np.float32(-np.inf))
+        margins.append(margin(ranked, op.routing.used))
         return routed_reference(logits, op)
 
     monkeypatch.setattr(experts, "routed_reference", routed)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,12 @@ from llmrun.errors import Cancelled, KVFull
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts.states import REPLAY_ROWS
 from llmrun.plan.state_shapes import MatrixState
-from llmrun.types import Batch
+from llmrun.types import LOGITS, Batch
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_architectures import tiny_architecture
 
 # A delta rule with each mapping of heads to key heads, SSD, and both SSD and attention in each layer.
-HYBRIDS = pytest.mark.parametrize("name", ["qwen35", "qwen3next", "granitehybrid", "falcon-h1"])
+HYBRIDS = pytest.mark.parametrize("name", ["qwen35", "qwen3next", "granitehybrid", "falcon-h1", "jamba"])
 CONTEXT = 2048
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 290, 1300)]
 
@@ -53,7 +54,7 @@ def expected_logits(path: Path) -> NDArray[np.float32]:
 
 def forward(backend: CpuBackend, seq: int, start: int, tokens: Sequence[int], wanted: int = 1) -> NDArray[np.float32]:
     """Run tokens, and return the logits of the last `wanted` of them."""
-    return backend.forward(part(seq, start, tokens, wanted))
+    return backend.forward(part(seq, start, tokens, wanted)).logits
 
 
 def matrices(backend: CpuBackend) -> list[NDArray[np.uint8]]:
@@ -67,7 +68,7 @@ def matrices(backend: CpuBackend) -> list[NDArray[np.uint8]]:
 
 def part(seq: int, start: int, tokens: Sequence[int], wanted: int) -> Batch:
     batch = batch_of(rows(seq, start, tokens))
-    return replace(batch, want=np.arange(len(tokens)) >= len(tokens) - wanted)
+    return replace(batch, want=(np.arange(len(tokens)) >= len(tokens) - wanted) * np.uint8(LOGITS))
 
 
 @HYBRIDS
@@ -152,17 +153,17 @@ def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
     """The next turn of a chat often differs in the last tokens of the prompt. At most 32 tokens are computed again."""
     path = tiny_architecture(folder, name)
     expected = expected_logits(path)
-    for chunks in ((300,), (284, 16), (299, 1), (256, 44), (290, 10)):
-        for cut in range(1, REPLAY_ROWS + 1):
-            with opened(path) as backend:
-                at = 0
-                for chunk in chunks:
-                    forward(backend, 0, at, PROMPT[at : at + chunk], wanted=int(at + chunk == 300))
-                    at += chunk
-                kept = backend.kv.truncate(0, 300 - cut)
-                assert kept == 300 - cut or 300 - 2 * REPLAY_ROWS <= kept < 300 - cut
-                found = forward(backend, 0, kept, PROMPT[kept:320], wanted=20)
-                np.testing.assert_array_equal(found, expected[300:320])
+    with opened(path) as backend:
+        for chunks, cut in product(((300,), (284, 16), (299, 1), (256, 44), (290, 10)), range(1, REPLAY_ROWS + 1)):
+            at = 0
+            for chunk in chunks:
+                forward(backend, 0, at, PROMPT[at : at + chunk], wanted=int(at + chunk == 300))
+                at += chunk
+            kept = backend.kv.truncate(0, 300 - cut)
+            assert kept == 300 - cut or 300 - 2 * REPLAY_ROWS <= kept < 300 - cut
+            found = forward(backend, 0, kept, PROMPT[kept:320], wanted=20)
+            np.testing.assert_array_equal(found, expected[300:320])
+            backend.kv.free(0)
 
 
 @HYBRIDS
@@ -224,8 +225,8 @@ def test_random_steps_cuts_and_copies_change_nothing(folder: Path, name: str, se
                         before = int(batch.pos[batch.seq == each].min())
                         lengths[each] = checked_kept(backend.kv.truncate(each, before), before)
                     continue
-                found = backend.forward(batch)
-                order = batch.pos[batch.want]
+                found = backend.forward(batch).logits
+                order = batch.pos[batch.want != 0]
                 assert sorted(order.tolist()) == sorted(found_at)
                 np.testing.assert_array_equal(found, expected[order])
 

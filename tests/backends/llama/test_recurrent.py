@@ -68,9 +68,9 @@ def test_a_state_is_kept_whole_or_not_at_all(path: Path, n: int, kept: int) -> N
     backend.forward(batch_of(rows(0, 0, PROMPT)))
     assert backend.kv.copy(0, 1, n) == kept
     assert backend.kv.truncate(0, n) == kept
-    whole = backend.forward(batch_of(rows(2, 0, [*PROMPT, 7])))[-1]
+    whole = backend.forward(batch_of(rows(2, 0, [*PROMPT, 7]))).logits[-1]
     for seq in (0, 1):  # both sequences can continue from their reported lengths
-        continued = backend.forward(batch_of(rows(seq, kept, [*PROMPT, 7][kept:])))[-1]
+        continued = backend.forward(batch_of(rows(seq, kept, [*PROMPT, 7][kept:]))).logits[-1]
         np.testing.assert_allclose(continued, whole, rtol=0, atol=1e-3)
     backend.close()
 
@@ -81,7 +81,7 @@ def test_a_pass_stopped_half_way_says_what_is_left(path: Path) -> None:
     """
     backend = opened(path, context_size=2048, max_sequences=1)
     long = np.random.default_rng(1).integers(5, 200, 1900).tolist()
-    whole = backend.forward(batch_of(rows(0, 0, [*PROMPT, *long])))[-1]
+    whole = backend.forward(batch_of(rows(0, 0, [*PROMPT, *long]))).logits[-1]
     seen: set[int] = set()
     trials = 0
     while 0 not in seen:
@@ -96,7 +96,7 @@ def test_a_pass_stopped_half_way_says_what_is_left(path: Path) -> None:
         except Cancelled:
             kept = backend.kv.truncate(0, len(PROMPT))
             seen.add(kept)
-            continued = backend.forward(batch_of(rows(0, kept, [*PROMPT, *long][kept:])))[-1]
+            continued = backend.forward(batch_of(rows(0, kept, [*PROMPT, *long][kept:]))).logits[-1]
             np.testing.assert_allclose(continued, whole, rtol=0, atol=1e-3)
         timer.join()
         backend._process.clear_stop()

@@ -36,6 +36,7 @@ RECURRENT = LayerMemory(attends=False, convolution=4 * 3 * 128, matrices=4 * 16 
         "nemotron_h_moe",
         "nemotron_h_moe Super, with a layer ahead",
         "falcon-h1",
+        "jamba",
     ],
 )
 def test_the_forecast_matches_llama_cpps_allocations(tmp_path: Path, name: str) -> None:

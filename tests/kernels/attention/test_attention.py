@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,12 +16,13 @@ from llmrun.backends.cpu.ops.rope import rotation_words
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.attention import CHUNK, SEES_ALL, SPLIT_ROWS, scratch_bytes, state_floats
+from llmrun.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.layouts.kv_types import KV_TYPES, Q4_0, Q8_0, KVType, parse_kv_type
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.attention import AttentionWords, MergeWords, attention_reference
 from llmrun.plan.ops.rope import RopeWords, rope_reference
+from llmrun.plan.reach import Reach, seen_ranges
 from llmrun.plan.rope import Pairing, Rope, rotations_of
 from llmrun.plan.stored_kv import (
     entered_reference,
@@ -34,11 +36,14 @@ from llmrun.plan.stored_kv import (
 from llmrun.quants.iq4 import VALUES as IQ4_NL
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
+OWN = Reach(0, 0)
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 
 
 class Cache:
     """The cache of one layer, with the blocks of one sequence in shuffled order."""
+
+    sequences: Sequence[int] = ()  # the sequence of each row of a step, if there are several sequences
 
     def __init__(self, shape: AttentionShape, positions: int, kv_type: str = "f16") -> None:
         self.shape, (self.keys, self.values) = shape, parse_kv_type(kv_type)
@@ -79,14 +84,16 @@ class Cache:
             values = _numbers(values, self.values).reshape(len(heads), BLOCK, -1) * value_scales
         return keys.transpose(1, 0, 2), values.transpose(1, 0, 2)
 
-    def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32]) -> dict[int, int]:
-        """Return the step's words; the layer's window is the second one in its plan."""
+    def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32], reach: Reach = OWN) -> dict[int, int]:
+        """Return the step's words; the layer's window and its reach are the second ones in its plan."""
+        self._seen = seen_ranges([OWN, reach], positions, np.array(self.sequences or [0] * len(positions)))
         self._tables = np.zeros((2, len(positions)), np.int64)
         self._tables[1] = address_of(self.table)
         return {
             records.STEP_ROWS: len(positions),
             records.STEP_POSITIONS: address_of(positions),
             records.STEP_TABLES: address_of(self._tables),
+            records.STEP_SEEN: address_of(self._seen),
             records.STEP_ROTATIONS: address_of(rotations),
         }
 
@@ -161,6 +168,7 @@ class Cache:
         level: str,
         threads: int = 1,
         window: int = 0,
+        around: int | None = None,
         soft_cap: float = 0.0,
         sinks: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
@@ -182,7 +190,7 @@ class Cache:
             partial_stride=partials.strides[0],
             slots=len(partials),
             tables=1,
-            window=window or SEES_ALL,
+            reach=1,
             sinks=0 if sinks is None else address_of(sinks),
             soft_cap=float_word(soft_cap),
         )
@@ -190,7 +198,8 @@ class Cache:
         function = "capped_attention" if soft_cap else "attention"
         types = {"keys": self.keys.name, "values": self.values.name}
         name = KernelName.of("attention.attention", function, **sizes, **types)
-        step = self.step(positions, np.zeros((len(positions), 0, 2), np.float32))
+        reach = replace(self.shape, window=window, around=around).reach
+        step = self.step(positions, np.zeros((len(positions), 0, 2), np.float32), reach)
         run_kernel(name, words, step, level=level, threads=threads)
         merge = MergeWords(
             partials=words.partials,
@@ -201,7 +210,7 @@ class Cache:
             heads=self.shape.heads,
             scratch=words.scratch,
             scratch_bytes=words.scratch_bytes,
-            window=words.window,
+            reach=words.reach,
             sinks=words.sinks,
         )
         name = KernelName.of("attention.attention", "merge", value_size=value_size, values=self.values.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.layouts.kv_types import KV_TYPES
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.attention import attention_reference
-from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_TYPE, MANY, NINE, SIX, Cache, filled
+from llmrun.plan.reach import Reach
+from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_TYPE, MANY, NINE, OWN, SIX, Cache, filled
 from tests.support.kernels.runs import LEVELS_HERE
 
 BLOCKS = 48  # in the cache of these tests
@@ -44,7 +46,6 @@ class Sequences(Cache):
         self.shape, self.keys, self.values = filled_cache.shape, filled_cache.keys, filled_cache.values
         self.block_bytes = filled_cache.block_bytes
         self.memory, self.tables, self.slots = filled_cache.memory, tables, slots
-        self.sequences: Sequence[int] = ()
 
     def attend_rows(
         self,
@@ -54,16 +55,14 @@ class Sequences(Cache):
         *,
         level: str,
         threads: int = 1,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: NDArray[np.float32] | None = None,
+        **more: Any,
     ) -> NDArray[np.float32]:
         self.sequences = sequences
         self.table = self.tables[sequences[0]]
-        return self.attend(q, positions, level=level, threads=threads, window=window, soft_cap=soft_cap, sinks=sinks)
+        return self.attend(q, positions, level=level, threads=threads, **more)
 
-    def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32]) -> dict[int, int]:
-        step = super().step(positions, rotations)
+    def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32], reach: Reach = OWN) -> dict[int, int]:
+        step = super().step(positions, rotations, reach)
         self._tables[1] = [address_of(self.tables[sequence]) for sequence in self.sequences]
         return step
 

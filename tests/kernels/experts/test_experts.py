@@ -18,7 +18,7 @@ from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, Tables, tables_bytes
 from llmrun.plan.ops.activations import Activation
-from llmrun.plan.ops.experts import Gating, GroupWords, Route, RouteWords, routed_reference
+from llmrun.plan.ops.experts import ExpertGroups, Gating, GroupWords, Route, RouteWords, routed_reference
 from llmrun.plan.plan import Plan
 from llmrun.plan.reference import quantizing
 from llmrun.plan.twin import dequantized
@@ -258,7 +258,7 @@ def routed(logits: NDArray[np.float32], op: Route, level: str = LEVELS_HERE[0], 
     rows, experts, used = len(logits), op.routing.experts, op.routing.used
     memory = allocate(tables_bytes(experts, used, rows, 1), "tables of a test")
     tables = Tables.at(address_of(memory), experts, used, rows, 1)
-    padded, scratch = padded_rows(logits), allocate(threads * 2 * round_up(4 * experts, 64), "scratch of a test")
+    padded, scratch = padded_rows(logits), allocate(threads * 3 * round_up(4 * experts, 64), "scratch of a test")
     gating = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SOFTMAX_OF_CHOSEN: 2}[op.gating]
     bias = None if op.selection_bias is None else padded_rows(op.selection_bias[None])
     scales = None if op.expert_scales is None else padded_rows(op.expert_scales[None])
@@ -277,6 +277,8 @@ def routed(logits: NDArray[np.float32], op: Route, level: str = LEVELS_HERE[0], 
         weights=tables.weights,
         row_bytes=tables.row_bytes,
         expert_scales=0 if scales is None else address_of(scales),
+        groups=0 if op.groups is None else op.groups.count,
+        groups_used=0 if op.groups is None else op.groups.used,
     )
     step = {records.STEP_ROWS: rows}
     run_kernel(KernelName.of("experts.routing", "route"), words, step, level=level, threads=threads)
@@ -315,17 +317,23 @@ def routed(logits: NDArray[np.float32], op: Route, level: str = LEVELS_HERE[0], 
 
 
 def route_of(
-    experts: int, used: int, gating: Gating = Gating.SOFTMAX, *, normalized: bool = True, biased: bool = False
+    experts: int,
+    used: int,
+    gating: Gating = Gating.SOFTMAX,
+    *,
+    normalized: bool = True,
+    biased: bool = False,
+    groups: ExpertGroups | None = None,
 ) -> Route:
     """Return a route with a selection bias and expert scales, or without both."""
     random = np.random.default_rng(experts)
     bias, scales = (random.standard_normal(experts).astype(np.float32) if biased else None for _ in range(2))
-    return Route(Value(experts), gating, normalized, 1.5, bias, scales, Routing(experts, used))
+    return Route(Value(experts), gating, normalized, 1.5, bias, scales, groups, Routing(experts, used))
 
 
 @EVERY_LEVEL
 @pytest.mark.parametrize("gating", Gating)
-@pytest.mark.parametrize(("experts", "used"), [(1, 1), (6, 2), (16, 16), (17, 5), (128, 8), (100, 33)])
+@pytest.mark.parametrize(("experts", "used"), [(1, 1), (6, 2), (16, 16), (17, 5), (384, 8), (100, 33)])
 def test_routes_are_the_twins(level: str, gating: Gating, experts: int, used: int) -> None:
     """The experts and their order are equal; weights are within 8 units in the last place (at most 5 were measured)."""
     logits = 3 * np.random.default_rng(used).standard_normal((21, experts)).astype(np.float32)
@@ -335,6 +343,57 @@ def test_routes_are_the_twins(level: str, gating: Gating, experts: int, used: in
         chosen, weights = routed_reference(logits, op)
         np.testing.assert_array_equal(found.chosen, chosen)
         assert (np.abs(found.weights - weights) / np.spacing(np.abs(weights))).max() <= 8
+
+
+GROUPED = [(6, 2, 3, 1), (16, 4, 4, 2), (40, 9, 20, 5), (256, 8, 8, 4), (48, 5, 2, 1), (102, 33, 17, 16)]
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("experts", "used", "groups", "groups_used"), GROUPED)
+def test_grouped_routes_equal_the_twin(
+    level: str, experts: int, used: int, groups: int, groups_used: int, biased: bool
+) -> None:
+    """Half of the rows have integer logits, so that experts and groups tie."""
+    random = np.random.default_rng(experts)
+    logits = 3 * random.standard_normal((40, experts)).astype(np.float32)
+    logits[::2] = random.integers(-1, 2, (20, experts))
+    op = route_of(experts, used, Gating.SIGMOID, biased=biased, groups=ExpertGroups(groups, groups_used))
+    found = routed(logits, op, level, threads=3)
+    chosen, weights = routed_reference(logits, op)
+    np.testing.assert_array_equal(found.chosen, chosen)
+    assert (np.abs(found.weights - weights) / np.spacing(np.abs(weights))).max() <= 8
+    assert max(len(set(row)) for row in (chosen // (experts // groups)).tolist()) <= groups_used
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_groups_of_any_size_equal_the_twin(data: st.DataObject) -> None:
+    """Few distinct logits, some of them not finite, so that experts and groups often tie or have no score."""
+    count, size = data.draw(st.integers(2, 12)), data.draw(st.integers(2, 20))
+    groups = ExpertGroups(count, data.draw(st.integers(1, count - 1)))
+    used = data.draw(st.integers(1, groups.used * size))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    logits = random.choice(np.array([-2, -0.0, 0.0, 1, 2, np.nan, np.inf, -np.inf]), (5, count * size))
+    op = route_of(count * size, used, Gating.SOFTMAX_OF_CHOSEN, biased=data.draw(st.booleans()), groups=groups)
+    with np.errstate(invalid="ignore"):  # the weights of experts whose logits are not finite
+        chosen, _ = routed_reference(logits.astype(np.float32), op)
+    np.testing.assert_array_equal(routed(logits.astype(np.float32), op).chosen, chosen)
+
+
+def test_the_two_best_experts_of_a_group_count() -> None:
+    """A group with one outstanding expert loses to a group with two good ones."""
+    logits = np.array([[9, 0, 0, 5, 5, 0, 4, 0, 4]], np.float32)
+    op = route_of(9, 2, Gating.SOFTMAX_OF_CHOSEN, groups=ExpertGroups(3, 1))
+    assert routed(logits, op).chosen.tolist() == [[3, 4]]
+    assert routed_reference(logits, op)[0].tolist() == [[3, 4]]
+
+
+@EVERY_LEVEL
+def test_equal_groups_are_taken_in_order(level: str) -> None:
+    op = route_of(24, 8, Gating.SIGMOID, groups=ExpertGroups(6, 2))
+    found = routed(np.zeros((3, 24), np.float32), op, level)
+    np.testing.assert_array_equal(found.chosen, [range(8)] * 3)
 
 
 @EVERY_LEVEL
@@ -353,7 +412,10 @@ def test_of_equal_experts_the_lower_number_comes_first(level: str, gating: Gatin
 @EVERY_LEVEL
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize("biased", [False, True])
-def test_logits_that_are_not_finite_choose_experts_too(level: str, gating: Gating, biased: bool) -> None:
+@pytest.mark.parametrize("groups", [None, ExpertGroups(10, 4)])
+def test_logits_that_are_not_finite_choose_experts_too(
+    level: str, gating: Gating, biased: bool, groups: ExpertGroups | None
+) -> None:
     """Every row must get distinct experts that exist."""
     random = np.random.default_rng(3)
     logits = random.standard_normal((64, 20)).astype(np.float32)
@@ -363,7 +425,7 @@ def test_logits_that_are_not_finite_choose_experts_too(level: str, gating: Gatin
     logits[0], logits[1], logits[2] = np.nan, np.inf, -np.inf
     quiet = np.uint32(0x7FC00000) | random.integers(0, 1 << 22, 20).astype(np.uint32)
     logits[3] = quiet.view(np.float32)
-    found = routed(logits, route_of(20, 7, gating, biased=biased), level, threads=2)
+    found = routed(logits, route_of(20, 7, gating, biased=biased, groups=groups), level, threads=2)
     assert ((found.chosen >= 0) & (found.chosen < 20)).all()
     assert all(len(set(row)) == 7 for row in found.chosen.tolist())
 

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.plan.curves import sigmoid_reference
+from llmrun.plan.curves import sigmoid_reference, softplus_reference
 from llmrun.plan.ops.convolution import causal_convolution_reference
-from llmrun.plan.ops.recurrences import decay_reference, delta_rule_reference, ssd_reference
+from llmrun.plan.ops.recurrences import (
+    decay_reference,
+    delta_rule_reference,
+    selective_scan_reference,
+    ssd_reference,
+)
 from llmrun.plan.plan import Plan
 from llmrun.plan.values import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of
@@ -93,6 +98,30 @@ def test_mamba_2_is_near_its_twin(level: str, key_size: int, value_size: int, ke
     expected = ssd_reference(some, b, c, *decay_reference(gate, rate, bias)) + skip[:, None] * some
     whole = run_in_steps(build, x, STEPS[0], level)
     near(whole, expected.reshape(ROWS, -1))
+    for steps in STEPS[1:]:
+        np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize(("key_size", "columns"), [(16, 16), (16, 144), (48, 64)])
+def test_mamba_1_is_near_its_twin(level: str, key_size: int, columns: int) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((ROWS, 2 * columns + 2 * key_size)).astype(np.float32)
+    rate = -np.exp(random.uniform(-4, 0.7, (columns, key_size))).astype(np.float32)
+    bias, skip = (random.standard_normal(columns).astype(np.float32) for _ in range(2))
+
+    def build(plan: Plan, x: Value) -> Value:
+        firsts, widths = (
+            [0, columns, columns + key_size, columns + 2 * key_size],
+            [columns, key_size, key_size, columns],
+        )
+        some, b, c, gate = (plan.slice(x, at, width) for at, width in zip(firsts, widths, strict=True))
+        return plan.selective_scan(some, b, c, gate, rate=rate, bias=bias, skip=skip)
+
+    some, b, c, gate = np.split(x, np.cumsum([columns, key_size, key_size]), axis=1)
+    expected = selective_scan_reference(some, b, c, softplus_reference(gate + bias), rate) + skip * some
+    whole = run_in_steps(build, x, STEPS[0], level)
+    near(whole, expected)
     for steps in STEPS[1:]:
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,7 +17,14 @@ from llmrun.kernels.rows.rowwise import CAP_CHUNK
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, round_up
 from llmrun.plan.curves import sigmoid_reference, soft_cap_reference
-from llmrun.plan.ops.activations import Activation, GatedWords, gated_reference
+from llmrun.plan.ops.activations import (
+    Activation,
+    GatedWords,
+    XieluCurve,
+    XieluWords,
+    gated_reference,
+    xielu_reference,
+)
 from llmrun.plan.ops.embedding import EmbedWords
 from llmrun.plan.ops.logits import SoftCapWords
 from llmrun.plan.ops.rows import AddWords
@@ -62,12 +72,21 @@ def run_gated(
     return y[:, : gate.shape[1]]
 
 
+# The activations that are computed without a sigmoid, in float64.
+EXACT: dict[Activation, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    Activation.NONE: lambda x: x,
+    Activation.TANH: np.tanh,
+    Activation.RELU: lambda x: np.maximum(x, 0),
+    Activation.RELU_SQUARED: lambda x: np.maximum(x, 0) ** 2,
+}
+
+
 def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
     """Return the argument of the activation's sigmoid."""
     if activation is Activation.GELU:
         argument: NDArray[np.float64] = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
         return argument
-    if activation is Activation.RELU_SQUARED:  # it has no sigmoid
+    if activation in EXACT:  # they have no sigmoid
         return np.zeros_like(x)
     return 1.702 * np.minimum(x, 7) if activation is Activation.CLAMPED_SILU else x
 
@@ -78,8 +97,8 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
     sigmoid = 1 / (1 + np.exp(-exponent_of(x, activation)))
     if activation is Activation.CLAMPED_SILU:
         x, y = np.minimum(x, 7), np.clip(y, -7, 7) + 1
-    if activation is Activation.RELU_SQUARED:
-        return np.maximum(x, 0) ** 2 * y
+    if activation in EXACT:
+        return EXACT[activation](x) * y
     exact: NDArray[np.float64] = (sigmoid if activation is Activation.SIGMOID else x * sigmoid) * y
     return exact
 
@@ -148,11 +167,14 @@ def test_sigmoid_of_extreme_values(level: str) -> None:
 
 
 @EVERY_LEVEL
-def test_squared_relu_of_extreme_values(level: str) -> None:
+@pytest.mark.parametrize(
+    ("activation", "three", "huge"), [(Activation.RELU, 3, 1e30), (Activation.RELU_SQUARED, 9, np.inf)]
+)
+def test_relu_of_extreme_values(level: str, activation: Activation, three: float, huge: float) -> None:
     """NaN must not disappear, whatever its sign: processors create NaN with either sign."""
     gate = np.array([[0.0, -0.0, 3, -3, 1e30, -np.inf, np.nan, -np.nan]], np.float32)
-    actual = run_gated(gate, np.ones_like(gate), level, 1, Activation.RELU_SQUARED)[0]
-    expected = np.array([0, 0, 9, 0, np.inf, 0, np.nan, np.nan], np.float32)
+    actual = run_gated(gate, np.ones_like(gate), level, 1, activation)[0]
+    expected = np.array([0, 0, three, 0, huge, 0, np.nan, np.nan], np.float32)
     np.testing.assert_array_equal(actual, expected)
 
 
@@ -167,6 +189,53 @@ def test_the_clamped_activation_is_clamped(level: str) -> None:
     assert np.isnan(actual[7:]).all()
 
 
+CURVE = XieluCurve(positive=1.2, negative=1.7, slope=0.5, least=-1e-6)
+
+
+def run_xielu(x: NDArray[np.float32], level: str, threads: int, curve: XieluCurve) -> NDArray[np.float32]:
+    xs = padded_rows(x)
+    y = np.full_like(xs, np.nan)
+    words = XieluWords(
+        x=address_of(xs),
+        x_stride=xs.strides[0],
+        out=address_of(y),
+        out_stride=y.strides[0],
+        width=x.shape[1],
+        positive=float_word(curve.positive),
+        negative=float_word(curve.negative),
+        slope=float_word(curve.slope),
+        least=float_word(curve.least),
+    )
+    run_kernel(KernelName.of("rows.rowwise", "xielu"), words, {records.STEP_ROWS: len(x)}, level=level, threads=threads)
+    assert not y[:, x.shape[1] :].any(), "the padding of a row must stay zero"
+    return y[:, : x.shape[1]]
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("least", [-1e-6, -0.7, 0.3])
+def test_xielu_is_near_float64s(level: str, least: float) -> None:
+    """Allow 5 units in the last place of the largest term, because the terms cancel near 0."""
+    curve = replace(CURVE, least=least)
+    x = np.concatenate([np.linspace(-30, 30, 6000), np.geomspace(1e-12, 1, 500), -np.geomspace(1e-12, 1, 500)])
+    x = x.astype(np.float32).reshape(7, -1)
+    actual, expected = run_xielu(x, level, 3, curve), xielu_reference(x, curve)
+    wide, least = x.astype(np.float64), float(np.float32(curve.least))
+    below = float(np.float32(curve.negative)) * (np.expm1(np.minimum(wide, least)) - wide)
+    above = float(np.float32(curve.positive)) * np.square(wide)
+    exact = np.where(wide < 0, below, above) + float(np.float32(curve.slope)) * wide
+    unit = np.spacing(np.maximum(np.abs(x), np.where(x < 0, abs(least), np.square(x))).astype(np.float32))
+    for found in (actual, expected):
+        assert (np.abs(found - exact) / unit).max() <= 5
+
+
+@EVERY_LEVEL
+def test_xielu_of_extreme_values(level: str) -> None:
+    x = np.array([[0.0, -0.0, np.inf, np.nan, -np.nan, -100]], np.float32)
+    actual = run_xielu(x, level, 1, CURVE)[0]
+    np.testing.assert_array_equal(actual[:5], np.array([0, 0, np.inf, np.nan, np.nan], np.float32))
+    assert actual[5] == pytest.approx(1.7 * 99 - 50)
+
+
 # --- sums -------------------------------------------------------------------------------------------------------------
 
 
@@ -177,8 +246,12 @@ def run_add(
     *,
     factor: float = 1.0,
     gate: NDArray[np.float32] | None = None,
+    plain_at: int | None = None,
 ) -> NDArray[np.float32]:
-    """Run the add kernel in place on x, or into another buffer if y is one row shared by all rows of x."""
+    """Run the add kernel in place on x, or into another buffer if y is one row shared by all rows of x.
+
+    If there is a `plain_at`, this feature of the gate is added to the factor, without a sigmoid.
+    """
     rows, width = x.shape
     xs, ys, gates = padded_rows(x), padded_rows(y), padded_rows(np.ones((1, 1), np.float32) if gate is None else gate)
     same_for_all = len(y) == 1 < rows
@@ -194,6 +267,8 @@ def run_add(
         factor=float_word(factor),
         gate=0 if gate is None else address_of(gates),
         gate_stride=gates.strides[0],
+        gate_at=4 * (plain_at or 0),
+        is_plain=int(plain_at is not None),
     )
     run_kernel(
         KernelName.of("rows.rowwise", "add"), words, {records.STEP_ROWS: rows}, level=level, threads=1 + rows % 3
@@ -227,6 +302,18 @@ def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
     assert (np.abs(actual - expected) / np.spacing(np.abs(x) + np.abs(y))).max() <= 4
 
 
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_weighted_sum_takes_its_factor_from_a_row(level: str, rows: int) -> None:
+    """The results are bit-identical, because every level rounds each operation."""
+    random = np.random.default_rng(rows)
+    x, y = (random.standard_normal((rows, 75)).astype(np.float32) for _ in range(2))
+    factors = random.standard_normal((rows, 5)).astype(np.float32)
+    for at in (0, 4):
+        actual = run_add(x, y, level, factor=1.0, gate=factors, plain_at=at)
+        np.testing.assert_array_equal(actual, x + (np.float32(1) + factors[:, at : at + 1]) * y)
+
+
 # --- the cap on logits ------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +336,8 @@ def test_logits_are_capped(level: str, rows: int, width: int) -> None:
 @EVERY_LEVEL
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("scale", [1.0, 33.9411])
-def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, scale: float) -> None:
+@pytest.mark.parametrize("indices", [records.STEP_TOKENS, records.STEP_POSITIONS])
+def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, scale: float, indices: int) -> None:
     """The results are bit-identical, because both round in the same places."""
     columns = 37 if kind in FLOAT_TYPES else width_of(kind, 96)
     table = random_matrix(kind, 50, columns)
@@ -270,8 +358,9 @@ def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, sc
         out=address_of(y),
         out_stride=y.strides[0],
         scale=float_word(scale),
+        indices=indices,
     )
-    step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
+    step = {records.STEP_ROWS: len(tokens), indices: address_of(tokens)}
     run_kernel(KernelName.of("linear.embed", "embed", weight=table.packed), words, step, level=level, threads=3)
     np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens] * np.float32(scale))
     assert not y[:, columns:].any()

@@ -12,9 +12,17 @@ import numpy as np
 from tests.support.gguf.gguf_files import Random, RandomWeights, Tensor
 
 # Tensors that llama.cpp never quantizes, or that would have little effect with weights near 1.
-_ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv", "ssm_conv1d")
+_ALWAYS_FLOAT = (
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+    "attn_sinks",
+    "shortconv.conv",
+    "ssm_conv1d",
+    "token_types",
+    "position_embd",
+)
 # Architectures whose files have KV heads, or features of the feed-forward, only for the layers that use them.
-_KV_HEADS_BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_KV_HEADS_BY_LAYER = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "jamba")
 _FEED_FORWARD_BY_LAYER = ("nemotron_h", "nemotron_h_moe")
 _RMS = "attention.layer_norm_rms_epsilon"
 EXPERT_SIZE = "expert_feed_forward_length"
@@ -92,7 +100,10 @@ class TinyArchitecture:
             "general.name": "tiny",  # if the name is Phi-3, llama.cpp changes tokens that this vocabulary lacks
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
         }
-        return metadata | {f"{self.architecture}.{key}": value for key, value in keys.items()}
+        return metadata | {self.full_key(key): value for key, value in keys.items()}
+
+    def full_key(self, key: str) -> str:
+        return key if key.startswith("xielu.") else f"{self.architecture}.{key}"
 
     def _lengths_of_latent(self, keys: Mapping[str, Any]) -> dict[str, int]:
         latent, value = self.latent
@@ -117,13 +128,8 @@ class TinyArchitecture:
 
     def tensors_of(self, random: Random, weights: RandomWeights, vocabulary_size: int) -> dict[str, Tensor]:
         """Return the tensors. `weights` makes the matrices and norms, and `random` everything else."""
-        sizes = self._sizes(vocabulary_size)
-        names = f"token_embd:v,w {self.last_norm}:w {self.once}".split()
-        for layer in range(self.layers):
-            names += [f"blk.{layer}.{name}" for name in self.names_of(layer).split()]
         made: dict[str, Tensor] = {}
-        for name, _, letters in (name.partition(":") for name in names):
-            shape = [sizes[letter] for letter in letters.split(",")]
+        for name, shape in self.shapes(vocabulary_size).items():
             if name.endswith(("ssm_a", "ssm_d")):
                 # With these rates, and steps near softplus(0), a head's decay is 0.2 to 0.99.
                 rates = -np.exp(random.uniform(np.log(0.02), np.log(2), shape))
@@ -141,10 +147,13 @@ class TinyArchitecture:
                 if self.architecture == "gemma4":
                     factors[len(factors) // 4 :] = 1e30  # its converter marks unrotated pairs like this
                 made[f"{name}.weight"] = ("F32", factors)
-            elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
-                # Gemma 4 does not divide scores by sqrt(head size); the weights of trained models compensate.
+            elif self.architecture in ("gemma3n", "gemma4") and name.endswith(("attn_q_norm", "attn_k_norm")):
+                # These models do not divide scores by sqrt(head size); trained weights compensate.
                 values = shape[0] ** -0.25 * (1 + 0.1 * random.standard_normal(shape))
                 made[f"{name}.weight"] = ("F32", values.astype(np.float32))
+            elif self.architecture == "gemma3n" and name.endswith(("post_ffw_norm", "post_norm")):
+                # What a layer adds is small, so that the errors of ggml's GELU do not add up over many layers.
+                made[f"{name}.weight"] = ("F32", random.uniform(0.05, 0.15, shape).astype(np.float32))
             elif name.endswith(".scale"):
                 size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: cancels their division
                 made[name] = ("F32", (size * random.uniform(0.5, 2.0, shape)).astype(np.float32))
@@ -154,6 +163,23 @@ class TinyArchitecture:
             else:
                 made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) > 1 else weights.norm(*shape)
         return made
+
+    def shapes(self, vocabulary_size: int) -> dict[str, list[int]]:
+        """Return the shape of each tensor, in NumPy's order. Names lack the suffix `.weight`."""
+        sizes = self._sizes(vocabulary_size)
+        names = f"token_embd:v,w {self.last_norm}:w {self.once}".split()
+        for layer in range(self.layers):
+            names += [f"blk.{layer}.{name}" for name in self.names_of(layer).split()]
+        return {
+            name: [int(size) if size.isdigit() else sizes[size] for size in letters.split(",")]
+            for name, _, letters in (name.partition(":") for name in names)
+        }
+
+    def full_name(self, name: str) -> str:
+        """Return the name of a tensor in the file, with the suffix `.weight` unless it has none."""
+        without = name.endswith(("ssm_a", "ssm_d", ".bias", ".scale"))
+        without |= self.architecture == "falcon-h1" and name.endswith("ffn_norm")
+        return name if without else f"{name}.weight"
 
     def _sizes(self, vocabulary_size: int) -> dict[str, int]:
         query, key = self.heads * self.head_size, self.kv_heads * self.head_size
@@ -199,6 +225,7 @@ class TinyArchitecture:
             "m": self.keys.get("moe_latent_size", 0),
             "i": 3 * self.width,  # the inputs of a short convolution
             "t": self.keys.get("shortconv.l_cache", 0) or self.keys.get("ssm.conv_kernel", 0),
+            **{number: int(number) for number in ("3", "4", "16", "64")},  # the fixed sizes of gemma3n
             **self._recurrent_sizes(),
         }
 
@@ -217,4 +244,6 @@ class TinyArchitecture:
             "J": inner + convolved + heads,  # with z and dt
             "c": groups,
             "j": inner // groups,
+            "B": 2 * inner,  # with z
+            "U": heads + 2 * state,  # the step sizes, B and C of Mamba-1, where "heads" is their rank
         }

@@ -22,6 +22,7 @@ _BIASES = "attn_q.bias:q attn_k.bias:k attn_v.bias:k "
 _HEAD_NORMS = "attn_q_norm:h attn_k_norm:h "
 _POST_NORMS = "post_attention_norm:w post_ffw_norm:w "
 _GATED = "ffn_gate:f,w ffn_up:f,w ffn_down:w,f "
+_UNGATED = "ffn_up:f,w ffn_down:w,f "
 _FUSED_GATED = "ffn_up:g,w ffn_down:w,f "
 _LLAMA = _NORMS + _ATTENTION + _GATED
 _LAYER_NORM_BIASES = "attn_norm.bias:w ffn_norm.bias:w "
@@ -31,11 +32,13 @@ _EXPERTS = _ROUTER + "ffn_gate_exps:e,x,w ffn_up_exps:e,x,w ffn_down_exps:e,w,x 
 _FUSED_EXPERTS = _ROUTER + "ffn_gate_up_exps:e,G,w ffn_down_exps:e,w,x "
 _EXPERT_BIASES = "ffn_gate_inp.bias:e ffn_gate_exps.bias:e,x ffn_up_exps.bias:e,x ffn_down_exps.bias:e,w "
 _SHARED = "ffn_gate_shexp:s,w ffn_up_shexp:s,w ffn_down_shexp:w,s "
+_EXPERTS_BY_BIAS = _EXPERTS + "exp_probs_b.bias:e "
 _SHARED_BY_COUNT = "ffn_gate_shexp:S,w ffn_up_shexp:S,w ffn_down_shexp:w,S "
 _LATENT = "attn_kv_a_mqa:M,w attn_kv_a_norm:l attn_output:w,z "
 _LATENT_QUERIES = "attn_q_a:L,w attn_q_a_norm:L attn_q_b:q,L "
 _ABSORBED_ATTENTION = _LATENT + _LATENT_QUERIES + "attn_k_b:n,l,y attn_v_b:n,d,l "
-_FULL_ATTENTION = _LATENT + "attn_q:q,w attn_kv_b:Y,l "
+_FULL_KEYS = "attn_kv_b:Y,l "
+_FULL_ATTENTION = _LATENT + "attn_q:q,w " + _FULL_KEYS
 _CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w "
 
 
@@ -52,10 +55,12 @@ _UNGATED_EXPERTS = _ROUTER + "exp_probs_b.bias:e ffn_up_exps:e,x,w ffn_down_exps
 _LATENT_EXPERTS = _ROUTER + "exp_probs_b.bias:e ffn_up_exps:e,x,m ffn_down_exps:e,m,x "
 _LATENT_EXPERTS += "ffn_latent_down:m,w ffn_latent_up:w,m "
 _UNGATED_SHARED = "ffn_up_shexp:s,w ffn_down_shexp:w,s "
+_MAMBA_1 = "ssm_in:B,w ssm_conv1d:I,t ssm_conv1d.bias:I ssm_x:U,I ssm_dt_norm:N ssm_b_norm:u ssm_c_norm:u "
+_MAMBA_1 += "ssm_dt:I,N ssm_dt.bias:I ssm_a:I,u ssm_d:I ssm_out:w,I "
 _MAMBA_NORM = "ssm_norm:c,j "
 
 
-_LAYER_NORM = "attention.layer_norm_epsilon"
+_LAYER_NORM, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 
 
 _GEMMA4 = _NORMS + _POST_NORMS + "layer_output_scale:o "
@@ -70,6 +75,15 @@ _SCALED_EXPERTS = _FUSED_EXPERTS + "ffn_down_exps.scale:e "
 _GEMMA4_KEYS = {"attention.sliding_window": 16, "rope.freq_base": 1e6, "embedding_length_per_layer_input": 0}
 
 
+_GEMMA3N = _LLAMA + _HEAD_NORMS + _POST_NORMS + _OF_TABLE
+_GEMMA3N += "laurel_l:64,w laurel_r:w,64 laurel_post_norm:w altup_router:4,w altup_router_norm:w "
+_GEMMA3N += "altup_predict_coef:16,4 altup_correct_coef:4,4 altup_correct_scale:w "
+_GEMMA3N_ONCE = "per_layer_token_embd:v,P per_layer_model_proj:P,w per_layer_proj_norm:p altup_proj:3,w,w "
+_GEMMA3N_ONCE += "altup_unembd_proj:3,w,w "
+# llama.cpp does not read these keys.
+_GEMMA3N_FIXED = {"embedding_length_per_layer_input": 256, "altup.num_inputs": 4, "altup.active_idx": 0}
+
+
 def _pattern(layers: str) -> dict[str, Any]:
     """Return the metadata for a string of layers in which W is a layer with a window."""
     return {"attention.sliding_window_pattern": np.array([layer == "W" for layer in layers])}
@@ -81,11 +95,22 @@ _YARN = {
     "rope.scaling.original_context_length": 128,
     "rope.freq_base": 1e6,
 }
+# Converters write these keys, but llama.cpp reads them for few architectures. Kimi K2 has these values.
+_TURNS = {"rope.scaling.yarn_beta_fast": 1.0, "rope.scaling.yarn_beta_slow": 1.0}
 _LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
 # The zeros are placeholders for the row's own sizes.
 _OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}
 _ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in LENGTHS} | {"attention.q_lora_rank": 64}
 _OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}
+_BY_SIGMOID = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.8}
+_IN_GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
+_ONE_GROUP = {"expert_group_count": 1, "expert_group_used_count": 1}
+_ONE_EXPERT = {"expert_count": 1, "expert_used_count": 1}
+_NTK = {
+    "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0,
+    "rope.scaling.original_context_length": 262144,
+}
 _STATES = {
     "ssm.conv_kernel": 4,
     "ssm.state_size": 16,
@@ -94,6 +119,12 @@ _STATES = {
     "ssm.inner_size": 64,
 }
 _MAMBA_STATES = _STATES | {"ssm.inner_size": 128}  # twice the width
+_MAMBA_1_STATES = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 32,
+    "ssm.inner_size": 128,
+}
 _SECTIONS = {"rope.dimension_count": 16, "rope.dimension_sections": np.array([3, 3, 2, 0], np.int32)}
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
@@ -115,6 +146,34 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     "qwen2": TinyArchitecture("qwen2", _LLAMA + _BIASES, {"rope.freq_base": 1e6}),
     "qwen2 yarn": TinyArchitecture("qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300),
     "qwen3": TinyArchitecture("qwen3", _LLAMA + _HEAD_NORMS, {"rope.freq_base": 1e6}, head_size=32),
+    "qwen2vl": TinyArchitecture(
+        "qwen2vl",
+        _LLAMA + _BIASES,
+        # llama.cpp ignores the file's epsilon here.
+        {"rope.dimension_sections": np.array([4, 6, 6, 0], np.int32), "rope.freq_base": 1e6, _RMS_EPSILON: 1e-12},
+        head_size=32,
+        width=128,
+        unseen=("rope.dimension_sections",),
+    ),
+    "qwen3vl": TinyArchitecture(
+        "qwen3vl",
+        _LLAMA + _HEAD_NORMS,
+        {"rope.dimension_sections": np.array([6, 5, 5, 0], np.int32), "rope.freq_base": 5e6, "n_deepstack_layers": 1},
+        head_size=32,
+        unseen=("n_deepstack_layers",),
+    ),
+    "qwen3vlmoe": TinyArchitecture(
+        "qwen3vlmoe",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS,
+        _OF_EXPERTS
+        | {"rope.dimension_sections": np.array([12, 10, 10, 0], np.int32), "rope.freq_base": 5e6}
+        | {"n_deepstack_layers": 2},
+        once="output:v,w",
+        head_size=64,
+        feed_forward=144,
+        experts=8,
+        unseen=("n_deepstack_layers",),
+    ),
     "mistral3": TinyArchitecture(
         "mistral3",
         _LLAMA,
@@ -176,6 +235,33 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
             "rope.freq_base": 1e6,
         },
         layers=3,
+    ),
+    "gemma3n": TinyArchitecture(
+        "gemma3n",
+        _GEMMA3N,
+        {"attention.sliding_window": 16, "rope.freq_base": 1e6, "rope.scaling.factor": 4.0}
+        | {"feed_forward_length": np.full(12, 512, np.int32), "final_logit_softcapping": 30.0}
+        | _GEMMA3N_FIXED,
+        once=_GEMMA3N_ONCE,
+        layers=12,
+        head_size=32,
+        feed_forward=512,
+        unseen=("final_logit_softcapping", *_GEMMA3N_FIXED),
+    ),
+    "gemma3n reused caches": TinyArchitecture(
+        "gemma3n",
+        _GEMMA3N,
+        {"attention.sliding_window": 24, "rope.freq_base": 1e6, "rope.freq_base_swa": 3e4}
+        | _pattern("WWWAWWWAWWWAWWWAWWWAWA")
+        | _GEMMA3N_FIXED
+        | {
+            "attention.shared_kv_layers": 2,
+            "activation_sparsity_scale": np.array([1.6448533535003662] * 10 + [-np.inf] * 12, np.float32),
+        },
+        once=_GEMMA3N_ONCE + "output:v,w",
+        layers=22,
+        feed_forward=512,
+        unseen=(*_GEMMA3N_FIXED, "attention.shared_kv_layers", "activation_sparsity_scale"),
     ),
     "gemma4": TinyArchitecture(
         "gemma4",
@@ -295,7 +381,9 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         + _LAYER_NORM_BIASES
         + _ATTENTION
         + _BIASES
-        + "attn_output.bias:w ffn_up:f,w ffn_down:w,f ffn_up.bias:f ffn_down.bias:w",
+        + "attn_output.bias:w "
+        + _UNGATED
+        + "ffn_up.bias:f ffn_down.bias:w",
         once="output_norm.bias:w",
         epsilon=_LAYER_NORM,
     ),
@@ -312,6 +400,18 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     ),
     "glm4": TinyArchitecture(
         "glm4", _NORMS + _ATTENTION + _BIASES + _POST_NORMS + _FUSED_GATED, {"rope.dimension_count": 8}
+    ),
+    "glm4 GLM-OCR, text, with a layer ahead": TinyArchitecture(
+        "glm4",
+        _NORMS + _ATTENTION + _POST_NORMS + _FUSED_GATED,
+        {
+            "nextn_predict_layers": 1,
+            "rope.dimension_count": 8,
+            "rope.dimension_sections": np.array([2, 1, 1, 0], np.int32),
+        },
+        once="output:v,w",
+        layers=3,
+        others={2: _NORMS + _ATTENTION + _POST_NORMS + _FUSED_GATED + _AHEAD},
     ),
     "stablelm": TinyArchitecture(
         "stablelm",
@@ -332,6 +432,95 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     ),
     "ernie4_5": TinyArchitecture("ernie4_5", _LLAMA, {"rope.freq_base": 5e5}, head_size=32),
     "internlm2": TinyArchitecture("internlm2", _LLAMA, {"rope.freq_base": 1e6}, once="output:v,w"),
+    "arcee": TinyArchitecture(
+        "arcee",
+        _NORMS + _ATTENTION + _UNGATED,
+        _YARN | _TURNS,
+        once="output:v,w",
+        head_size=32,
+        tokens=300,
+        unseen=tuple(_TURNS),
+    ),
+    "apertus": TinyArchitecture(
+        "apertus",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _UNGATED,
+        {
+            "rope.freq_base": 1e6,
+            "xielu.alpha_n": np.array([0.6, -1.5], np.float32),
+            "xielu.alpha_p": np.array([-0.4, 1.1], np.float32),
+            "xielu.beta": np.array([0.5, 0.3], np.float32),
+            "xielu.eps": np.array([-1e-6, -1e-5], np.float32),
+        },
+        once="output:v,w rope_freqs:r",
+    ),
+    "apertus one curve": TinyArchitecture(
+        "apertus",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _UNGATED + "attn_output.bias:w",
+        {"xielu.alpha_n": 0.8, "xielu.alpha_p": 0.8, "xielu.beta": 0.5, "xielu.eps": -1e-6},
+        once="output:v,w",
+    ),
+    "hunyuan-dense": TinyArchitecture(
+        "hunyuan-dense",
+        _LLAMA + _HEAD_NORMS,
+        {"rope.freq_base": 1e6, "rope.scaling.type": "none", "rope.scaling.factor": 4.0},
+        head_size=32,
+        unseen=("rope.scaling.factor",),
+    ),
+    "hunyuan-dense one expert": TinyArchitecture(
+        "hunyuan-dense",
+        _LLAMA + _HEAD_NORMS,
+        _ONE_EXPERT,
+        once="output:v,w",
+        unseen=tuple(_ONE_EXPERT),
+    ),
+    "hunyuan-moe": TinyArchitecture(
+        "hunyuan-moe",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS + _SHARED,
+        _OF_EXPERTS
+        | _NTK
+        | {"expert_shared_count": 1, "expert_shared_feed_forward_length": 64, "rope.freq_base": 1.1e7},
+        head_size=32,
+        feed_forward=32,
+        experts=8,
+        unseen=(EXPERT_SIZE, "expert_shared_count", *_NTK),
+    ),
+    "hunyuan-moe sizes by feed-forward": TinyArchitecture(
+        "hunyuan-moe",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS + _SHARED,
+        _OF_EXPERTS,
+        once="output:v,w",
+        feed_forward=32,
+        experts=8,
+        unseen=(EXPERT_SIZE,),
+    ),
+    "smallthinker": TinyArchitecture(
+        "smallthinker",
+        _NORMS + _ATTENTION + _EXPERTS,
+        _OF_EXPERTS | {"expert_gating_func": 2, "attention.sliding_window": 4096, "rope.freq_base": 1e6},
+        once="output:v,w",
+        head_size=32,
+        feed_forward=32,
+        experts=8,
+        seed=7,
+    ),
+    "smallthinker five layers": TinyArchitecture(
+        "smallthinker",
+        _NORMS + _ATTENTION + _EXPERTS,
+        _OF_EXPERTS | {"expert_gating_func": 2, "attention.sliding_window": 4096},
+        layers=5,
+        feed_forward=32,
+        experts=8,
+        seed=23,
+    ),
+    "smallthinker without window": TinyArchitecture(
+        "smallthinker",
+        _NORMS + _ATTENTION + _EXPERTS,
+        _OF_EXPERTS | {"expert_gating_func": 1},
+        feed_forward=32,
+        experts=8,
+        seed=55,
+        unseen=(EXPERT_SIZE,),
+    ),
     "llama Mixtral": TinyArchitecture(
         "llama",
         _NORMS + _ATTENTION + _EXPERTS,
@@ -508,6 +697,202 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         tokens=300,
         unseen=("leading_dense_block_count", "expert_shared_count", "expert_feed_forward_length"),
     ),
+    "deepseek2 V3": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _ABSORBED
+        | _LOG_YARN
+        | _TURNS
+        | _BY_SIGMOID
+        | _IN_GROUPS
+        | {"expert_shared_count": 1, "leading_dense_block_count": 1},
+        once="output:v,w",
+        layers=3,
+        kv_heads=1,
+        head_size=96,
+        latent=(32, 32),
+        tokens=300,
+        experts=8,
+        seed=7,
+        unseen=tuple(_TURNS),
+        others={0: _NORMS + _ABSORBED_ATTENTION + _GATED},
+    ),
+    "deepseek2 Mistral Large 3": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _EXPERTS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _ABSORBED
+        | _LOG_YARN
+        | {
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "attention.temperature_scale": 0.5,
+            "attention.temperature_length": 16,
+            "expert_gating_func": 1,
+            "expert_weights_norm": True,
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+        },
+        once="output:v,w",
+        kv_heads=1,
+        head_size=96,
+        latent=(32, 32),
+        experts=8,
+        unseen=("expert_gating_func",),
+        others={0: _NORMS + _ABSORBED_ATTENTION + _GATED},
+    ),
+    "mistral4": TinyArchitecture(
+        "mistral4",
+        _NORMS + _ABSORBED_ATTENTION + _FUSED_EXPERTS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _ABSORBED
+        | _LOG_YARN
+        | {"expert_weights_norm": True, "expert_shared_count": 1, "expert_weights_scale": 1.5},
+        once="output:v,w",
+        kv_heads=1,
+        head_size=96,
+        latent=(32, 32),
+        tokens=300,
+        experts=8,
+        seed=1,
+    ),
+    "deepseek2 V3, older": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _LATENT + _LATENT_QUERIES + _FULL_KEYS + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _OF_LATENT
+        | _LOG_YARN
+        | _BY_SIGMOID
+        | {"expert_shared_count": 1, "leading_dense_block_count": 1, "attention.q_lora_rank": 64},
+        once="output:v,w",
+        layers=3,
+        kv_heads=4,
+        head_size=64,
+        latent=(32, 32),
+        tokens=300,
+        experts=8,
+        seed=31,
+        others={0: _NORMS + _LATENT + _LATENT_QUERIES + _FULL_KEYS + _GATED},
+    ),
+    "glm4moe": TinyArchitecture(
+        "glm4moe",
+        _POST + _ATTENTION + _BIASES + _HEAD_NORMS + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _BY_SIGMOID
+        | _ONE_GROUP
+        | {
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "nextn_predict_layers": 1,
+            "rope.dimension_count": 16,
+            "rope.freq_base": 1e6,
+        },
+        once="output:v,w",
+        layers=4,
+        head_size=32,
+        experts=8,
+        seed=1,
+        others={
+            0: _POST + _ATTENTION + _BIASES + _HEAD_NORMS + _GATED,
+            3: _POST + _ATTENTION + _BIASES + _HEAD_NORMS + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT + _AHEAD,
+        },
+        unseen=("expert_gating_func", *_ONE_GROUP),
+    ),
+    "glm4moe GLM-4.5V, text": TinyArchitecture(
+        "glm4moe",
+        _POST + _ATTENTION + _BIASES + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | {
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "rope.dimension_count": 8,
+            "rope.dimension_sections": np.array([2, 1, 1, 0], np.int32),
+        },
+        experts=8,
+        seed=2,
+        others={0: _POST + _ATTENTION + _BIASES + _GATED},
+        unseen=("rope.dimension_sections",),
+    ),
+    "glm4moe Solar Open": TinyArchitecture(
+        "glm4moe",
+        _POST + _ATTENTION + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT,
+        _OF_EXPERTS | _BY_SIGMOID | _YARN | _TURNS | {"expert_shared_count": 1},
+        once="output:v,w",
+        tokens=300,
+        experts=8,
+        unseen=("expert_gating_func", *_TURNS),
+    ),
+    "dots1": TinyArchitecture(
+        "dots1",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS_BY_BIAS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _BY_SIGMOID
+        | _ONE_GROUP
+        | {"expert_shared_count": 2, "leading_dense_block_count": 1, "rope.freq_base": 1e6},
+        once="output:v,w",
+        layers=3,
+        kv_heads=4,
+        experts=8,
+        seed=3,
+        unseen=tuple(_ONE_GROUP),
+        others={0: _LLAMA + _HEAD_NORMS},
+    ),
+    "bailingmoe2": TinyArchitecture(
+        "bailingmoe2",
+        _NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _EXPERTS_BY_BIAS + _SHARED,
+        _OF_EXPERTS
+        | _BY_SIGMOID
+        | _IN_GROUPS
+        | {
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "nextn_predict_layers": 1,
+            "rope.dimension_count": 8,
+        },
+        once="output:v,w",
+        layers=4,
+        experts=8,
+        seed=1,
+        others={
+            0: _NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _GATED,
+            3: _NORMS + _FUSED_ATTENTION + _HEAD_NORMS + _EXPERTS_BY_BIAS + _SHARED + _AHEAD + "layer_output_norm:w",
+        },
+    ),
+    "ernie4_5-moe": TinyArchitecture(
+        "ernie4_5-moe",
+        _NORMS + _ATTENTION + _EXPERTS_BY_BIAS + _SHARED,
+        _OF_EXPERTS
+        | {
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "interleave_moe_layer_step": 1,
+            "rope.freq_base": 5e5,
+        },
+        layers=3,
+        head_size=32,
+        experts=8,
+        others={0: _LLAMA},
+    ),
+    "ernie4_5-moe 300B": TinyArchitecture(
+        "ernie4_5-moe",
+        _NORMS + _ATTENTION + _EXPERTS_BY_BIAS,
+        _OF_EXPERTS | {"leading_dense_block_count": 1, "interleave_moe_layer_step": 1, "expert_shared_count": 0},
+        once="output:v,w",
+        experts=8,
+        others={0: _LLAMA},
+        unseen=("expert_shared_count",),
+    ),
+    "minimax-m2": TinyArchitecture(
+        "minimax-m2",
+        _NORMS + _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _EXPERTS_BY_BIAS,
+        _OF_EXPERTS | {"expert_gating_func": 2, "rope.dimension_count": 16, "rope.freq_base": 5e6},
+        once="output:v,w",
+        head_size=32,
+        feed_forward=32,
+        experts=8,
+        unseen=(EXPERT_SIZE,),
+    ),
     "lfm2": TinyArchitecture(
         "lfm2",
         _NORMS + _CONVOLUTION + _GATED,
@@ -668,9 +1053,9 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         head_size=32,
         epsilon=_LAYER_NORM,
         others={
-            1: "attn_norm:w ffn_up:f,w ffn_down:w,f ",
+            1: "attn_norm:w " + _UNGATED,
             2: "attn_norm:w " + _ATTENTION,
-            4: "attn_norm:w ffn_up:f,w ffn_down:w,f ",
+            4: "attn_norm:w " + _UNGATED,
         },
     ),
     "nemotron_h_moe": TinyArchitecture(
@@ -719,6 +1104,28 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         },
         unseen=("attention.layer_norm_epsilon",),
     ),
+    "jamba": TinyArchitecture(
+        "jamba",
+        _NORMS + _MAMBA_1 + _GATED,
+        _MAMBA_1_STATES | {"expert_count": 4, "expert_used_count": 2},
+        once="output:v,w",
+        layers=4,
+        feed_forward=32,
+        experts=4,
+        others={
+            1: _NORMS + _MAMBA_1 + _EXPERTS,
+            2: _LLAMA,
+            3: _NORMS + _ATTENTION + _EXPERTS,
+        },
+    ),
+    "jamba dense": TinyArchitecture(
+        "jamba",
+        _NORMS + _MAMBA_1 + _GATED,
+        _MAMBA_1_STATES | {"ssm.time_step_rank": 12, "ssm.state_size": 32} | _ONE_EXPERT,
+        layers=3,
+        others={1: _LLAMA},
+        unseen=tuple(_ONE_EXPERT),
+    ),
     "falcon-h1": TinyArchitecture(
         "falcon-h1",
         _NORMS + _MAMBA + _ATTENTION + _GATED,
@@ -741,6 +1148,6 @@ def tiny_architecture(
     row, vocabulary = replace(TINY_ARCHITECTURES[name], **sizes), tiny_vocabulary()
     metadata = row.metadata() | vocabulary.metadata()
     if without is not None:
-        del metadata[f"{row.architecture}.{without}"]
+        del metadata[row.full_key(without)]
     tensors = row.tensors(weight_type, len(vocabulary.tokens))
     return write_gguf(folder / f"{name.replace(' ', '-').replace(',', '')}.gguf", metadata, tensors)

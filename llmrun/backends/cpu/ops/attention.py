@@ -11,7 +11,7 @@ from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.attention import CHUNK, SEES_ALL, SPLIT_ROWS, scratch_bytes, state_floats
+from llmrun.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.layouts.kv_types import parse_kv_type
 from llmrun.plan.kv_shapes import AttentionShape, LayerKV
@@ -67,7 +67,7 @@ def _attention(work: Lowering, op: Attention) -> None:
         partial_stride=memory.partial_stride,
         slots=memory.slots,
         tables=work.tables_of(op.kv),
-        window=shape.window or SEES_ALL,
+        reach=work.plan.reaches.index(shape.reach),
         sinks=0 if op.sinks is None else work.kept_vector(op.sinks),
         soft_cap=float_word(op.soft_cap),
     )
@@ -75,6 +75,7 @@ def _attention(work: Lowering, op: Attention) -> None:
     types = parse_kv_type(work.kv_type)
     function = "capped_attention" if op.soft_cap else "attention"
     kernel = KernelName.of("attention.attention", function, **sizes, keys=types.keys.name, values=types.values.name)
+    work.wait_for_readers(memory.partials, op.out)
     work.emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
     merged = MergeWords(
         partials=memory.partials,
@@ -85,11 +86,12 @@ def _attention(work: Lowering, op: Attention) -> None:
         heads=shape.heads,
         scratch=memory.scratch,
         scratch_bytes=memory.scratch_bytes,
-        window=words.window,
+        reach=words.reach,
         sinks=words.sinks,
     )
     merge = KernelName.of("attention.attention", "merge", value_size=shape.value_size, values=types.values.name)
     work.emit(merge, op.out, REPLICATED_OUTPUT, merged)
+    work.note_reads(memory.partials)
 
 
 def attention_shape(kv: LayerKV) -> AttentionShape:
@@ -132,21 +134,19 @@ def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
 
 def _needs(op: Attention, kv_type: str, step: StepShape) -> Needs:
     shape = attention_shape(op.kv)
-    lengths = range(step.start + 1, step.start + step.rows + 1)
-    attended = sum(min(length, shape.window) for length in lengths) if shape.window else sum(lengths)
-    kept = step.start + step.rows
+    length = step.start + step.rows
+    seen = [shape.reach.seen_from(position, length) for position in range(step.start, length)]
+    attended = sum(of_row.stop - of_row.start for of_row in seen)
     return Needs(
-        kv_bytes=min(kept, shape.window + step.rows - 1 if shape.window else kept) * kv_position_bytes(shape, kv_type)
-        if step.rows
-        else 0,
+        kv_bytes=(length - seen[0].start) * kv_position_bytes(shape, kv_type) if seen else 0,
         activation_bytes=step.float_bytes(op.q, op.out),
         float_products=shape.heads * (shape.head_size + shape.value_size) * attended,
     )
 
 
 def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionSpeed:
-    """Return the attention speed for a layer's shape. The window is ignored because it does not affect the speed."""
-    return speeds.attention(replace(attention_shape(kv), window=0), kv_type)
+    """Return the attention speed for a layer's shape. What its rows see is ignored, as it does not affect the speed."""
+    return speeds.attention(replace(attention_shape(kv), window=0, around=None), kv_type)
 
 
 def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:

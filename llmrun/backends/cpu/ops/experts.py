@@ -67,6 +67,8 @@ def _route(work: Lowering, op: Route) -> None:
         weights=tables.weights,
         row_bytes=tables.row_bytes,
         expert_scales=scales,
+        groups=0 if op.groups is None else op.groups.count,
+        groups_used=0 if op.groups is None else op.groups.used,
     )
     flags = REPLICATED_OUTPUT | private_inputs(logits)
     work.emit(KernelName.of("experts.routing", "route"), op.logits, flags, words)
@@ -170,13 +172,13 @@ def _most_rows(work: Lowering) -> int:
 
 
 def _scratch(work: Lowering) -> tuple[int, int]:
-    """Return (address, bytes per thread) of the scratch memory for a row's probabilities and ranks.
+    """Return (address, bytes per thread) of the scratch memory for a row's probabilities, ranks and scores of groups.
 
     All layers share it.
     """
     if "route" not in work.shared:
         most = max(routing.experts for op in work.plan.ops if (routing := op.routed_by))
-        stride = 2 * round_up(FLOAT * most, records.CACHE_LINE)
+        stride = 3 * round_up(FLOAT * most, records.CACHE_LINE)
         memory = allocate(work.n_threads * stride, "probabilities of experts")
         work.keep.append(memory)
         work.shared["route"] = address_of(memory), stride

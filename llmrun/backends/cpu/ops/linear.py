@@ -28,10 +28,11 @@ def _linear(work: Lowering, op: Linear) -> None:
     is_logits = op.out is work.plan.logits
     source = product_input(work, op.x, op.weight)
     out = work.buffer_of(op.out) if op.adds or is_logits else work.place(op.out, private=False)
-    assert not (op.adds and out.private)
-    words = product_words(work, op.weight, source, out, layout.n_groups, layout.chunk_groups(work.n_threads))
+    assert not (op.adds and (out.private or op.x is op.out)), "threads would read what others write"
+    n_groups = -(-op.out.width // GROUP_ROWS)
+    words = product_words(work, op.weight, source, out, n_groups, layout.chunk_groups(work.n_threads))
     words = words._replace(adds=int(op.adds), logits=int(is_logits))
-    record = _emit(work, op.weight, op.out if is_logits else op.x, source, words)
+    record = _emit(work, op.weight, op.out, source, words)
     record.independent_input = None if op.adds else op.x
 
 
@@ -162,8 +163,9 @@ def quantized_bytes(x: Value, rows: int) -> int:
 
 def _needs(op: Linear | HeadLinear, kv_type: str, step: StepShape) -> Needs:
     rows = step.of(op.x)
-    weight_bytes = PackedLayout.of(op.weight).n_bytes if rows else 0
-    products = rows * op.weight.rows * op.weight.columns
+    outputs = op.weight.rows if isinstance(op, HeadLinear) else op.out.width
+    weight_bytes = PackedLayout.of(op.weight).n_bytes * outputs // op.weight.rows if rows else 0
+    products = rows * outputs * op.weight.columns
     written = step.float_bytes(op.out) * (2 if op.changes is not None else 1)
     if op.weight.is_integer:
         return Needs(weight_bytes, 0, quantized_bytes(op.x, rows) + written, products=products)

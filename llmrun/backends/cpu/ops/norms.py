@@ -8,9 +8,18 @@ import numpy as np
 
 from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
-from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
+from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.norms import HeadNorm, LayerNorm, NormWords, RmsNorm
+from llmrun.plan.ops.norms import (
+    CutOff,
+    CutOffWords,
+    HeadNorm,
+    LayerNorm,
+    MatchLength,
+    MatchLengthWords,
+    NormWords,
+    RmsNorm,
+)
 from llmrun.plan.values import Rows
 
 if TYPE_CHECKING:
@@ -56,6 +65,33 @@ def _norm(
     work.emit(KernelName.of("rows.norms", name), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
 
 
+def _match_length(work: Lowering, op: MatchLength) -> None:
+    x, like, out = work.buffers[op.x], work.buffers[op.like], work.place(op.out, private=True)
+    words = MatchLengthWords(
+        x=x.address,
+        x_stride=x.stride,
+        like=like.address,
+        like_stride=like.stride,
+        out=out.address,
+        out_stride=out.stride,
+        width=op.out.width,
+    )
+    work.emit(KernelName.of("rows.lengths", "match_length"), op.out, REPLICATED_OUTPUT | private_inputs(x, like), words)
+
+
+def _cut_off(work: Lowering, op: CutOff) -> None:
+    x, out = work.buffers[op.x], work.place(op.out, private=True)
+    words = CutOffWords(
+        x=x.address,
+        x_stride=x.stride,
+        out=out.address,
+        out_stride=out.stride,
+        width=op.out.width,
+        deviations=float_word(op.deviations),
+    )
+    work.emit(KernelName.of("rows.lengths", "cut_off"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
+
+
 def _needs(op: _Norm, kv_type: str, step: StepShape) -> Needs:
     read = step.of(op.out) * op.x.width * FLOAT
     weights = op.weight.size + (op.bias.size if isinstance(op, LayerNorm) and op.bias is not None else 0)
@@ -66,4 +102,11 @@ OPS: dict[type[Op], CpuOp] = {
     RmsNorm: CpuOp("rmsnorm", _rmsnorm, _needs, takes_as_long_as("rmsnorm")),
     LayerNorm: CpuOp("layernorm", _layernorm, _needs, takes_as_long_as("rmsnorm")),
     HeadNorm: CpuOp("head norm", _headnorm, _needs, takes_as_long_as("rmsnorm")),
+    MatchLength: CpuOp(
+        "match length",
+        _match_length,
+        reads_and_writes(lambda op: (op.x, op.like, op.out)),
+        takes_as_long_as("rmsnorm"),
+    ),
+    CutOff: CpuOp("cutoff", _cut_off, reads_and_writes(lambda op: (op.x, op.out)), takes_as_long_as("rmsnorm")),
 }

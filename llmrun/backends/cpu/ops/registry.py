@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.backends.cpu.lowering.needs import Needs
 from llmrun.backends.cpu.ops import (
     activations,
+    adapters,
     attention,
     convolution,
     embedding,
@@ -29,6 +30,7 @@ CPU_OPS: dict[type[Op], CpuOp] = {
     **embedding.OPS,
     **norms.OPS,
     **linear.OPS,
+    **adapters.OPS,
     **rows.OPS,
     **rope.OPS,
     **attention.OPS,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
-from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes
+from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.compiled.store import KernelName
 from llmrun.layouts.kv_types import parse_kv_type
-from llmrun.plan.ops.rope import RopeStore, RopeWords, Rotate
+from llmrun.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from llmrun.backends.cpu.lowering.base import Buffer, Lowering
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.kv_shapes import LayerKV
     from llmrun.plan.ops.base import Op
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
+
+
+_WITHOUT_HADAMARD = "f16"  # for this type of the KV cache, queries are only rotated by RoPE
 
 
 class Rotation(NamedTuple):
@@ -56,7 +58,7 @@ def _rope_store(work: Lowering, op: RopeStore) -> None:
     assert keys._replace(rotation=queries.rotation) == queries, "queries and keys must have the same pairs"
     memory = attention_memory(work, op.kv)
     cache, block_bytes = work.cache_of(op.kv)
-    words = _query_words(work, q, op.out, op.kv, queries)._replace(
+    words = _head_words(work, q, op.out, shape.heads, queries)._replace(
         k=k.address,
         k_stride=k.stride,
         v=v.address,
@@ -75,21 +77,28 @@ def _rope_store(work: Lowering, op: RopeStore) -> None:
 
 
 def _rotate(work: Lowering, op: Rotate) -> None:
-    q, head_size = work.buffers[op.q], attention_shape(op.kv).head_size
-    words = _query_words(work, q, op.out, op.kv, rotation_words(work.plan.ropes, op.rope))
-    keys = parse_kv_type(work.kv_type).keys.name
-    kernel = KernelName.of("attention.rope", "rotate", head_size=head_size, keys=keys)
-    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q), words)
+    _emit_rotation(work, op.q, attention_shape(op.kv).head_size, op.rope, op.out, work.kv_type)
 
 
-def _query_words(work: Lowering, q: Buffer, value: Value, kv: LayerKV, rotation: Rotation) -> RopeWords:
+def _rotate_heads(work: Lowering, op: RotateHeads) -> None:
+    _emit_rotation(work, op.x, op.head_size, op.rope, op.out, _WITHOUT_HADAMARD)
+
+
+def _emit_rotation(work: Lowering, value: Value, head_size: int, rope: int | None, result: Value, kv_type: str) -> None:
+    x, heads = work.buffers[value], value.width // head_size
+    words = _head_words(work, x, result, heads, rotation_words(work.plan.ropes, rope))
+    kernel = KernelName.of("attention.rope", "rotate", head_size=head_size, keys=parse_kv_type(kv_type).keys.name)
+    work.emit(kernel, result, REPLICATED_OUTPUT | private_inputs(x), words)
+
+
+def _head_words(work: Lowering, q: Buffer, value: Value, heads: int, rotation: Rotation) -> RopeWords:
     out = work.place(value, private=True)
     return RopeWords(
         q=q.address,
         q_stride=q.stride,
         out=out.address,
         out_stride=out.stride,
-        heads=attention_shape(kv).heads,
+        heads=heads,
         **rotation._asdict(),
     )
 
@@ -108,4 +117,5 @@ def _seconds(op: RopeStore | Rotate, speeds: SpeedTable, kv_type: str, step: Ste
 OPS: dict[type[Op], CpuOp] = {
     RopeStore: CpuOp("rope", _rope_store, _store_needs, _seconds),
     Rotate: CpuOp("rope", _rotate, reads_and_writes(lambda op: (op.q, op.out)), _seconds),
+    RotateHeads: CpuOp("rope", _rotate_heads, reads_and_writes(lambda op: (op.x, op.out)), takes_as_long_as("rmsnorm")),
 }

@@ -9,9 +9,22 @@ import numpy as np
 
 from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, float_word, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.ops.activations import emit_gated
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.rows import Add, AddGated, AddWords, Bias, Concat, ConcatWords, Scale, Slice
+from llmrun.plan.ops.activations import Activation
+from llmrun.plan.ops.rows import (
+    Add,
+    AddGated,
+    AddWeighted,
+    AddWords,
+    Bias,
+    Concat,
+    ConcatWords,
+    Multiply,
+    Scale,
+    Slice,
+)
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
@@ -39,14 +52,34 @@ def _add_gated(work: Lowering, op: AddGated) -> None:
     _sum(work, op.out, out, out, work.buffers[op.y], 1.0, work.buffers[op.gate])
 
 
+def _add_weighted(work: Lowering, op: AddWeighted) -> None:
+    x = work.buffers[op.x]
+    out = x if op.changes else work.place(op.out, private=True)
+    y, factors = work.buffers[op.y], work.buffers[op.factors]
+    _sum(work, op.out, out, x, y, op.offset, factors, gate_at=FLOAT * op.at, is_plain=1)
+
+
+def _multiply(work: Lowering, op: Multiply) -> None:
+    emit_gated(work, op.x, work.same_row(op.weight), Activation.NONE, op.out)
+
+
 def _scale(work: Lowering, op: Scale) -> None:
     """Emit out = 0 + factor * x, so that the kernel for sums can compute it."""
     x = work.buffers[op.x]
     _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
 
 
-def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
-    """Emit out = x + factor * y.
+def _sum(
+    work: Lowering,
+    value: Value,
+    out: Buffer,
+    x: Buffer,
+    y: Buffer,
+    factor: float,
+    gate: Buffer,
+    **of_gate: int,
+) -> None:
+    """Emit out = x + factor * y. `of_gate` has the words that say how the gate changes the factor.
 
     If the threads share the destination, each row is computed by one thread, and all threads wait at a barrier.
     """
@@ -61,6 +94,7 @@ def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor
         factor=float_word(factor),
         gate=gate.address,
         gate_stride=gate.stride,
+        **of_gate,
     )
     flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(x, y, gate)
     work.emit(KernelName.of("rows.rowwise", "add"), value, flags, words)
@@ -68,6 +102,10 @@ def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor
 
 def _bias_needs(op: Bias, kv_type: str, step: StepShape) -> Needs:
     return Needs(op.bias.size * FLOAT, activation_bytes=step.float_bytes(op.x, op.out))
+
+
+def _multiply_needs(op: Multiply, kv_type: str, step: StepShape) -> Needs:
+    return Needs(op.weight.size * FLOAT, activation_bytes=step.float_bytes(op.x, op.out))
 
 
 # --- parts of rows ---------------------------------------------------------------------------------------------------
@@ -126,6 +164,13 @@ OPS: dict[type[Op], CpuOp] = {
         reads_and_writes(lambda op: (op.y, op.gate, op.out, op.out)),
         takes_as_long_as("rmsnorm"),
     ),
+    AddWeighted: CpuOp(
+        "add",
+        _add_weighted,
+        reads_and_writes(lambda op: (op.x, op.y, op.factors, op.out)),
+        takes_as_long_as("rmsnorm"),
+    ),
+    Multiply: CpuOp("multiply", _multiply, _multiply_needs, takes_as_long_as("rmsnorm")),
     Scale: CpuOp("scale", _scale, reads_and_writes(lambda op: (op.x, op.x)), takes_as_long_as("rmsnorm", "x")),
     Slice: CpuOp("slice", _slice, reads_and_writes(lambda op: (op.out, op.out)), takes_as_long_as("rmsnorm")),
     Concat: CpuOp("concat", _concat, reads_and_writes(lambda op: (op.a, op.b, op.out)), takes_as_long_as("rmsnorm")),

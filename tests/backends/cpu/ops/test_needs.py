@@ -93,7 +93,7 @@ def test_ops_on_rows_need_what_they_read_and_write() -> None:
     norm = RmsNorm(X, np.ones(64, np.float32), 1e-5, Value(64))
     assert needs(norm, rows=3) == Needs(64 * 4, activation_bytes=3 * 2 * 64 * 4)
     assert needs(Gated(X, Value(64), Activation.SILU, Value(64)), rows=3) == Needs(activation_bytes=3 * 3 * 64 * 4)
-    assert needs(Embed(Q8_0, 1.0, X), rows=3) == Needs(3 * 2 * 34, activation_bytes=3 * 64 * 4)
+    assert needs(Embed(Q8_0, 1.0, by_position=False, out=X), rows=3) == Needs(3 * 2 * 34, activation_bytes=3 * 64 * 4)
     linear = Linear(X, Q4_0, Value(48), adds=False)
     assert quantizing_needs(linear, StepShape(3)) == Needs(activation_bytes=3 * (64 * 4 + ACTIVATIONS))
 
