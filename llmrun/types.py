@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+LOGITS: Final = 1  # in Batch.want: the row's logits
+HIDDEN: Final = 2  # in Batch.want: the row's hidden state
+
+LARGEST_SCALE: Final = 1000.0  # of a LoRA adapter; much larger ones would be infinite in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +27,42 @@ class Batch:
     tokens  int32[n]  token ids
     seq     int32[n]  sequence slot, 0 <= seq < max_sequences
     pos     int32[n]  position in the sequence, starting at 0
-    want    bool[n]   rows whose logits are requested
+    want    uint8[n]  what is requested for each row: LOGITS, HIDDEN, both (LOGITS | HIDDEN) or nothing (0)
+    scales  float32[n, adapters]  the scale of each of `ModelInfo.adapters` for each row; None if no row uses any
     """
 
     tokens: NDArray[np.int32]
     seq: NDArray[np.int32]
     pos: NDArray[np.int32]
-    want: NDArray[np.bool_]
+    want: NDArray[np.uint8]
+    scales: NDArray[np.float32] | None = None
+
+
+class Outputs(NamedTuple):
+    """The results of a step, in the order of its rows.
+
+    logits  float32[rows that want LOGITS, vocabulary]
+    hidden  float32[rows that want HIDDEN, hidden size]: the model's last hidden state, from which it computes logits
+    """
+
+    logits: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that was opened with a model.
+
+    scale       the scale for requests that do not choose adapters
+    invocation  the tokens from whose last occurrence in a prompt on the adapter is active; () if it is always active
+    identity    differs for adapters whose results differ
+    """
+
+    name: str
+    path: str
+    scale: float
+    invocation: tuple[int, ...]
+    identity: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +83,36 @@ class ModelInfo:
     device: str  # for example "2 threads, avx512vnni"; for remote models, the host
     threads: int  # 0 if unknown (remote)
     gpu_layers: str = ""  # number of layers on the GPU, such as "20/33"; empty if there are none
+    hidden_size: int = 0  # features of a hidden state; 0 if the backend does not return them
+    has_logits: bool = True  # False for encoders, which generate no text
     kv_type: str = "f16"  # precision of the KV cache, such as "q8_0" or "q8_0:q4_0"
     kv_bytes: int = 0  # size of the KV cache for all sequences; 0 if there is no cache
     suppressed_tokens: tuple[int, ...] = ()  # token IDs that the model file forbids
+    weight_bytes: int = 0  # size of the tensors; 0 if unknown
     batch_invariant: bool = False  # whether a row's logits are bit-identical no matter which rows share its step
+    adapters: tuple[Adapter, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The average size of a weight in bits, or 0 if unknown."""
+        return 8 * self.weight_bytes / self.parameters if self.parameters else 0.0
+
+
+class Pooling(IntEnum):
+    """How a model's hidden states become one vector or score. The numbers are those of the key `pooling_type`."""
+
+    NONE = 0
+    MEAN = 1
+    CLS = 2  # the first token
+    LAST = 3  # the last token
+    RANK = 4  # a score for a query and a document, computed from the first token, or from the last with a causal mask
+
+
+def named_pooling(metadata: Mapping[str, object], architecture: str) -> Pooling | None:
+    """Return the pooling that a file names, as those of models trained for embeddings do, or None."""
+    found = metadata.get(f"{architecture}.pooling_type")
+    return Pooling(found) if isinstance(found, int) and found in list(Pooling) and found != Pooling.NONE else None
 
 
 class FinishReason(StrEnum):

@@ -1,4 +1,7 @@
-"""The interface between the engine and its backends, called the seam. Token ids go in and logits come out."""
+"""The interface between the engine and its backends, called the seam.
+
+Token ids go in, and logits or hidden states come out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
     from llmrun.backends.saved_parts import SavedPart
     from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import Batch, ModelInfo
+    from llmrun.types import Batch, ModelInfo, Outputs
 
 AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 
@@ -50,7 +53,9 @@ class OpenOptions:
     rpc_anyway     allow RPC servers at addresses that are not private
     keeps_rows     always keep the last 16 tokens removable, as a draft model needs. With a recurrent state, this makes
                    each step slower
+    draft_head     load the model's draft head, if it has one that the backend supports
     saves_state    allow KVCache.save and KVCache.load, which need a key that takes a few milliseconds to compute
+    adapters       LoRA adapters that requests can use, each in the notation of --lora: [NAME=]FILE[:SCALE]
     progress       called with the progress of loading or compiling
     explain        called with a short text that says which backend "auto" chose, and why
     on_tokenizer   may be called with the tokenizer once it is loaded, while the weights are still being read
@@ -71,7 +76,9 @@ class OpenOptions:
     rpc: str = ""
     rpc_anyway: bool = False
     keeps_rows: bool = False
+    draft_head: bool = False
     saves_state: bool = False
+    adapters: Sequence[str] = ()
     progress: Progress | None = None
     explain: Callable[[str], None] = _discard
     on_tokenizer: Callable[[Tokenizer], None] = _discard
@@ -148,6 +155,38 @@ class KVCache(Protocol):
         """
 
 
+class DraftHead(Protocol):
+    """The part of a model that predicts the token after the next one (multi-token prediction).
+
+    A row is a token at its position, together with the model's hidden state at the position before. The head has a
+    cache of its own, with as many sequences and tokens as the model's.
+    """
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's information."""
+
+    @property
+    def kv(self) -> KVCache: ...
+
+    @property
+    def drafted_tokens(self) -> int:
+        """The number of tokens whose logits are computed, which are the first ones of the vocabulary."""
+
+    def forward(self, batch: Batch, hidden: NDArray[np.float32]) -> Outputs:
+        """Run one forward pass of at most 256 rows.
+
+        hidden  float32[rows, hidden size], the hidden state of each row
+
+        Returns logits float32[rows that want LOGITS, drafted_tokens] for the token after the row's, and the head's own
+        hidden states, which stand in for those of the model at the position of the row. Raises the errors of
+        `Backend.forward`.
+        """
+
+    def cancel(self) -> None:
+        """See `Backend.cancel`."""
+
+
 class Backend(Protocol):
     """An open model."""
 
@@ -155,15 +194,17 @@ class Backend(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
+    def draft_head(self) -> DraftHead | None:
+        """The model's draft head, or None if it has none or `OpenOptions.draft_head` was not set."""
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
     def kv(self) -> KVCache: ...
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """Run one forward pass and return the logits of the wanted rows.
-
-        Returns float32[number of wanted rows, vocabulary], in row order. The caller owns the array.
+    def forward(self, batch: Batch) -> Outputs:
+        """Run one forward pass and return what the batch wants. The caller owns the arrays.
 
         Raises KVFull, before anything changes, if the cache has no room. Raises Cancelled if `cancel` was called since
         the last pass ended. After either error, each sequence is restored to its state before the pass. Some backends

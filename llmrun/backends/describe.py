@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.gguf.vocabulary import SUPPRESSED
 from llmrun.layouts.kv_types import parse_kv_type
-from llmrun.types import ModelInfo
+from llmrun.types import Adapter, ModelInfo
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -25,8 +25,11 @@ def describe(
     threads: int,
     kv_type: str,
     kv_bytes: int,
+    hidden_size: int,
+    has_logits: bool = True,
     gpu_layers: str = "",
     batch_invariant: bool = False,
+    adapters: tuple[Adapter, ...] = (),
 ) -> ModelInfo:
     """Return the ModelInfo of an open file. Array metadata is left out because it is freed when the file is closed."""
     return ModelInfo(
@@ -44,9 +47,13 @@ def describe(
         device=device,
         threads=threads,
         gpu_layers=gpu_layers,
+        hidden_size=hidden_size,
+        has_logits=has_logits,
         kv_type=str(parse_kv_type(kv_type)),
         kv_bytes=kv_bytes,
+        weight_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
         batch_invariant=batch_invariant,
+        adapters=adapters,
         suppressed_tokens=_suppressed(file, vocabulary_size),
         metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
     )

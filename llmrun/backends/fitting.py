@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from llmrun.archs.parts.encoders import is_encoder
 from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import BACKENDS
@@ -70,6 +71,7 @@ class Fit:
     bits             average bits per weight in the file
     context          context size in tokens that the estimate assumes
     trained_context  context size in tokens that the model was trained for, or 0 if unknown
+    generates        whether the model generates text; encoders do not
     memory           free memory in bytes, or None if the system does not report it
     gpu_layers       how many of the `layers` are on GPUs; both numbers include the output layer
     forecast         expected speed, or None if the backend has no forecast or a weight type was not measured
@@ -88,6 +90,7 @@ class Fit:
     gpu_layers: int = 0
     layers: int = 0
     forecast: Forecast | None = None
+    generates: bool = True
 
     @property
     def needed(self) -> int:
@@ -127,7 +130,7 @@ def fit_of(
     architecture = file.string("general.architecture")
     trained = file.integer(f"{architecture}.context_length", 0, minimum=0)
     context = context or min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
-    options = OpenOptions(context_size=context, kv_type=kv_type, threads=resources.threads)
+    options = OpenOptions(context_size=context, kv_type=kv_type, threads=resources.threads, draft_head=True)
     parameters = parameter_count(file)
     on_gpus, gpu_layers, layers = _on_gpus(file, options, resources)
     forecast = None
@@ -151,6 +154,7 @@ def fit_of(
         gpu_layers=gpu_layers,
         layers=layers,
         forecast=forecast,
+        generates=not is_encoder(file),
     )
 
 
@@ -159,11 +163,14 @@ def best_of(fits: Sequence[Fit]) -> int | None:
 
     If speeds are known, the best quantization is the one with the most bits that generates text at reading speed
     (FLUENT). If all are slower, it is the smallest one with at least 4 bits per weight, or else the largest one. If no
-    speed is known, it is the one with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M.
+    speed is known, it is the one with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M. For
+    encoders, which are small and read whole texts at once, it is always the one with the most bits.
     """
     fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:
         return None
+    if not all(fits[index].generates for index in fitting):
+        return max(fitting, key=lambda index: fits[index].bits)
     if all(fits[index].forecast is None for index in fitting):
         whole = [index for index in fitting if fits[index].gpu_layers == fits[index].layers > 0]
         if whole:
@@ -177,7 +184,7 @@ def best_of(fits: Sequence[Fit]) -> int | None:
 
 
 def _speed(fit: Fit) -> float:
-    return fit.forecast.decode_per_second if fit.forecast is not None else 0.0
+    return (fit.forecast.decode_per_second or 0.0) if fit.forecast is not None else 0.0
 
 
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Only one row per token is read from these tables, and it is not multiplied, so their cost is negligible.
 _TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")
+# Tensors of recurrent layers that have two dimensions in files but are multiplied element by element.
+_ELEMENTWISE = re.compile(r"\.(ssm_a|ssm_d|ssm_conv1d\.weight|shortconv\.conv\.weight)$")
 _OUTPUTS = ("output.weight", "token_embd.weight")  # without output.weight, token_embd.weight is also the output matrix
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = re.compile(r"blk\.(\d+)\..*_exps\.")
@@ -68,6 +70,18 @@ def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
         ),
         products=sum(needs.products + needs.float_products for needs in linear),
     )
+
+
+def draft_shares(plan: Plan, head: Plan) -> tuple[float, float]:
+    """Return the weights that a draft token and an additional row read, as shares of the bytes of a step of one row.
+
+    Rows share all weights except those of experts: a second row usually has other experts.
+    """
+    one, two, draft = (
+        needs_of_step(some, "f16", StepShape(rows, wanted=rows)).weight_bytes
+        for some, rows in ((plan, 1), (plan, 2), (head, 1))
+    )
+    return draft / one, two / one - 1
 
 
 def _state_traffic(plan: Plan) -> int:
@@ -105,7 +119,7 @@ def _idle(file: GGUFFile) -> set[str]:
 def _is_multiplied(tensor: TensorInfo, tied: bool) -> bool:
     if tensor.name == "token_embd.weight":
         return tied
-    return not _TABLES.search(tensor.name)
+    return not _TABLES.search(tensor.name) and not _ELEMENTWISE.search(tensor.name)
 
 
 def _is_run(tensor: TensorInfo, layers: int) -> bool:

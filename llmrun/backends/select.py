@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmrun.backends.base import AUTO
 from llmrun.backends.device_lists import RPC_OFF
 from llmrun.backends.kind import NoRoomOnGpu
+from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
 from llmrun.errors import UnsupportedModel, UsageError
 from llmrun.layouts.kv_types import KV_TYPE, parse_kv_type
@@ -29,9 +30,11 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
     if stand_in is not None:
         return stand_in.open(path, options)
     named = _named(options)
+    from llmrun.gguf.metadata import check_is_model
     from llmrun.gguf.reader import open_gguf
 
     with open_gguf(path) as file:
+        check_is_model(file)
         return _open_best(file, options) if named is None else _open_named(named, file, options)
 
 
@@ -40,6 +43,8 @@ def check_options(options: OpenOptions) -> None:
 
     Raises UsageError for invalid options, and the errors of RPC servers that cannot be used.
     """
+    for text in options.adapters:
+        LoraOption.parse(text).check()
     if stand_in_named(options.backend) is None and _named(options) is not None and options.rpc:
         from llmrun.backends.llama.rpc.connecting import check_servers
 

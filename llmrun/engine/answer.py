@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.engine.adapters import unless_of_adapters
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.engine.samplers.state import SamplerState, initial_state
@@ -21,6 +22,7 @@ from llmrun.types import FinishReason, TokenLogprob
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.engine.adapters import AdaptedTokens
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
@@ -45,6 +47,7 @@ class Answer:
     sampler          draws tokens
     constraint       the tokens that the request's response format allows, or None
     cut_tokens       the number of tokens that were left out of the prompt
+    adapters         the LoRA adapters, or None if no token uses any
     drafters         predict the answer's next tokens (drafting/)
     pace             decides how long the drafts are
     prefix_scope     requests with the same scope share cached prefixes
@@ -80,6 +83,7 @@ class Answer:
     pace: AnswerPace
     constraint: AnswerConstraint | None = None
     cut_tokens: int = 0
+    adapters: AdaptedTokens | None = None
     prompt_tokens: int = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
@@ -99,6 +103,7 @@ class Answer:
     drawn_in_a_row: int = 0
     over: bool = False
     ended_by: FinishReason | None = None
+    _marked: list[int] = field(default_factory=list, init=False)  # the first tokens, as in `cached_as`
     _failed: LlmrunError | None = field(default=None, init=False)  # an error of the constraint, raised by the next draw
 
     def __post_init__(self) -> None:
@@ -109,6 +114,18 @@ class Answer:
                 self.forced.extend(self.constraint.forced_first())
             except LlmrunError as error:
                 self._failed = error
+
+    @property
+    def cached_as(self) -> list[int]:
+        """The numbers under which the tokens are cached, which differ from the tokens if adapters apply to them."""
+        if self.adapters is None:
+            return self.tokens
+        self._marked += self.adapters.marked(self.tokens[len(self._marked) :], len(self._marked))
+        return self._marked
+
+    def cached_from(self, tokens: Sequence[int], first: int) -> Sequence[int]:
+        """Return the numbers under which tokens from position `first` on are cached."""
+        return tokens if self.adapters is None else self.adapters.marked(tokens, first)
 
     @property
     def tenant(self) -> str:
@@ -256,7 +273,7 @@ class Answer:
         if self._failed is not None:
             raise self._failed
         if index == len(drawn.tokens) and drawn.error is not None:
-            raise drawn.error
+            raise unless_of_adapters(drawn.error, self.request.adapters)
         self.sampler_state = drawn.states[index + 1] if drawn.states else self.sampler_state
         return drawn.tokens[index]
 

@@ -30,14 +30,12 @@ from llmrun.engine.work import Work, batch_of, take_results
 from llmrun.errors import Cancelled, KVFull, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from llmrun.backends.base import Backend, OpenOptions
     from llmrun.engine.constraint.matcher import ConstraintCompiler
+    from llmrun.engine.embedding.embedder import Embedder
     from llmrun.engine.saved_state.base import SavedPrefixes
     from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import ModelInfo
+    from llmrun.types import ModelInfo, Outputs
 
 
 class Engine:
@@ -101,6 +99,7 @@ class Engine:
         self.load_s = load_s
         self._prompts = PromptReader(backend, templates or TemplateProcess(), chat_template, thinking_tags, constraints)
         self.speculates = bool(drafts)
+        self.has_draft_head = backend.draft_head is not None
 
     @classmethod
     def open(
@@ -122,17 +121,18 @@ class Engine:
         """Open a GGUF file on the backend that `options` selects, or on the best one.
 
         `chat_template` is Jinja source, not a path. `speculate` turns speculation by lookup on or off; None turns it on
-        if the backend guarantees the same answers with it. `draft` is a small model with the same vocabulary, which
-        predicts tokens; it turns speculation on. `will_constrain` prepares the vocabulary for response formats while
-        the weights are loaded; otherwise, the first request with a format waits for it. `watch` may wrap the open
-        backend. `__init__` describes the other parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit,
-        BackendCrashed or UsageError.
+        if the backend guarantees the same answers with it. The model's draft head is then used, too, unless there is a
+        draft model. `draft` is a small model with the same vocabulary, which predicts tokens; it turns speculation on.
+        `will_constrain` prepares the vocabulary for response formats while the weights are loaded; otherwise, the first
+        request with a format waits for it. `watch` may wrap the open backend. `__init__` describes the other
+        parameters. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
-        from llmrun.engine.drafting.sources import open_sources
+        from llmrun.engine.drafting.sources import open_sources, uses_draft_head
 
         started = time.perf_counter()
         constraints = None
+        options = replace(options, draft_head=uses_draft_head(speculate, draft))
         if will_constrain:
             from llmrun.engine.constraint.matcher import ConstraintCompiler
 
@@ -237,22 +237,12 @@ class Engine:
         request = ban_tokens(request, self.info.suppressed_tokens)
         prompt = self._prompts.read(request)
         ending = self._prompts.closing_tokens() if request.think_budget is not None else ()
-        limit = self._prompts.token_limit(len(prompt.tokens), request.max_tokens)
+        most = self._prompts.token_limit(len(prompt.tokens), request.max_tokens)
         request_id = next(self._ids)
         drafters, pace = self._speculation.begin(request)
         answer = Answer(
-            *(
-                request_id,
-                request,
-                self.tokenizer,
-                prompt.tokens,
-                prompt.decoder,
-                ending,
-                limit,
-                self.load_s,
-                submitted,
-            ),
-            *(last_cancel, self._sampler, drafters, pace, prompt.constraint, prompt.cut_tokens),
+            *(request_id, request, self.tokenizer, prompt.tokens, prompt.decoder, ending, most, self.load_s, submitted),
+            *(last_cancel, self._sampler, drafters, pace, prompt.constraint, prompt.cut_tokens, prompt.adapters),
         )
         if not self._share_prefixes:
             answer.prefix_scope = request.tenant
@@ -288,7 +278,7 @@ class Engine:
             self._on_begin(begun)
         started = time.perf_counter()
         try:
-            work, logits = self._forward(work)
+            work, outputs = self._forward(work)
         except Cancelled:
             return events + self._end_cancelled()
         except KVFull:
@@ -298,7 +288,8 @@ class Engine:
             raise
         tokens = 0
         try:
-            for part, new_events, drawn in take_results(self._sampler, work, logits):
+            self._speculation.observe_hidden(work, outputs.hidden)
+            for part, new_events, drawn in take_results(self._sampler, work, outputs.logits):
                 events += new_events
                 tokens += len(drawn) + (len(part.certain) if part.is_last else 0)
                 requests.charge(part.answer, len(drawn))
@@ -365,6 +356,15 @@ class Engine:
         """Load prefixes from these files if they are longer than the cached ones, and save prefixes there."""
         self._slots.saved = saved
 
+    def embedder(self, on_pass: Callable[[int], None] = lambda rows: None) -> Embedder:
+        """Return a new object that computes vectors on the sequences that no request uses. Call it between steps.
+
+        on_pass  see Embedder
+        """
+        from llmrun.engine.embedding.embedder import Embedder
+
+        return Embedder(self._backend, self._slots, neighbours=self._requests, on_pass=on_pass)
+
     def save_prefix(self, most: int | None = None) -> bool:
         """Save the tokens of the most recently finished request that has unsaved ones. Call it between steps.
 
@@ -394,8 +394,8 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _forward(self, work: list[Work]) -> tuple[list[Work], NDArray[np.float32]]:
-        """Run a step and return its work and logits.
+    def _forward(self, work: list[Work]) -> tuple[list[Work], Outputs]:
+        """Run a step and return its work and outputs.
 
         If the KV cache is too full for drafts and for tokens that are certain to follow, run the step without them.
         """

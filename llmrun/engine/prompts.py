@@ -8,6 +8,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from llmrun.engine.adapters import adapted_tokens, check_adapters
 from llmrun.engine.filling import encode_fill
 from llmrun.engine.requests import NONE, FillPrompt, RecordedChat, Request, TextPrompt, TokenPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
@@ -18,12 +19,20 @@ from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, Usag
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.engine.adapters import AdaptedTokens
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.constraint.base import Constraint, ResponseFormat
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.thinking.prompting import Beginning
     from llmrun.engine.tool_calls.prompting import ModelTools
+    from llmrun.types import ModelInfo
+
+
+def check_generates(info: ModelInfo) -> None:
+    """Raise UsageError if the model is an encoder."""
+    if not info.has_logits:
+        raise UsageError(f"{info.name} computes embeddings and generates no text", hint="use it with `llmrun embed`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +40,14 @@ class ReadPrompt:
     """The tokens of a prompt, with the decoder and the constraint of its answer.
 
     cut_tokens  the number of tokens that were left out of the prompt
+    adapters    the LoRA adapters of the prompt and the answer, or None
     """
 
     tokens: list[int]
     decoder: ThinkingDecoder
     constraint: AnswerConstraint | None
     cut_tokens: int = 0
+    adapters: AdaptedTokens | None = None
 
 
 class PromptReader:
@@ -80,12 +91,18 @@ class PromptReader:
             self._constraints.close()
 
     def read(self, request: Request) -> ReadPrompt:
-        """Turn a request's prompt into tokens.
+        """Turn a request's prompt into tokens, and find the adapters that apply to them.
 
         Raises TemplateRefused if the chat template fails or is missing, ModelFileError if the vocabulary has no token
-        for the prompt's text, and UsageError if the response format cannot be enforced or the model cannot fill in the
-        middle.
+        for the prompt's text, and UsageError if the response format cannot be enforced, or the model generates no text,
+        cannot fill in the middle or has no such adapter.
         """
+        check_generates(self._backend.info)
+        check_adapters(request.adapters, self._backend.info.adapters)
+        read = self._read(request)
+        return replace(read, adapters=adapted_tokens(request.adapters, self._backend.info.adapters, read.tokens))
+
+    def _read(self, request: Request) -> ReadPrompt:
         prompt, encode = request.prompt, self._tokenizer.encode_rendered
         if isinstance(prompt, TokenPrompt):
             return self._text_prompt(request, list(prompt.tokens))

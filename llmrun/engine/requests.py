@@ -109,6 +109,7 @@ class Request:
                    with FinishReason.STOP and without a stop string has this format
     sent_sampling  the names of the sampling parameters to send to a server, which may include "seed"; None sends all.
                    Local models use all parameters
+    adapters       the LoRA adapters to use, by name, with their scales; None for the scales with which they were opened
     tenant         whose request it is. Tenants get equal shares of the engine's time. By default, they do not share
                    cached prefixes, because the time to the first token would reveal one tenant's prompts to another
     """
@@ -122,6 +123,7 @@ class Request:
     think_budget: int | None = None
     response_format: ResponseFormat | None = None
     sent_sampling: frozenset[str] | None = None
+    adapters: Mapping[str, float] | None = None
     tenant: str = ""
 
     def sends(self, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +23,9 @@ _LEAST_SAVED: Final = 64
 class Slot:
     """One sequence of the KV cache.
 
-    `tokens` are the tokens in the cache. An idle slot keeps its tokens for a later request of the same tenant with the
-    same prefix. The first `n_listed` of them are in the tree of prefixes.
+    `tokens` are the tokens in the cache; tokens with adapters have other numbers (engine/adapters.py). An idle slot
+    keeps its tokens for a later request of the same tenant with the same prefix. The first `n_listed` of them are in
+    the tree of prefixes.
     """
 
     index: int
@@ -174,13 +175,40 @@ class SequenceSlots:
         slot.released = 0
         self._kv.free(slot.index)
 
-    def forget_oldest_idle(self) -> bool:
-        """Empty the idle slot that was released first. Returns False if no idle slot holds any tokens."""
-        holding = [slot for slot in self._slots if not slot.busy and slot.tokens]
+    def forget_oldest_idle(self, spared: Collection[Slot] = ()) -> bool:
+        """Empty the idle slot that was released first. Returns False if no idle slot holds any tokens.
+
+        spared  slots to leave alone
+        """
+        holding = [slot for slot in self._slots if not slot.busy and slot.tokens and slot not in spared]
         if not holding:
             return False
         self.forget(min(holding, key=lambda slot: slot.released))
         return True
+
+    def lend(self, spared: Collection[Slot]) -> Slot | None:
+        """Empty the idle slot that was released first, and return it, or None if there is none.
+
+        It stays idle, so the caller must call `keep` or `forget` before the next `acquire`.
+
+        spared  slots to leave alone
+        """
+        idle = [slot for slot in self._slots if not slot.busy and slot not in spared]
+        if not idle:
+            return None
+        slot = min(idle, key=lambda slot: slot.released)
+        self.forget(slot)
+        return slot
+
+    def keep(self, slot: Slot, tokens: list[int]) -> list[int]:
+        """Note the tokens of a slot from `lend`, and return the list that it has until the slot gets other tokens.
+
+        The slot is the last one of the idle ones that is emptied. No request finds the tokens, and they are not saved.
+        """
+        self._idle_blocks = None
+        self._releases += 1
+        slot.tokens, slot.n_saved, slot.released = tokens, len(tokens), self._releases
+        return tokens
 
     def _longest(self, tokens: list[int], tenant: str) -> tuple[int, Slot | None]:
         """Return the length of the tenant's longest cached prefix of `tokens`, and a slot that has it."""

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, Draft
 from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.slots import Slot
-from llmrun.types import Batch
+from llmrun.types import HIDDEN, LOGITS, Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,19 +83,28 @@ class Work:
         """
         return self.described + 1 + len(self.draft.tokens) if self.is_last else 0
 
+    @property
+    def takes_hidden(self) -> bool:
+        """True if the hidden states of all rows are needed."""
+        return any(drafter.takes_hidden for drafter in self.answer.drafters)
+
 
 def batch_of(work: Sequence[Work]) -> Batch:
     """Build the batch of a step."""
     tokens: list[int] = []
     seq: list[int] = []
     pos: list[int] = []
-    want: list[bool] = []
+    want: list[int] = []
     for part in work:
         tokens += [*part.tokens, *part.certain, *part.draft.tokens]
         seq += [part.slot.index] * part.rows
         pos += range(part.depth, part.depth + part.rows)
-        want += [False] * (part.rows - part.wanted) + [True] * part.wanted
-    return Batch(np.array(tokens, np.int32), np.array(seq, np.int32), np.array(pos, np.int32), np.array(want))
+        hidden = HIDDEN if part.takes_hidden else 0
+        want += [hidden] * (part.rows - part.wanted) + [LOGITS | hidden] * part.wanted
+    return Batch(
+        *(np.array(tokens, np.int32), np.array(seq, np.int32), np.array(pos, np.int32), np.array(want, np.uint8)),
+        scales=scales_of_rows([(part.answer.adapters, part.depth, part.end) for part in work]),
+    )
 
 
 def take_results(
@@ -121,13 +131,13 @@ def take_results(
 def _add_known(part: Work, logits: NDArray[np.float32]) -> list[Event]:
     """Update a request and its slot with the tokens of its rows and return the request's events."""
     answer, slot = part.answer, part.slot
-    slot.tokens += part.tokens
+    slot.tokens += answer.cached_from(part.tokens, part.depth)
     events: list[Event] = []
     if answer.in_prefill:
         events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
     if part.is_last:
         events += answer.add_certain(logits, part.certain)
-        slot.tokens += [*part.certain, *part.draft.tokens]
+        slot.tokens += answer.cached_from([*part.certain, *part.draft.tokens], len(slot.tokens))
     return events
 
 

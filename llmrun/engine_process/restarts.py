@@ -38,6 +38,7 @@ class StepProgress:
         self._last = now
         self._steps = 0
         self._longest_step_s = 0.0
+        self._patience = 1.0
 
     def stepped(self, now: float) -> None:
         """Note that a step has ended, or that the time until now does not count."""
@@ -49,6 +50,7 @@ class StepProgress:
             self._last = now
         self._steps = beat.steps
         self._longest_step_s = beat.longest_step_s
+        self._patience = beat.patience
 
     def age(self, now: float) -> float:
         """Return the seconds since the last progress."""
@@ -57,4 +59,6 @@ class StepProgress:
     def is_stuck(self, now: float) -> bool:
         """Return whether the engine has made no progress for so long that it never will."""
         limit = max(self._stuck_s, _LONGEST_STEPS * self._longest_step_s)
-        return self.age(now) > (limit if self._steps else max(limit, _BEFORE_FIRST_STEP * self._stuck_s))
+        if not self._steps:
+            limit = max(limit, _BEFORE_FIRST_STEP * self._stuck_s)
+        return self.age(now) > self._patience * limit

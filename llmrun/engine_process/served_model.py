@@ -9,8 +9,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from llmrun.engine.child.messages import Embedded
     from llmrun.engine.facts import ModelFacts
-    from llmrun.engine.requests import Event, Request
+    from llmrun.engine.requests import Event, Request, TextPrompt, TokenPrompt
 
 
 class State(StrEnum):
@@ -58,6 +59,21 @@ class Load:
     preemptions: int
     wait_s: float
     restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The vectors of texts or, if there is a query, the scores of documents, which a client wants.
+
+    inputs, dimensions, truncate  see llmrun.engine.child.messages.Embed
+    """
+
+    inputs: Sequence[TextPrompt | TokenPrompt]
+    query: str | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    truncate: bool = False
+    tenant: str = ""
 
 
 class Arrival(NamedTuple):
@@ -114,6 +130,12 @@ class ServedModel(Protocol):
 
     async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
         """Return the bytes of these tokens. Raises UsageError for IDs outside the vocabulary."""
+
+    async def embed(self, wanted: Embedding) -> Embedded:
+        """Compute vectors or scores. Raises LlmrunError, such as ContextExceeded for inputs that are too long.
+
+        If the engine's process ends meanwhile, the error is Unavailable.
+        """
 
     async def count_prompt(self, request: Request) -> int:
         """Return the number of tokens of a request's prompt, without running the request. Raises LlmrunError."""

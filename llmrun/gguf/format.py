@@ -69,7 +69,7 @@ def magic_problem(start: bytes) -> str:
         if start.startswith(prefix):
             return f"this is {what}"
     if start[8:9] == b"{":
-        return "this is probably a safetensors file, but llmrun needs a GGUF version of the model"
+        return "this is probably a safetensors file; `llmrun convert` makes a GGUF file of many such models"
     return f"must be 'GGUF', but the file begins with '{shown(start[:4])}'"
 
 

@@ -1,4 +1,4 @@
-"""Typed access to metadata, with a getter for each type of value.
+"""Typed access to metadata, with a getter for each type of value, and a check that a file is a model.
 
 If a key is missing, the getter returns the default, or raises BadGGUF if there is no default. If the value has the
 wrong type or is outside the limits, the getter always raises BadGGUF. Errors name the file, the key and the value.
@@ -10,15 +10,24 @@ from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from types import EllipsisType
-from typing import TypeVar, cast, overload
+from typing import Final, TypeVar, cast, overload
 
 import numpy as np
 
-from llmrun.errors import BadGGUF
+from llmrun.errors import BadGGUF, ModelFileError
 from llmrun.gguf.problems import bad_gguf, shown
 from llmrun.gguf.values import NumberArray, StringArray, Value
 
 Default = TypeVar("Default")
+
+ADAPTER: Final = "adapter"
+
+# Values of `general.type`, with the name of such a file and its use.
+_OTHERS: Final = {
+    ADAPTER: ("a LoRA adapter", "apply it to its model: llmrun chat MODEL --lora FILE"),
+    "imatrix": ("an importance matrix", "use it with llmrun quantize IN OUT TYPE --imatrix FILE"),
+    "mmproj": ("a vision projector", "name the file of the model itself"),
+}
 
 
 class Metadata:
@@ -138,3 +147,17 @@ class Metadata:
 
     def _wrong_type(self, key: str, wanted: str) -> BadGGUF:
         return self.bad(key, f"must be {wanted}, not {self.types[key]}")
+
+
+def purpose_of(file: Metadata) -> str:
+    """Return what a file is if it is not a model, such as "a LoRA adapter", or ""."""
+    kind = file.metadata.get("general.type")
+    return _OTHERS[kind][0] if isinstance(kind, str) and kind in _OTHERS else ""
+
+
+def check_is_model(file: Metadata) -> None:
+    """Raise ModelFileError for a file that belongs to a model but is not one."""
+    if purpose := purpose_of(file):
+        raise ModelFileError(
+            f"not a model: {shown(str(file.path), 300)} is {purpose}", hint=_OTHERS[file.string("general.type")][1]
+        )

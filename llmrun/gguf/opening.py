@@ -24,18 +24,20 @@ _KINDS = (
 
 # Mistyped paths cause these errors.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)  # open files
 
 
 @contextmanager
-def opening(path: Path) -> Iterator[None]:
-    """Convert any OSError about this file to ModelNotFound or ModelFileError."""
+def opening(path: Path, kind: str = "model file") -> Iterator[None]:
+    """Convert any OSError about this file to ModelNotFound or ModelFileError. `kind` names it in messages."""
     try:
         yield
     except OSError as error:
         message = f"{shown(str(path), 300)}: {error.strerror or error}"
         if error.errno in _NO_SUCH_FILE:
-            raise ModelNotFound(f"no such model file: {message}", hint="Check the path.") from None
-        raise ModelFileError(f"the model file cannot be read: {message}", hint="Check its permissions.") from error
+            raise ModelNotFound(f"no such {kind}: {message}", hint="Check the path.") from None
+        hint = "Raise the limit, such as with ulimit -n 4096." if error.errno in _TOO_MANY else "Check its permissions."
+        raise ModelFileError(f"the {kind} cannot be read: {message}", hint=hint) from error
 
 
 def opened(path: Path) -> FileIO:

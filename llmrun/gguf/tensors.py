@@ -134,3 +134,15 @@ def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> 
     if end > cursor.file_bytes:
         raise incomplete(cursor.path, cursor.file_bytes, end)
     return placed
+
+
+def trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strip trailing dimensions of size 1, which GGUF files may or may not contain."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def dimensions(shape: tuple[int, ...]) -> str:
+    """Return a shape in words, such as "576 x 1536"."""
+    return " x ".join(str(size) for size in shape)

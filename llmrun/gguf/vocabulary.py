@@ -50,7 +50,7 @@ class _Defaults(NamedTuple):
 _DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
 _NEEDS_MERGES = ("gpt2", "gemma4")
 _NO_TOKENIZER = ("none", "no_vocab")  # without tokens, so llama.cpp aborts if a token is requested
-_NO_BYTES = "bert"  # WordPiece, for which llama.cpp aborts when it decodes a token of type byte
+_WORDPIECE = "bert"
 _BYTE = 6
 _RWKV_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 
@@ -120,7 +120,7 @@ def _check_token_types(file: Metadata, tokens: StringArray, model: str) -> None:
     if outside.any():
         index = int(outside.argmax())
         raise file.bad(TOKEN_TYPES, f"token {index} must have type 0 to {TYPE_LIMIT}, not {types[index]}")
-    if model == _NO_BYTES and (types == _BYTE).any():
+    if model == _WORDPIECE and (types == _BYTE).any():
         index = int((types == _BYTE).argmax())
         raise file.bad(
             TOKEN_TYPES, f"token {index} has type {_BYTE} (byte), but a '{model}' tokenizer has no byte tokens"
@@ -172,6 +172,9 @@ def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
         file.boolean(PREFIX + name, None)
     if file.has(SUPPRESSED) and file.types[SUPPRESSED] != "arr[i32]":
         raise file.bad(SUPPRESSED, f"must be arr[i32], not {file.types[SUPPRESSED]}")
+    if model == _WORDPIECE:  # which always adds the first two tokens, and puts the third in place of unknown words
+        for name, default in (("bos", 101), ("seperator", 102), ("unknown", 100)):
+            _check_added(file, name, default, n_tokens, added=True)
     defaults = _DEFAULTS.get(model)
     if defaults is not None:
         _check_added(file, "bos", defaults.bos, n_tokens, file.boolean(PREFIX + "add_bos_token", defaults.add_bos))
@@ -186,7 +189,7 @@ def _check_u32(file: Metadata, key: str) -> None:
 def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: bool) -> None:
     key = f"{PREFIX}{name}_token_id"
     if added and not file.has(key) and default >= n_tokens:
-        raise file.bad(key, f"the key is missing, but {PREFIX}add_{name}_token adds this token to every text")
+        raise file.bad(key, f"the key is missing, and its default of {default} is not among the {n_tokens} tokens")
 
 
 def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,12 @@ def _mapped(n_bytes: int, what: str) -> mmap.mmap:
         raise DoesNotFit(
             f"out of memory: {what}: {format_mebibytes(n_bytes)} needed", hint="try a smaller model or a smaller -c"
         ) from error
+
+
+def floats_at(address: int, rows: int, width: int) -> NDArray[np.float32]:
+    """Return the float32[rows, width] in memory at an address."""
+    memory = (ctypes.c_float * (rows * width)).from_address(address)
+    return np.ctypeslib.as_array(memory).reshape(rows, width)
 
 
 def address_of(array: NDArray[np.generic]) -> int:

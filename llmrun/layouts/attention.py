@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 CHUNK: Final = 128  # positions per softmax step
-SEES_ALL: Final = 1 << 40  # means "no window" when used as a window size; larger than any context
 
 SPLIT_ROWS: Final = 32  # steps of at most this many rows are split over chunks
 

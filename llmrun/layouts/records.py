@@ -21,7 +21,7 @@ OP_WORDS: Final = 32
 OP_BYTES: Final = OP_WORDS * WORD
 OP_KERNEL: Final = 0 * WORD  # address of the machine code
 OP_FLAGS: Final = 1 * WORD
-OP_ROWS: Final = 2 * WORD  # offset of the row count in the step record, either STEP_ROWS or STEP_WANTED
+OP_ROWS: Final = 2 * WORD  # offset of the row count in the step record, such as STEP_ROWS or STEP_WANTED
 OP_CLAIM: Final = 3 * WORD  # address of the claim counter, which has its own cache line
 OP_ARGS: Final = 4 * WORD  # the kernel's own arguments start here (a NamedTuple from plan/ops)
 
@@ -50,14 +50,16 @@ def offsets(words: type[Words]) -> Words:
 
 # --- step record -----------------------------------------------------------------------------------------------------
 STEP_ROWS: Final = 0 * WORD
-STEP_WANTED: Final = 1 * WORD  # number of rows whose logits are requested
+STEP_WANTED: Final = 1 * WORD  # number of rows whose logits or hidden states are requested
 STEP_REPLICATED: Final = 2 * WORD  # 1 when the step has one row
 STEP_TOKENS: Final = 3 * WORD  # int32[rows]
 STEP_POSITIONS: Final = 4 * WORD  # int32[rows]
 STEP_TABLES: Final = 5 * WORD  # int64[windows, rows]: addresses of the rows' block tables, which are int32[blocks]
-STEP_WANTED_ROWS: Final = 6 * WORD  # int32[wanted]: the rows whose logits are requested
+STEP_WANTED_ROWS: Final = (
+    6 * WORD
+)  # int32[wanted]: the rows whose logits are requested, then those with hidden states only
 STEP_ROTATIONS: Final = 7 * WORD  # float32[rows, rotated pairs of all ropes, 2]: cosine and sine
-STEP_LOGITS: Final = 8 * WORD  # float32[wanted, padded vocabulary]
+STEP_LOGITS: Final = 8 * WORD  # float32[scored, padded vocabulary]
 STEP_ABORT: Final = 9 * WORD  # 1 requests a stop at the next barrier
 STEP_PLAN: Final = 10 * WORD  # address of the first op record
 STEP_N_OPS: Final = 11 * WORD
@@ -67,7 +69,10 @@ STEP_CHOSEN: Final = 14 * WORD  # number of slots, which is the number of rows t
 STEP_RUNS: Final = 15 * WORD  # number of sequences that have rows; 0 if the model has no recurrent state
 STEP_RUN_LIST: Final = 16 * WORD  # int64[runs, RUN_WORDS] (states.py)
 STEP_RUN_ROWS: Final = 17 * WORD  # int32[rows]: the rows of the first run in order, then those of the second one, ...
-STEP_WORDS: Final = 18
+STEP_SCORED: Final = 18 * WORD  # number of rows whose logits are requested
+STEP_SCALES: Final = 19 * WORD  # float32[rows, adapters]: scales of LoRA adapters; 0 if no row of the step uses any
+STEP_SEEN: Final = 20 * WORD  # int32[reaches, rows, 2]: the first position that a row sees, and the one after the last
+STEP_WORDS: Final = 21
 
 STAMP_BYTES: Final = 2 * WORD  # a clock writes a struct timespec, or a tick count in the first word
 

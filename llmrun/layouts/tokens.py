@@ -11,6 +11,13 @@ SCRATCH_BYTES_PER_BYTE = 40
 # The priority of tokens that plain text never produces. It sorts after all other priorities.
 NEVER = 0x7FFFFFFF
 
+# The score of tokens that plain text never becomes. No sum of real scores is as low.
+IMPOSSIBLE = -1e300
+
+# Unigram tokenizers know the length of the longest token for each hash of so many first bytes, which are those of the
+# mark of a word's beginning and three letters.
+PREFIX_BYTES, PREFIX_SLOTS = 6, 1 << 16
+
 # Flags of special tokens.
 CONTROL, ONE_CHARACTER = 1, 2
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
 from llmrun.archs.registry import architecture_of
 from llmrun.backends.batches import check_batch
-from llmrun.backends.cpu.cache_size import MAX_ROWS, cache_size
+from llmrun.backends.cpu.adapters import adapted
+from llmrun.backends.cpu.cache_size import cache_size, rows_of_step
+from llmrun.backends.cpu.draft_head import CpuDraftHead
+from llmrun.backends.cpu.kv_pool import blocks_in
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
 from llmrun.backends.cpu.rotations import Rotations
 from llmrun.backends.cpu.step_runs import runs_of
+from llmrun.backends.cpu.steps import check_whole, steps_of
+from llmrun.backends.cpu.summing_team import SummingTeam
 from llmrun.backends.cpu.team import TEAM_KERNELS, Team
 from llmrun.backends.cpu.timed_team import TimedTeam
+from llmrun.backends.cpu.wanted_rows import WantedRows
 from llmrun.backends.cpu.watched_team import WatchedTeam, named_digests
 from llmrun.backends.cpu.weights.filling import filling
 from llmrun.backends.cpu.weights.packed import packing_kernels, reserve
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.engine_kernels import ENGINE_KERNELS
+from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.backends.saved_parts import identity_of, key_of
 from llmrun.compiled.levels import host_target
 from llmrun.compiled.store import load_kernels
@@ -32,12 +40,15 @@ from llmrun.layouts.arena import allocate
 from llmrun.layouts.numerics import NUMERICS
 from llmrun.machine.cpu_count import default_threads
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
-from llmrun.types import Batch
+from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.backends.cpu.weights.packed import PackedMatrix
+    from llmrun.compiled.store import KernelName
+    from llmrun.gguf.adapter import AdapterFile
     from llmrun.gguf.reader import GGUFFile
     from llmrun.plan.plan import Plan
     from llmrun.plan.rope import Rope
@@ -50,47 +61,37 @@ class CpuBackend:
     """The Backend that runs llmrun's own kernels."""
 
     def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
-        """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit."""
+        """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit, and UsageError for wrong adapters."""
+        with opened_adapters(options.adapters, file) as adapters:
+            self._open(file, options, adapters)
+
+    def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
         architecture = architecture_of(file)
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # may reject the file, so this runs before anything slow
-        self.plan = architecture.plan(file, config)
+        base = architecture.plan(file, config)
+        self.plan = adapted(base, adapters)
+        head = architecture.draft_plan(file, config) if options.draft_head else None
         n_threads = options.threads or default_threads()
-        max_sequences, kv_type = options.max_sequences, options.kv_type
+        max_sequences = options.max_sequences
         if set(self.plan.windows) <= {0} and not self.plan.states:  # otherwise, each sequence needs memory of its own
             max_sequences += options.cached_prefixes
-        context_size, n_blocks = cache_size(file, self.plan, options, config.train_context, n_threads)
-        memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
-        states = [
-            allocate(prod(shape), "recurrent states").reshape(shape) for shape in state_shapes(self.plan, max_sequences)
-        ]
+        context_size, n_blocks = cache_size(file, self.plan, head, options, config.train_context, n_threads)
+        memory = _Memory.of(self.plan, n_blocks, max_sequences, options.kv_type)
         ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         self._rotations = Rotations(ropes)
-        packed = reserve(self.plan.matrices)
-        self.lowered = lower(self.plan, packed, memory, states, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
-        # Load all kernels in one call, so that the first run compiles them in parallel. The sampling kernel takes long,
-        # so it comes first: started last, it would keep one core busy after the others have finished.
-        kernels = [*ENGINE_KERNELS, *self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
-        load_kernels([*kernels, *vocabulary_kernels], _compile_progress(options.progress))
-        self.lowered.link()
+        self._max_rows = rows_of_step(self.plan, config.train_context, context_size)
+        packed = reserve(self.plan.matrices if head is None else self.plan.matrices_with(head))
+        self._lower(head, packed, memory, max_sequences * blocks_in(context_size), options.kv_type, n_threads)
+        self._load_kernels(packed, vocabulary_kernels, options.progress)
         with filling(packed, n_threads) as weights:
             self.tokenizer: Tokenizer = load_tokenizer(file)
             options.on_tokenizer(self.tokenizer)
             weights.finish(_load_progress(options.progress))
-        key = key_of(_decisive(file, self.plan, ropes, kv_type)) if options.saves_state else ""
+        key = key_of(_decisive(file, base, ropes, options.kv_type)) if options.saves_state else ""
         file.check_unchanged()
-        by_window = {
-            window: [part for group, part in zip(self.plan.groups, memory, strict=True) if group.shape.window == window]
-            for window in self.plan.windows
-        }
-        checkpoints = [
-            allocate(prod(shape), "checkpoints of recurrent states").reshape(shape)
-            for shape in checkpoint_shapes(self.plan.states, n_checkpoints(self.plan.states, max_sequences))
-        ]
-        self._states = (
-            RecurrentStates(self.plan.states, states, checkpoints, keeps_rows=options.keeps_rows) if states else None
-        )
-        self.kv = PagedKV(by_window, max_sequences, context_size, self._states, key)
+        self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
+        self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key)
         self._team: Team = Team(self.lowered, n_threads)
         self.info = describe(
             file,
@@ -101,27 +102,81 @@ class CpuBackend:
             backend="cpu",
             device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
             threads=n_threads,
-            kv_type=kv_type,
-            kv_bytes=sum(group.nbytes for group in [*memory, *states, *checkpoints]),
+            kv_type=options.kv_type,
+            kv_bytes=memory.nbytes + (0 if self.draft_head is None else self.draft_head.kv_bytes),
             batch_invariant=True,
+            adapters=described(options.adapters, adapters),
+            hidden_size=0 if self.plan.hidden is None else self.plan.hidden.width,
+            has_logits=self.plan.logits is not None,
         )
+        if self.draft_head is not None:
+            self.draft_head.start(self.info)
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """Run a forward pass in steps of at most MAX_ROWS rows, in order. See Backend.forward."""
+    def _lower(
+        self,
+        head: Plan | None,
+        packed: Mapping[str, PackedMatrix],
+        memory: _Memory,
+        full_blocks: int,
+        kv_type: str,
+        n_threads: int,
+    ) -> None:
+        """Lower the plan and that of the draft head.
+
+        full_blocks  the number of cache blocks for a whole context per sequence
+        """
+        self.lowered = lower(
+            *(self.plan, packed, memory.kv, memory.states),
+            kv_type=kv_type,
+            max_rows=self._max_rows,
+            n_threads=n_threads,
+        )
+        self.draft_head: CpuDraftHead | None = None
+        if head is not None:
+            # As many blocks as the layers without a window have, which may share less memory than whole contexts take.
+            kv = memory.by_window(self.plan).get(0)
+            blocks = full_blocks if kv is None else kv[0].shape[1]
+            self.draft_head = CpuDraftHead(head, packed, blocks, kv_type=kv_type, n_threads=n_threads)
+
+    def _load_kernels(
+        self,
+        packed: Mapping[str, PackedMatrix],
+        vocabulary_kernels: Sequence[KernelName],
+        progress: Progress | None,
+    ) -> None:
+        """Load all kernels in one call, so that the first run compiles them in parallel.
+
+        The sampling kernel takes long, so it comes first: started last, it would keep one core busy after the others
+        have finished.
+        """
+        lowered = [self.lowered] if self.draft_head is None else [self.lowered, self.draft_head.lowered]
+        kernels = [*ENGINE_KERNELS, *(kernel for part in lowered for kernel in part.kernels)]
+        kernels += [*packing_kernels([part.matrix for part in packed.values()]), *TEAM_KERNELS, *vocabulary_kernels]
+        load_kernels(kernels, _compile_progress(progress))
+        for part in lowered:
+            part.link()
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Run a forward pass in steps, in order. See Backend.forward."""
         check_batch(batch, self.info, self.kv.lengths)
         sequences = batch.seq.tolist()
+        is_causal = self.plan.is_causal
+        if not is_causal:
+            check_whole(sequences, batch.pos.tolist())
         before = {seq: self.kv.lengths[seq] for seq in sequences}
-        logits = np.empty((int(batch.want.sum()), self.lowered.logits_width), np.float32)
+        logits = np.empty((np.count_nonzero(batch.want & LOGITS), self.lowered.logits_width), np.float32)
+        hidden = np.empty((np.count_nonzero(batch.want & HIDDEN), self.info.hidden_size), np.float32)
         try:
-            if len(sequences) > MAX_ROWS:
+            if len(sequences) > self._max_rows:
                 self.kv.require(Counter(sequences))
-            done = 0
-            for start in range(0, len(sequences), MAX_ROWS):
-                rows = slice(start, start + MAX_ROWS)
+            scored = shown = 0
+            for rows in steps_of(sequences, self._max_rows, whole=not is_causal):
                 self.kv.extend(Counter(sequences[rows]))
-                wanted = np.flatnonzero(batch.want[rows]).astype(np.int32)
-                self._run(batch, rows, wanted, logits[done:])
-                done += len(wanted)
+                wanted = WantedRows.of(batch.want[rows], self.plan.hidden)
+                self._run(batch, rows, wanted, logits[scored : scored + wanted.scored])
+                if len(wanted.hidden):
+                    self._take_hidden(wanted.hidden, hidden[shown:])
+                scored, shown = scored + wanted.scored, shown + len(wanted.hidden)
         except BaseException:
             # After several steps, the window at the former length may be incomplete, and `truncate` then keeps nothing.
             # A recurrent state may be past the former length, and `truncate` then goes back to a checkpoint.
@@ -131,28 +186,35 @@ class CpuBackend:
             raise
         finally:
             self._team.clear_cancel()
-        return logits[:, : self.info.vocabulary_size]
+        return Outputs(logits[:, : self.info.vocabulary_size], hidden)
 
-    def _run(self, batch: Batch, rows: slice, wanted: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+    def _run(self, batch: Batch, rows: slice, wanted: WantedRows, logits: NDArray[np.float32]) -> None:
         positions = np.ascontiguousarray(batch.pos[rows], np.int32)
         inputs = (
             np.ascontiguousarray(batch.tokens[rows], np.int32),
             positions,
             self.kv.table_addresses(batch.seq[rows]),
-            wanted,
+            wanted.rows,
             self._rotations.of(positions),
             logits,
         )
+        scales = _contiguous_scales(batch, rows)
         if self._states is None:
-            self._team.run(*inputs)
+            self._team.run(*inputs, scales=scales)
             return
-        runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), batch.want[rows].tolist()))
+        scored = (batch.want[rows] & LOGITS).tolist()
+        runs = self._states.begin(runs_of(batch.seq[rows].tolist(), positions.tolist(), scored))
         try:
-            self._team.run(*inputs, runs)
+            self._team.run(*inputs, runs, scales)
             self._states.finish()
         except BaseException:  # a signal handler may raise even after the step, or inside `finish`
             self._states.lose()
             raise
+
+    def _take_hidden(self, places: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        """Copy hidden states that the last step left in memory to the first rows of `out`."""
+        assert self.lowered.hidden is not None
+        np.divide(self.lowered.hidden[places], np.float32(self.plan.hidden_scale), out=out[: len(places)])
 
     @contextmanager
     def timed(self) -> Iterator[TimedTeam]:
@@ -163,6 +225,12 @@ class CpuBackend:
         with self._replaced(TimedTeam(self.lowered, self.info.threads)) as timed:
             yield timed
 
+    @contextmanager
+    def summing(self, *, with_output: bool = False) -> Iterator[SummingTeam]:
+        """Run the steps of the `with` block on a team that sums the squares of the inputs of all matrices."""
+        with self._replaced(SummingTeam(self.lowered, self.info.threads, self.plan, with_output=with_output)) as team:
+            yield team
+
     def op_digests(self, tokens: Sequence[int]) -> list[tuple[str, str]]:
         """Run the first tokens of a sequence in one step, and return the name and the output's digest of each op.
 
@@ -172,7 +240,9 @@ class CpuBackend:
         rows = np.arange(n, dtype=np.int32)
         with self._replaced(WatchedTeam(self.lowered, self.info.threads)) as watched:
             try:
-                self.forward(Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), rows, np.ones(n, np.bool_)))
+                self.forward(
+                    Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), rows, np.full(n, LOGITS, np.uint8))
+                )
             finally:
                 self.kv.free(0)
             return named_digests(self.plan, watched.digests)
@@ -192,7 +262,55 @@ class CpuBackend:
         self._team.cancel()
 
     def close(self) -> None:
+        if self.draft_head is not None:
+            self.draft_head.close()
         self._team.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The memory of the KV cache and of the recurrent states, for each group of layers."""
+
+    kv: list[NDArray[np.uint8]]
+    states: list[NDArray[np.uint8]]
+    checkpoints: list[NDArray[np.uint8]]
+
+    @classmethod
+    def of(cls, plan: Plan, n_blocks: Sequence[int], max_sequences: int, kv_type: str) -> Self:
+        checkpoints = checkpoint_shapes(plan.states, n_checkpoints(plan.states, max_sequences))
+        return cls(
+            _allocated(kv_shapes(plan, n_blocks, kv_type), "KV cache"),
+            _allocated(state_shapes(plan, max_sequences), "recurrent states"),
+            _allocated(checkpoints, "checkpoints of recurrent states"),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(group.nbytes for group in [*self.kv, *self.states, *self.checkpoints])
+
+    def by_window(self, plan: Plan) -> dict[int, list[NDArray[np.uint8]]]:
+        """Return the memory of the KV cache by window."""
+        return {
+            window: [part for group, part in zip(plan.groups, self.kv, strict=True) if group.shape.window == window]
+            for window in plan.windows
+        }
+
+    def recurrent_states(self, plan: Plan, *, keeps_rows: bool) -> RecurrentStates | None:
+        """Return the recurrent states, or None if the model has none."""
+        if not self.states:
+            return None
+        return RecurrentStates(plan.states, self.states, self.checkpoints, keeps_rows=keeps_rows)
+
+
+def _allocated(shapes: Iterable[tuple[int, ...]], name: str) -> list[NDArray[np.uint8]]:
+    return [allocate(prod(shape), name).reshape(shape) for shape in shapes]
+
+
+def _contiguous_scales(batch: Batch, rows: slice) -> NDArray[np.float32] | None:
+    """Return the scales of a step's rows, or None if no row uses an adapter."""
+    if batch.scales is None or not batch.scales[rows].any():
+        return None
+    return np.ascontiguousarray(batch.scales[rows], np.float32)
 
 
 def _decisive(file: GGUFFile, plan: Plan, ropes: Sequence[Rope], kv_type: str) -> dict[str, Any]:

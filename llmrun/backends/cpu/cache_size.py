@@ -27,36 +27,58 @@ if TYPE_CHECKING:
 # The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows most weights
 # are already read from the CPU caches. They would also delay progress reports, which are sent between steps.
 MAX_ROWS = 256
+# The most rows of a step without a causal mask, unless a larger context was asked for.
+_MOST_ROWS_AT_ONCE = 8192
+
+
+def rows_of_step(plan: Plan, train_context: int, asked_context: int | None) -> int:
+    """Return the maximum number of rows in a step.
+
+    Without a causal mask, a step must have room for all rows of a sequence, which is then as long as the context.
+    """
+    if plan.is_causal:
+        return MAX_ROWS
+    return max(MAX_ROWS, min(asked_context or _MOST_ROWS_AT_ONCE, train_context))
 
 
 def cache_size(
-    file: GGUFFile, plan: Plan, options: OpenOptions, train_context: int, n_threads: int
+    file: GGUFFile, plan: Plan, head: Plan | None, options: OpenOptions, train_context: int, n_threads: int
 ) -> tuple[int, list[int]]:
     """Return the context size in tokens and the number of cache blocks for each window.
 
+    head  the plan of the draft head, or None without one
+
     Raises DoesNotFit, and UsageError if the cache is smaller than the context.
     """
+    max_rows = rows_of_step(plan, train_context, options.context_size)
     free, parameters = free_memory(reserved=options.reserved_memory), parameter_count(file)
 
     def needs(max_sequences: int) -> MemoryNeeds:
         footprint = footprint_on_cpu(
-            file, plan, max_sequences=max_sequences, kv_type=options.kv_type, max_rows=MAX_ROWS, n_threads=n_threads
+            *(file, plan, head),
+            max_sequences=max_sequences,
+            kv_type=options.kv_type,
+            max_rows=max_rows,
+            n_threads=n_threads,
         )
         return MemoryNeeds(footprint, free, parameters)
 
     asked, path = options.kv_tokens, str(file.path)
     if isinstance(asked, int) and asked < (options.context_size or 1):
         raise UsageError(f"the KV cache of {asked:,} tokens is smaller than the context of {options.context_size:,}")
+    if options.context_size and options.context_size > max_rows and not plan.is_causal:
+        raise UsageError(f"the model has only {max_rows:,} positions, fewer than a context of {options.context_size:,}")
+    largest_default = LARGEST_DEFAULT if plan.is_causal else max_rows
     context_size = context_for(
         options.context_size,
         train_context=train_context,
-        largest_default=min(LARGEST_DEFAULT, asked) if isinstance(asked, int) else LARGEST_DEFAULT,
+        largest_default=min(largest_default, asked) if isinstance(asked, int) else largest_default,
         needs=needs(options.max_sequences if asked is None else 1),
         kv_type=options.kv_type,
         path=path,
     )
     full = {
-        window: options.max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in plan.windows
+        window: options.max_sequences * blocks_of_sequence(window, context_size, max_rows) for window in plan.windows
     }
     if asked is not None and 0 in full:  # sequences never share the blocks of a sliding window
         many = needs(options.max_sequences)

@@ -27,21 +27,31 @@ if TYPE_CHECKING:
 
 
 def footprint_on_cpu(
-    file: GGUFFile, plan: Plan, *, max_sequences: int, kv_type: str, max_rows: int, n_threads: int
+    file: GGUFFile,
+    plan: Plan,
+    head: Plan | None = None,
+    *,
+    max_sequences: int,
+    kv_type: str,
+    max_rows: int,
+    n_threads: int,
 ) -> Footprint:
-    """Return the footprint of a model. `plan` must be built from `file`."""
+    """Return the footprint of a model. `plan`, and that of its draft head, must be built from `file`."""
+    plans = [plan] if head is None else [plan, head]
     layers = [
         (window and BLOCK * blocks_of_window(window, max_rows), max_sequences * group.layers * position_bytes)
-        for group in plan.groups
+        for part in plans
+        for group in part.groups
         for window, position_bytes in [(group.shape.window, kv_position_bytes(group.shape, kv_type))]
     ]
     states, checkpoints = _recurrent_bytes(plan, max_sequences)
     width = 0 if plan.logits is None else plan.logits.width
     logits = width * np.dtype(np.float32).itemsize * min(max_rows, max_sequences * ROWS_PER_ANSWER)
     return Footprint(
-        weights=packed_bytes(plan.matrices),
+        weights=packed_bytes(plan.matrices if head is None else plan.matrices_with(head)),
         cache=KVBytes.of_layers([*layers, checkpoints], states),
-        scratch=scratch_needed(plan, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads) + logits,
+        scratch=logits
+        + sum(scratch_needed(part, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads) for part in plans),
         vocabulary=vocabulary_bytes(file),
         header=header_bytes(file),
         programs=ENGINE_PROCESS,

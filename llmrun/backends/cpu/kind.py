@@ -29,19 +29,25 @@ class CpuKind:
         return CpuBackend(file, options)
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        from llmrun.archs.registry import plan_of_header
-        from llmrun.backends.cpu.cache_size import MAX_ROWS
+        from llmrun.archs.registry import draft_plan_of_header, plan_of_header
+        from llmrun.backends.cpu.adapters import adapted
+        from llmrun.backends.cpu.cache_size import rows_of_step
         from llmrun.backends.cpu.footprint import footprint_on_cpu
+        from llmrun.backends.lora_files import opened_adapters
         from llmrun.machine.cpu_count import default_threads
         from llmrun.tokenizers.registry import tokenizer_kernels
 
         tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
+        with opened_adapters(options.adapters, file) as adapters:
+            plan = adapted(plan_of_header(file), adapters)
+        train_context = file.integer(f"{file.string('general.architecture')}.context_length")
         return footprint_on_cpu(
             file,
-            plan_of_header(file),
+            plan,
+            draft_plan_of_header(file) if options.draft_head else None,
             max_sequences=options.max_sequences,
             kv_type=options.kv_type,
-            max_rows=MAX_ROWS,
+            max_rows=rows_of_step(plan, train_context, options.context_size),
             n_threads=options.threads or default_threads(),
         )
 

@@ -20,6 +20,7 @@ from llmrun.compiled.store import Kernel, KernelName, load_kernels
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate
+from llmrun.plan.reach import seen_ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +65,6 @@ class Team:
         self._timeout = np.array([0, int(_WAIT_SECONDS * 1e9)], np.int64)  # struct timespec
         self._describe_system()
         self._set(records.STEP_SYNC, address_of(self._sync))
-        self._set(records.STEP_PLAN, address_of(lowered.records))
-        self._set(records.STEP_N_OPS, len(lowered.records))
         self._set_sync(records.SYNC_SPIN, round(_SPIN_SECONDS / self._pause_seconds(kernels[SPIN])))
         threads: list[threading.Thread] = []
         # This also runs at interpreter exit, before the arrays that the workers use are freed.
@@ -121,16 +120,18 @@ class Team:
         rotations: NDArray[np.float32],
         logits: NDArray[np.float32],
         runs: StepRuns = NO_RUNS,
+        scales: NDArray[np.float32] | None = None,
     ) -> None:
         """Run one step. All arrays must be contiguous. Raises Cancelled after `cancel`.
 
         tokens     int32[rows]
         positions  int32[rows]
-        tables     int64[windows, rows], addresses of block tables
-        wanted     int32[], indices of the rows whose logits are wanted
+        tables     int64[windows, rows], addresses of block tables, which differ for rows of different sequences
+        wanted     int32[], indices of the rows whose logits are wanted, then of those with hidden states only
         rotations  float32[rows, pairs of all ropes, 2]
-        logits     float32[wanted, padded width], the output
+        logits     float32[rows whose logits are wanted, padded width], the output
         runs       the runs of the step (layouts/states.py); needed only if the model has recurrent states
+        scales     float32[rows, adapters], the scale of each LoRA adapter for each row, or None if no row uses any
         """
         if os.getpid() != self._process:
             raise LlmrunError(
@@ -138,11 +139,17 @@ class Team:
             )
         if not self._finalizer.alive:
             raise LlmrunError("the engine is closed", hint="Open the model again.")
+        seen = seen_ranges(self._lowered.reaches, positions, tables.reshape(-1)[: len(positions)])
+        plan = self._records_of_step(scales)
+        self._set(records.STEP_PLAN, address_of(plan))
+        self._set(records.STEP_N_OPS, len(plan))
+        self._set(records.STEP_SCALES, 0 if scales is None else address_of(scales))
         self._lowered.counters[:] = 0
         for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
             self._set_sync(offset, 0)
         self._set(records.STEP_ROWS, len(tokens))
         self._set(records.STEP_WANTED, len(wanted))
+        self._set(records.STEP_SCORED, len(logits))
         self._set(records.STEP_CHOSEN, len(tokens) * self._lowered.experts_used)
         self._set(records.STEP_REPLICATED, int(len(tokens) == 1))
         self._set(records.STEP_TOKENS, address_of(tokens))
@@ -151,12 +158,17 @@ class Team:
         self._set(records.STEP_WANTED_ROWS, address_of(wanted))
         self._set(records.STEP_ROTATIONS, address_of(rotations))
         self._set(records.STEP_LOGITS, address_of(logits))
+        self._set(records.STEP_SEEN, address_of(seen))
         self._set(records.STEP_RUNS, len(runs.words))
         self._set(records.STEP_RUN_LIST, address_of(runs.words))
         self._set(records.STEP_RUN_ROWS, address_of(runs.rows))
         self._run_step()
         if self._sync[records.SYNC_STOP // records.WORD]:
             raise Cancelled("generation stopped")
+
+    def _records_of_step(self, scales: NDArray[np.float32] | None) -> NDArray[np.int64]:
+        """Return the records to run."""
+        return self._lowered.plain if scales is None else self._lowered.records
 
     def _run_step(self) -> None:
         """Start the workers and sleep until they are done.

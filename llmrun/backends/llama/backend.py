@@ -9,11 +9,13 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.archs.parts.encoders import is_encoder, labels_of
 from llmrun.backends.base import AUTO
 from llmrun.backends.batches import check_batch
 from llmrun.backends.describe import describe
@@ -22,11 +24,14 @@ from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
 from llmrun.backends.llama.kv.cache import LlamaCache
 from llmrun.backends.llama.kv.saved_header import CELL, MROPE_CELL, RECURRENT_CELL
 from llmrun.backends.llama.log_lines import offloaded, placement_words, refusal
+from llmrun.backends.llama.lora.checking import check_applied
+from llmrun.backends.llama.lora.passes import Scales, in_order, passes_of
 from llmrun.backends.llama.placement import Placement, decide_placement
 from llmrun.backends.llama.probe import LIBRARY_FOLDER, installed_version
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
+from llmrun.backends.llama.shared_layout import CONTEXT_STEP, Layout
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
+from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.backends.saved_parts import identity_of, key_of
 from llmrun.errors import (
     BackendCrashed,
@@ -35,26 +40,32 @@ from llmrun.errors import (
     LlmrunError,
     ModelFileError,
     UnsupportedModel,
+    UsageError,
 )
 from llmrun.gguf.problems import shown
+from llmrun.layouts.arena import round_up
 from llmrun.machine.cpu_count import default_threads
 from llmrun.tokenizers.registry import load_tokenizer
+from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
+    from llmrun.gguf.adapter import AdapterFile
     from llmrun.gguf.reader import GGUFFile
     from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import Batch
 
 MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
+_SHARES = ("qwen3", "qwen3vl")  # architectures whose rerankers return probabilities in llama.cpp, instead of logits
 
 
 class LlamaBackend:
     """A Backend that runs a model with llama.cpp."""
+
+    draft_head = None
 
     def __init__(
         self,
@@ -69,7 +80,6 @@ class LlamaBackend:
         Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed. Raises NoRoomOnGpu if the number of GPU
         layers is "auto" and no layer fits. Raises UsageError and NetworkError for unusable RPC servers.
         """
-        _check_decodes(file)
         self._path = shown(str(file.path), 300)
         with contextlib.ExitStack() as opened:
             self._watch = _Watch(file.path)
@@ -78,7 +88,8 @@ class LlamaBackend:
             if process is None:
                 opened.callback(self._process.close)
             try:
-                self._open(file, options)
+                with opened_adapters(options.adapters, file) as adapters:
+                    self._open(file, options, adapters)
             except (BackendCrashed, ModelFileError):
                 self._watch.check()
                 file.check_in_place()
@@ -86,7 +97,9 @@ class LlamaBackend:
             file.check_in_place()  # If the file was replaced, llama.cpp has opened a file that we did not validate.
             self._opened = opened.pop_all()
 
-    def _open(self, file: GGUFFile, options: OpenOptions) -> None:
+    def _open(self, file: GGUFFile, options: OpenOptions, adapters: Sequence[AdapterFile]) -> None:
+        check_applied(adapters, file)
+        architecture = file.string("general.architecture")
         threads = options.threads or default_threads()
         asked = Placement(
             options.context_size,
@@ -98,15 +111,25 @@ class LlamaBackend:
             options.split_mode,
             options.main_gpu or 0,
         )
-        train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
-        shared = options.kv_tokens == AUTO
+        train_context = file.integer(f"{architecture}.context_length", minimum=1)
+        encodes, labels = is_encoder(file), labels_of(file)
+        if encodes and (options.context_size or 0) > train_context:
+            raise UsageError(
+                f"the model has only {train_context:,} positions, fewer than a context of {options.context_size:,}"
+            )
+        shared = encodes or options.kv_tokens == AUTO
         if shared:
-            asked = replace(asked, max_sequences=1)
-        context_size, gpu_layers = decide_placement(asked, file, train_context, lambda: self._devices(options))
+            asked = replace(asked, max_sequences=1, cache_tokens=None)
+        context_size, gpu_layers = decide_placement(
+            asked, file, adapters, train_context, lambda: self._devices(options)
+        )
         if shared:  # llama.cpp zeroes its whole cache, so all sequences share the memory of one context
             asked = replace(asked, max_sequences=options.max_sequences, cache_tokens=context_size)
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
-        self._layout = Layout(MAX_ROWS, vocabulary_size, asked.max_sequences)
+        hidden_size = labels or _hidden_size(file)
+        rows = round_up(context_size, CONTEXT_STEP) if encodes else MAX_ROWS
+        self._gives_shares = labels > 0 and architecture in _SHARES
+        self._layout = Layout(rows, vocabulary_size, asked.max_sequences, hidden_size, encodes)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
         request = self._process.tell(
@@ -117,11 +140,14 @@ class LlamaBackend:
             max_sequences=asked.max_sequences,
             threads=threads,
             kv_type=asked.kv_type,
-            rows=MAX_ROWS,
+            rows=rows,
             vocabulary_size=vocabulary_size,
+            hidden_size=hidden_size,
             tensor_split=asked.tensor_split,
             split_mode=asked.split_mode,
             main_gpu=asked.main_gpu,
+            encodes=encodes,
+            ranks=labels > 0,
         )
         own = _own_tokenizer(file)  # Reading the tokenizer overlaps with loading the weights.
         if own is not None:
@@ -129,10 +155,11 @@ class LlamaBackend:
         answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
             raise refusal(self._path, answer["failed"], answer["log"])
-        if not answer["decodes"]:
-            raise UnsupportedModel(
-                f"the model does not generate text: {self._path}: it is an encoder or encoder-decoder model"
-            )
+        if answer["separate"] or not (answer["remembers"] or encodes):
+            why = "has an encoder and a decoder" if answer["separate"] else "has no KV cache in llama.cpp"
+            raise UnsupportedModel(f"model not supported: {self._path}: {shown(architecture)} {why}")
+        self._scales: Scales = (0.0,) * len(adapters)  # those that llama.cpp uses now
+        self._open_adapters(adapters)
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
             self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)
@@ -145,7 +172,7 @@ class LlamaBackend:
             self._path,
             context_size=context_size,
             cell_words=_cell_words(answer),
-            key=key_of(_decisive(file, asked.kv_type, answer)) if options.saves_state else "",
+            key=key_of(_decisive(file, asked.kv_type, answer)) if options.saves_state and not encodes else "",
         )
         self.info = describe(
             file,
@@ -158,8 +185,19 @@ class LlamaBackend:
             gpu_layers=offloaded(self.log),
             threads=threads,
             kv_type=asked.kv_type,
+            hidden_size=hidden_size,
+            has_logits=not encodes,
+            adapters=described(options.adapters, adapters),
             kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type, max_sequences=asked.max_sequences),
         )
+
+    def _open_adapters(self, adapters: Sequence[AdapterFile]) -> None:
+        if not adapters:
+            return
+        paths = [str(adapter.file.path.absolute()) for adapter in adapters]
+        answer = self._process.ask("open_adapters", f"loading adapters of {self._path}", paths=paths)
+        if "failed" in answer:
+            raise ModelFileError(f"llama.cpp cannot load the adapter: {shown(paths[answer['failed']], 300)}")
 
     def _devices(self, options: OpenOptions) -> list[dict[str, Any]]:
         """Return the GPUs and the devices of RPC servers that llama.cpp will use, after connecting to the servers."""
@@ -170,18 +208,17 @@ class LlamaBackend:
 
         return use_servers(self._process, options.rpc, anyway=options.rpc_anyway)
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         """Run one forward pass. See `Backend.forward`."""
         before = self.kv.lengths
         check_batch(batch, self.info, before)
         if len(batch.tokens) > self.kv.capacity:  # llama.cpp aborts on a batch that is larger than the cache.
             raise self._full(len(batch.tokens))
-        logits = np.empty((np.count_nonzero(batch.want), self.info.vocabulary_size), np.float32)
-        done = 0
         try:
             self._watch.check()
-            for rows in _split_rows(batch.want):
-                done += self._run(batch, rows, logits[done:])
+            layout = self._layout
+            passes = list(passes_of(batch, len(self.info.adapters), layout.rows, layout.most_wanted))
+            parts = [self._run(batch, rows, scales) for scales, rows in passes]
         except BackendCrashed:
             self._watch.check()
             raise
@@ -192,22 +229,34 @@ class LlamaBackend:
             raise
         finally:
             self._process.clear_stop()
-        return logits
+        return in_order(batch, [rows for _, rows in passes], parts)
 
-    def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
-        """Run a slice of the rows, copy their n wanted rows of logits to the start of `logits`, and return n."""
+    def _run(self, batch: Batch, rows: NDArray[np.intp], scales: Scales) -> Outputs:
+        """Run some of the rows, with the same adapters for all of them."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
+        if scales != self._scales:
+            self._scales = ()  # unknown if the next line raises
+            answer = self._process.ask("use_adapters", f"running {self._path}", scales=scales)
+            self._explain(answer["status"], "adapters", len(rows))
+            self._scales = scales
         want = batch.want[rows]
-        n, wanted = len(want), int(np.count_nonzero(want))
+        hidden = bool((want & HIDDEN).any())
+        # A pass that computes hidden states returns all of its rows, whether they are marked or not.
+        wanted = np.arange(len(want)) if hidden else np.flatnonzero(want)
+        n = len(want)
         self._tokens[:n] = batch.tokens[rows]
         self._sequences[:n] = batch.seq[rows]
         self._positions[:n] = batch.pos[rows]
         self._wanted[:n] = want
-        answer = self._process.ask("forward", f"running {self._path}", rows=n, wanted=wanted)
+        doing = f"running {self._path}"
+        answer = self._process.ask("forward", doing, rows=n, wanted=len(wanted), hidden=int(hidden))
         self._explain(answer["status"], answer.get("error", ""), n)
-        logits[:wanted] = self._logits[:wanted]
-        return wanted
+        flags, n = want[wanted], len(wanted)
+        states = self._hidden[:n][flags & HIDDEN != 0]
+        return Outputs(
+            self._logits[:n][flags & LOGITS != 0], np.log(np.maximum(states, 1e-30)) if self._gives_shares else states
+        )
 
     def _explain(self, status: int, error: str, n: int) -> None:
         """Raise the error that corresponds to a nonzero status from llama_decode."""
@@ -241,8 +290,9 @@ class LlamaBackend:
         self._positions = view(np.int32, layout.positions, layout.rows)
         self._wanted = view(np.int8, layout.wanted, layout.rows)
         self._lengths = view(np.int32, layout.lengths, layout.max_sequences)
-        logits = view(np.float32, layout.logits, MOST_WANTED * layout.vocabulary_size)
-        self._logits = logits.reshape(MOST_WANTED, layout.vocabulary_size)
+        self._logits = view(np.float32, layout.logits, prod(layout.logits_shape)).reshape(layout.logits_shape)
+        hidden = view(np.float32, layout.hidden, layout.most_wanted * layout.hidden_size)
+        self._hidden = hidden.reshape(layout.most_wanted, layout.hidden_size)
 
 
 class _Watch:
@@ -289,16 +339,6 @@ def _number_of_layers(gpu_layers: int | str) -> int | None:
     return gpu_layers if isinstance(gpu_layers, int) else ALL_LAYERS
 
 
-def _check_decodes(file: GGUFFile) -> None:
-    """Raise UnsupportedModel for embedding models, which llama.cpp can load but which do not generate text."""
-    architecture = file.string("general.architecture")
-    if not file.boolean(f"{architecture}.attention.causal", default=True):
-        raise UnsupportedModel(
-            f"the model does not generate text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal "
-            "is false"
-        )
-
-
 def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:
     try:
         return load_tokenizer(file)
@@ -338,15 +378,11 @@ def _decisive(file: GGUFFile, kv_type: str, answer: dict[str, Any]) -> dict[str,
     }
 
 
-def _split_rows(want: NDArray[np.bool_]) -> Iterator[slice]:
-    """Split the rows of a batch into consecutive slices that each fit in one request."""
-    start = wanted = 0
-    for row, asked in enumerate(want.tolist()):
-        if row - start == MAX_ROWS or wanted + asked > MOST_WANTED:
-            yield slice(start, row)
-            start, wanted = row, 0
-        wanted += asked
-    yield slice(start, len(want))
+def _hidden_size(file: GGUFFile) -> int:
+    """Return the number of features of a hidden state, as in llama.cpp's llama_model_n_embd_out."""
+    architecture = file.string("general.architecture")
+    width = file.integer(f"{architecture}.embedding_length", minimum=1)
+    return file.integer(f"{architecture}.embedding_length_out", 0) or width
 
 
 def _load_progress(progress: Progress | None) -> Callable[[float], None] | None:

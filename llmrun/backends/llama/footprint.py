@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends.llama.gpu_layers import resident_activations
+from llmrun.archs.parts.encoders import is_encoder
+from llmrun.backends.llama.gpu_layers import resident_activations, row_bytes
 from llmrun.backends.sizing.footprint import CLIENT_PROCESS, LLAMA_PROCESS, Footprint, header_bytes, vocabulary_bytes
 
 if TYPE_CHECKING:
     from llmrun.backends.sizing.kv_bytes import KVBytes
+    from llmrun.gguf.adapter import AdapterFile
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.tensors import TensorInfo
 
 
-def footprint_on_llama(file: GGUFFile, *, cache: KVBytes) -> Footprint:
-    """Return the footprint of a model on llama.cpp.
+def footprint_on_llama(file: GGUFFile, adapters: Iterable[AdapterFile] = (), *, cache: KVBytes) -> Footprint:
+    """Return the footprint of a model with LoRA adapters on llama.cpp.
 
-    llama.cpp maps the file. For matrices of some types it also makes a copy in the layout that its kernels need.
+    llama.cpp maps the file. For matrices of some types it also makes a copy in the layout that its kernels need. It
+    reads the matrices of adapters into memory of their own.
 
     cache  bytes of the KV cache as a function of the context size
     """
+    scratch = resident_activations(file)
+    if is_encoder(file):
+        # The batch has as many rows as the context. llama.cpp also reserves and clears logits, which it never computes.
+        vocabulary = len(file.strings("tokenizer.ggml.tokens"))
+        scratch, cache = 0, replace(cache, token=cache.token + row_bytes(file) + 4 * vocabulary)
     repacked = sum(tensor.nbytes for tensor in file.tensors.values() if _is_repacked(tensor, file))
     return Footprint(
-        weights=file.file_bytes + repacked,
+        weights=file.file_bytes + repacked + sum(adapter.nbytes for adapter in adapters),
         mapped=file.file_bytes,
         cache=cache,
-        scratch=resident_activations(file),
+        scratch=scratch,
         vocabulary=2 * vocabulary_bytes(file),
         header=header_bytes(file),
         programs=CLIENT_PROCESS + LLAMA_PROCESS,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.backends.llama.gpu_check_model import VOCABULARY, trial_model
+from llmrun.backends.llama.gpu_check_model import VOCABULARY, WIDTH, trial_model
 from llmrun.backends.llama.probe import installed_version, is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import Layout
@@ -102,7 +102,7 @@ def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) ->
 
 def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) -> None:
     """Run a prompt and then one token. Raises LlmrunError if that fails or the logits are not finite or all zero."""
-    layout = Layout(_ROWS, VOCABULARY, 1)
+    layout = Layout(_ROWS, VOCABULARY, 1, WIDTH)
     memory = process.memory.map(layout.n_bytes)
     answer = _answer(
         process,
@@ -116,6 +116,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         kv_type="f16",
         rows=_ROWS,
         vocabulary_size=VOCABULARY,
+        hidden_size=WIDTH,
     )
     if "failed" in answer:
         raise LlmrunError(f"llama.cpp cannot load a test model: {shown(answer['failed'], 200)}")
@@ -128,7 +129,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         positions[:count] = np.arange(first, first + count)
         wanted[:count] = 0
         wanted[count - 1] = 1
-        status = _answer(process, "forward", doing, rows=count, wanted=1)["status"]
+        status = _answer(process, "forward", doing, rows=count, wanted=1, hidden=0)["status"]
         if status:
             raise LlmrunError(f"llama.cpp failed while {doing}: status {status}")
         if not np.isfinite(logits).all() or not logits.any():

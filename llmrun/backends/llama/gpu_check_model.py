@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 VOCABULARY = 64
-_WIDTH, _HEADS, _FEED_FORWARD, _CONTEXT = 64, 2, 128, 256
+WIDTH, _HEADS, _FEED_FORWARD, _CONTEXT = 64, 2, 128, 256
 _ALIGNMENT = 32
 _STRING, _U32, _F32 = 8, 4, 6  # GGUF value types
 _FLOATS, _Q8_0 = 0, 8  # GGUF tensor types
@@ -21,7 +21,7 @@ _METADATA: dict[str, str | int | float] = {
     "general.architecture": "llama",
     "llama.block_count": 1,
     "llama.context_length": _CONTEXT,
-    "llama.embedding_length": _WIDTH,
+    "llama.embedding_length": WIDTH,
     "llama.feed_forward_length": _FEED_FORWARD,
     "llama.attention.head_count": _HEADS,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
@@ -30,15 +30,15 @@ _METADATA: dict[str, str | int | float] = {
 }
 # Shapes are in GGUF order: the row length comes first, then the number of rows.
 _MATRICES = {
-    "token_embd.weight": (_WIDTH, VOCABULARY),
-    "output.weight": (_WIDTH, VOCABULARY),
-    "blk.0.attn_q.weight": (_WIDTH, _WIDTH),
-    "blk.0.attn_k.weight": (_WIDTH, _WIDTH),
-    "blk.0.attn_v.weight": (_WIDTH, _WIDTH),
-    "blk.0.attn_output.weight": (_WIDTH, _WIDTH),
-    "blk.0.ffn_gate.weight": (_WIDTH, _FEED_FORWARD),
-    "blk.0.ffn_up.weight": (_WIDTH, _FEED_FORWARD),
-    "blk.0.ffn_down.weight": (_FEED_FORWARD, _WIDTH),
+    "token_embd.weight": (WIDTH, VOCABULARY),
+    "output.weight": (WIDTH, VOCABULARY),
+    "blk.0.attn_q.weight": (WIDTH, WIDTH),
+    "blk.0.attn_k.weight": (WIDTH, WIDTH),
+    "blk.0.attn_v.weight": (WIDTH, WIDTH),
+    "blk.0.attn_output.weight": (WIDTH, WIDTH),
+    "blk.0.ffn_gate.weight": (WIDTH, _FEED_FORWARD),
+    "blk.0.ffn_up.weight": (WIDTH, _FEED_FORWARD),
+    "blk.0.ffn_down.weight": (_FEED_FORWARD, WIDTH),
 }
 _NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
 
@@ -49,7 +49,7 @@ def trial_model() -> bytes:
     tensors: list[tuple[str, int, tuple[int, ...], bytes]] = [
         (name, _Q8_0, shape, _random_q8_0(random, shape)) for name, shape in _MATRICES.items()
     ]
-    tensors += [(name, _FLOATS, (_WIDTH,), np.ones(_WIDTH, np.float32).tobytes()) for name in _NORMS]
+    tensors += [(name, _FLOATS, (WIDTH,), np.ones(WIDTH, np.float32).tobytes()) for name in _NORMS]
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_METADATA))
     header += b"".join(_text(key) + _value(value) for key, value in _METADATA.items())
     data = b""

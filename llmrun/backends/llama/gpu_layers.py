@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.archs.parts.encoders import has_no_cache, is_encoder
 from llmrun.backends.llama.shared_layout import MOST_WANTED
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layer_heads import head_sizes
@@ -79,8 +80,9 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     width, inner = _widths(file)
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
     vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
-    activations = 4 * _ROWS * (6 * width + 3 * inner + 4 * _of_all_layers(file)) + 4 * MOST_WANTED * vocabulary
-    scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # needed only without flash attention
+    rows = max(_ROWS, cache_tokens) if is_encoder(file) else _ROWS
+    activations = 4 * rows * (6 * width + 3 * inner + 4 * _of_all_layers(file)) + 4 * MOST_WANTED * vocabulary
+    scores = 4 * rows * heads * min(cache_tokens, 8192)  # needed only without flash attention
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
 
@@ -89,11 +91,16 @@ def resident_activations(file: GGUFFile) -> int:
 
     On a GPU, by contrast, the whole reserved buffer counts.
     """
+    return _ROWS * row_bytes(file)
+
+
+def row_bytes(file: GGUFFile) -> int:
+    """Return how many bytes of activations llama.cpp touches in main memory for each row of a batch."""
     width, inner = _widths(file)
     of_layers, recurrent = _of_all_layers(file), widest_input(file)
     # Besides four times the width, we measured 3.0 to 3.2 times the input of a delta net, and 2.5 to 3.0 with Mamba.
     of_recurrent = 3 * recurrent + 4 * width if recurrent else 0
-    return 4 * _ROWS * max(4 * of_layers, of_layers + 3 * width + 2 * inner, of_recurrent)
+    return 4 * max(4 * of_layers, of_layers + 3 * width + 2 * inner, of_recurrent)
 
 
 def _of_all_layers(file: GGUFFile) -> int:
@@ -174,9 +181,11 @@ def bytes_needed(sizes: LayerSizes, split: Sequence[float], n_layers: int) -> li
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
     """Return the KV cache size of each layer in bytes per token.
 
-    It is 0 if a layer reuses another layer's cache, and for recurrent layers without attention.
+    It is 0 if a layer reuses another layer's cache, for recurrent layers without attention, and for most encoders.
     """
     architecture, n_layers = file.string("general.architecture"), layers_of(file)
+    if has_no_cache(file):
+        return [0] * n_layers
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
     size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)

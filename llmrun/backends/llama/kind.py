@@ -62,9 +62,11 @@ class LlamaKind:
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
         from llmrun.backends.llama.footprint import footprint_on_llama
         from llmrun.backends.llama.gpu_layers import cache_by_context
+        from llmrun.backends.lora_files import opened_adapters
 
         cache = cache_by_context(file, options.kv_type, max_sequences=options.max_sequences)
-        return footprint_on_llama(file, cache=cache)
+        with opened_adapters(options.adapters, file) as adapters:
+            return footprint_on_llama(file, adapters, cache=cache)
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
         return None

@@ -23,9 +23,9 @@ _WATCHED_S = 0.0005  # a little longer than the 0.3 ms between two tokens
 
 
 def request_line(operation: str, number: int, fields: dict[str, Any]) -> bytes:
-    """Encode a request. "forward" has the fields `rows` and `wanted`. Other operations have their own fields."""
+    """Encode a request. "forward" has the fields `rows`, `wanted` and `hidden`; other operations have their own."""
     if operation == "forward":
-        return b"%s%d %d %d\n" % (_FORWARD, number, fields["rows"], fields["wanted"])
+        return b"%s%d %d %d %d\n" % (_FORWARD, number, fields["rows"], fields["wanted"], fields["hidden"])
     return json.dumps({"do": operation, "number": number, **fields}).encode() + b"\n"
 
 
@@ -33,8 +33,8 @@ def read_request(line: bytes) -> tuple[str, int, dict[str, Any]] | None:
     """Decode a request into its operation, number and fields. Returns None if the line is incomplete."""
     try:
         if line.startswith(_FORWARD):
-            _, number, rows, wanted = line.split()
-            return "forward", int(number), {"rows": int(rows), "wanted": int(wanted)}
+            _, number, rows, wanted, hidden = line.split()
+            return "forward", int(number), {"rows": int(rows), "wanted": int(wanted), "hidden": int(hidden)}
         fields = json.loads(line)
         return fields.pop("do"), fields.pop("number"), fields
     except (ValueError, TypeError, AttributeError, KeyError):

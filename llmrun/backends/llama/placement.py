@@ -25,6 +25,7 @@ from llmrun.gguf.problems import shown
 from llmrun.machine.free_memory import free_memory
 
 if TYPE_CHECKING:
+    from llmrun.gguf.adapter import AdapterFile
     from llmrun.gguf.reader import GGUFFile
 
 
@@ -81,7 +82,11 @@ class Placement:
 
 
 def decide_placement(
-    asked: Placement, file: GGUFFile, train_context: int, devices: Callable[[], Sequence[dict[str, Any]]]
+    asked: Placement,
+    file: GGUFFile,
+    adapters: Sequence[AdapterFile],
+    train_context: int,
+    devices: Callable[[], Sequence[dict[str, Any]]],
 ) -> tuple[int, int]:
     """Choose the context size in tokens and the number of GPU layers, and return both.
 
@@ -90,7 +95,7 @@ def decide_placement(
     NoRoomOnGpu if `asked.gpu_layers` is None and no layer fits.
     """
     if asked.gpu_layers == 0:
-        return _context_in_memory(asked, file, train_context), 0
+        return _context_in_memory(asked, file, adapters, train_context), 0
     found = asked.used(devices())
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
@@ -107,7 +112,7 @@ def decide_placement(
     return context_size, gpu_layers
 
 
-def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> int:
+def _context_in_memory(asked: Placement, file: GGUFFile, adapters: Sequence[AdapterFile], train_context: int) -> int:
     """Return the context size for a model in main memory. Raises DoesNotFit.
 
     llama.cpp fills its whole cache with zeros when it opens the model. If the system has overcommitted its memory, it
@@ -121,7 +126,7 @@ def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> 
         asked.context_size,
         train_context=train_context,
         largest_default=LARGEST_FILLED_DEFAULT,
-        needs=MemoryNeeds(footprint_on_llama(file, cache=cache), free_memory(), parameter_count(file)),
+        needs=MemoryNeeds(footprint_on_llama(file, adapters, cache=cache), free_memory(), parameter_count(file)),
         kv_type=asked.kv_type,
         path=str(file.path),
     )

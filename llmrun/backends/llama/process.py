@@ -24,6 +24,7 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.backends.llama.rpc.servers import RpcServer
 
+_WORKER = "backends.llama.child.worker"
 _KEPT_BYTES = 64 << 10  # how much of the end of stderr to keep, because it contains the reason for a crash
 _EXIT_S = 5.0  # how long to wait for the process to exit
 _STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
@@ -41,13 +42,13 @@ class LlamaProcess:
     Only `ask`, `settle`, `stop` and `kill` are thread-safe.
     """
 
-    def __init__(self) -> None:
-        """Start the process. Raises LlmrunError if that fails."""
+    def __init__(self, worker: str = _WORKER) -> None:
+        """Start the process, which runs the module `llmrun.WORKER`. Raises LlmrunError if that fails."""
         self.memory = SharedMemory.create()
         self.transfers = MemorySender()
         self._flag = self.memory.map(FLAG_BYTES)
         try:
-            self._process = _start_worker(self.memory, self.transfers)
+            self._process = _start_worker(worker, self.memory, self.transfers)
         except OSError as error:
             self.memory.close()
             self.transfers.close()
@@ -251,14 +252,14 @@ class LlamaProcess:
             self._stderr_tail = (self._stderr_tail + data)[-_KEPT_BYTES:]
 
 
-def _start_worker(memory: SharedMemory, transfers: MemorySender) -> subprocess.Popen[bytes]:
+def _start_worker(worker: str, memory: SharedMemory, transfers: MemorySender) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
     The terminal sends Ctrl-C to all processes in the foreground group. If the worker were in that group, it could be
     interrupted while it is starting.
     """
     return subprocess.Popen(
-        child_processes.command("backends.llama.worker", memory.handle, transfers.handle),
+        child_processes.command(worker, memory.handle, transfers.handle),
         bufsize=0,  # With a buffer, closing the pipe would have to flush it, which blocks if the worker hangs.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

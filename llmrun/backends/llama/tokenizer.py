@@ -1,4 +1,4 @@
-"""A tokenizer that uses llama.cpp, for vocabularies that llmrun itself does not support, such as WordPiece and RWKV."""
+"""A tokenizer that uses llama.cpp, for vocabularies that llmrun itself does not support, such as RWKV."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A deterministic stand-in for a model. Tests of the engine and the command line use it, and need no model file.
 
-The logits depend only on the tokens in the sequence. A `Voice` chooses the next token, and all other logits are noise.
-The backend checks that its caller follows the rules of `backends/base.py`, and raises SeamError otherwise.
+The logits depend only on the tokens in the sequence and on their LoRA adapters. A `Voice` chooses the next token, and
+all other logits are noise. The backend checks that its caller follows the rules of `backends/base.py`, and raises
+SeamError otherwise.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.saved_parts import BLOCK_PART, SavedPart
 from llmrun.backends.scripted.tokenizer import FIRST_WORD, IM_END, ScriptedTokenizer
 from llmrun.errors import Cancelled, IntegrityError, KVFull, UsageError
-from llmrun.types import Batch, ModelInfo
+from llmrun.types import HIDDEN, LOGITS, Adapter, Batch, ModelInfo, Outputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,10 +50,12 @@ _END = as_characters("<|im_end|>")
 # Noise logits are at most 8, so at temperature 0.8 a noise token is at most e^-20 times as likely as the scripted
 # token.
 _SPOKEN_LOGIT = 24.0
+HIDDEN_SIZE = 32
 
 
 DEFAULT_CONTEXT = 8192  # tokens
 SAVED_BLOCK = 16  # tokens per saved part
+_TOKEN_BITS = 22  # the higher bits of a cached token depend on its adapters
 
 
 class SeamError(AssertionError):
@@ -96,7 +100,7 @@ def _next_of(answer: str, said: str) -> int | None:
 
 
 class ScriptedCache:
-    """A KVCache that stores the tokens themselves instead of keys and values.
+    """A KVCache that stores the tokens themselves, with a hash of their adapters, instead of keys and values.
 
     checkpoint  None to keep any prefix exactly. A number N simulates a recurrent model that saves its state every N
                 tokens, so truncating or copying n tokens keeps n - n % N of them.
@@ -187,7 +191,10 @@ class ScriptedBackend:
     train_context    the context size that the model was trained for, or None if it equals context_size
     control_tokens   control tokens in addition to those that every scripted model has
     chat_template    the model's chat template, or None to use the default template of its family
+    adapters         LoRA adapters, which change the noise
     """
+
+    draft_head = None
 
     def __init__(
         self,
@@ -203,6 +210,7 @@ class ScriptedBackend:
         train_context: int | None = None,
         control_tokens: Sequence[str] = (),
         chat_template: str | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self._voice = voice
         self._step_seconds = step_seconds
@@ -227,11 +235,13 @@ class ScriptedBackend:
             device="no model",
             threads=1,
             batch_invariant=True,
+            hidden_size=HIDDEN_SIZE,
+            adapters=tuple(adapters),
             metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
         )
         self.batches: list[Batch] = []  # every batch that was run, for inspection by tests
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         self._check(batch)
         try:
             if self.kv.used + len(batch.tokens) > self.kv.capacity:
@@ -242,13 +252,19 @@ class ScriptedBackend:
             self._sleep()
         finally:
             self._cancelled = False
-        rows = []
-        for token, seq, want in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.want.tolist(), strict=True):
+        rows, hidden = [], []
+        cached = _with_adapters(batch)
+        for token, seq, want in zip(cached, batch.seq.tolist(), batch.want.tolist(), strict=True):
             self.kv.sequences[seq].append(token)
-            if want:
+            if want & LOGITS:
                 rows.append(self._logits(self.kv.sequences[seq]))
+            if want & HIDDEN:
+                hidden.append(_hidden(self.kv.sequences[seq]))
         self.batches.append(batch)
-        return np.array(rows, np.float32).reshape(-1, self.info.vocabulary_size)
+        return Outputs(
+            np.array(rows, np.float32).reshape(-1, self.info.vocabulary_size),
+            np.array(hidden, np.float32).reshape(-1, HIDDEN_SIZE),
+        )
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -274,7 +290,9 @@ class ScriptedBackend:
         hashed ^= hashed >> np.uint64(29)
         hashed *= np.uint64(0xBF58476D1CE4E5B9)
         logits = (hashed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
-        spoken = None if self._voice is None else self._voice("".join(map(chr, tokens)))
+        spoken = (
+            None if self._voice is None else self._voice("".join(chr(token % (1 << _TOKEN_BITS)) for token in tokens))
+        )
         if spoken is not None:
             logits[spoken] = _SPOKEN_LOGIT
         return logits
@@ -283,9 +301,12 @@ class ScriptedBackend:
         require(not self._closed, "forward was called after close")
         n = len(batch.tokens)
         require(n > 0, "the batch is empty")
-        for name, dtype in (("tokens", np.int32), ("seq", np.int32), ("pos", np.int32), ("want", np.bool_)):
+        for name, dtype in (("tokens", np.int32), ("seq", np.int32), ("pos", np.int32), ("want", np.uint8)):
             array = getattr(batch, name)
             require(array.shape == (n,) and array.dtype == dtype, f"{name}: {array.dtype}{array.shape}")
+        scales = batch.scales
+        shape = (n, len(self.info.adapters))
+        require(scales is None or (scales.shape == shape and scales.dtype == np.float32), f"scales must be {shape}")
         lengths: dict[int, int] = {}
         for token, seq, pos in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist(), strict=True):
             require(
@@ -298,6 +319,22 @@ class ScriptedBackend:
             lengths[seq] += 1
 
 
+def _with_adapters(batch: Batch) -> list[int]:
+    """Return the tokens of a batch, with a hash of the scales in the high bits of tokens that have adapters."""
+    tokens: list[int] = batch.tokens.tolist()
+    if batch.scales is None:
+        return tokens
+    marks = [hashlib.blake2b(row.tobytes(), digest_size=1).digest()[0] if row.any() else 0 for row in batch.scales]
+    return [token | mark << _TOKEN_BITS for token, mark in zip(tokens, marks, strict=True)]
+
+
+def _hidden(tokens: list[int]) -> NDArray[np.float32]:
+    """Return the hidden state after some tokens, which depends on how often each occurs. Similar texts are close."""
+    hidden = np.zeros(HIDDEN_SIZE, np.float32)
+    np.add.at(hidden, np.array(tokens) % HIDDEN_SIZE, 1.0)
+    return hidden
+
+
 class ScriptedStandIn:
     """The StandIn that the registry uses for "scripted"."""
 
@@ -308,6 +345,8 @@ class ScriptedStandIn:
         keyword arguments. Raises UsageError if the file is not valid.
         """
         asked: dict[str, Any] = {"max_sequences": options.max_sequences + options.cached_prefixes}
+        loras = [LoraOption.parse(text) for text in options.adapters]
+        asked["adapters"] = [Adapter(lora.name, str(lora.path), lora.scale, (), lora.name) for lora in loras]
         if isinstance(options.kv_tokens, int):
             asked["capacity"] = options.kv_tokens
         if options.context_size is not None:

@@ -23,7 +23,9 @@ _PERIODS = {
     "mellum": 4,
     "olmo2": 4,
     "plamo3": 8,
+    "smallthinker": 4,
 }
+_FIRST_WITHOUT = frozenset({"smallthinker"})  # the first layer of each period attends to all tokens, not the last
 _WINDOWS = {"exaone4": 4096, "gemma2": 4096}  # default window sizes in tokens
 _ONLY_WITH_LAYERS = {"exaone4": 64}  # In these families, only models with this number of layers have sliding windows.
 _IGNORED = frozenset({"phi3"})  # llama.cpp ignores the windows of these architectures because some files are wrong.
@@ -44,4 +46,5 @@ def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
     if isinstance(pattern, np.ndarray):
         return [window if seen else 0 for seen in np.resize(pattern, n_layers).tolist()]
     period = file.integer(f"{key}_pattern", _PERIODS.get(architecture, 0), minimum=0)
-    return [window if period == 0 or layer % period < period - 1 else 0 for layer in range(n_layers)]
+    without = 0 if architecture in _FIRST_WITHOUT else period - 1
+    return [window if period == 0 or layer % period != without else 0 for layer in range(n_layers)]

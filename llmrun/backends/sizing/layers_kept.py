@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# The number of gemma3n layers that store keys and values. The file does not contain this number. The other layers reuse
-# the stored keys and values.
-_GEMMA3N_STORING = 20
-
 
 def layers_of(file: GGUFFile) -> int:
     return file.integer(f"{file.string('general.architecture')}.block_count", minimum=1, maximum=1 << 16)
@@ -28,8 +24,10 @@ def layers_run(file: GGUFFile) -> int:
 def storing_layers(file: GGUFFile) -> int:
     """Return how many layers store keys and values. Later layers reuse their cache or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
-    if architecture == "gemma3n":
-        return min(run, _GEMMA3N_STORING)
+    if architecture == "gemma3n":  # its files do not contain this number
+        from llmrun.archs.gemma3n import STORING
+
+        return min(run, STORING)
     if architecture != "gemma4":
         return run
     return run - file.integer(f"{architecture}.attention.shared_kv_layers", 0, minimum=0, maximum=run)

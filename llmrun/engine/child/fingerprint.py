@@ -29,6 +29,8 @@ def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
         "answering": answering,
         "numerics": NUMERICS,
     }
+    if info.adapters:
+        decisive["adapters"] = [[each.name, each.identity, each.scale] for each in info.adapters]
     if not info.batch_invariant:
         decisive["machine"] = [info.backend, info.device, info.gpu_layers, platform.machine(), platform.node()]
     return "fp_" + hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

@@ -2,10 +2,10 @@
 
 The server's requests have ids that the server chooses. All events in these messages carry these ids.
 
-    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, CountPrompt and Close in any order
+    to the process:   Open, then Ask, Cancel, Tokenize, Detokenize, CountPrompt, Embed and Close in any order
     from the process: Loading and Note, then Opened or CannotOpen; after Opened, for each Ask Preparing, then either
-                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted or Rejected; Beat
-                      at any time; Crashed at the end
+                      Rejected or Taken, then Begun and events; Tokenized, Detokenized, PromptCounted, Embedded or
+                      Rejected; Beat at any time; Crashed at the end
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from llmrun.engine.child.codec import codec_of
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.isolation.frames import decoded, encoded
-from llmrun.engine.requests import Event, Finished, Request
+from llmrun.engine.requests import Event, Finished, Request, TextPrompt, TokenPrompt
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason, Timings
 
@@ -108,11 +108,29 @@ class CountPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """Compute the vectors of texts or, if there is a query, the scores of documents.
+
+    inputs      the texts or documents
+    dimensions  the number of features to keep, or None for all
+    truncate    leave out the end of inputs that are too long, instead of an error
+    """
+
+    id: int
+    inputs: Sequence[TextPrompt | TokenPrompt]
+    query: str | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+    truncate: bool = False
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End the process."""
 
 
-ToChild = Open | Ask | Cancel | Tokenize | Detokenize | CountPrompt | Close
+ToChild = Open | Ask | Cancel | Tokenize | Detokenize | CountPrompt | Embed | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +203,8 @@ class Beat:
     busy            whether a request is waiting or running
     longest_step_s  the longest of the last steps in seconds
     wait_s          the predicted wait of a new request in seconds
+    patience        how many times longer than others the step that is running may take; texts for an encoder can have
+                    more rows than other steps
     steps           steps since the model was opened
     others          see `Engine.status`
     """
@@ -198,6 +218,7 @@ class Beat:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    patience: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +254,21 @@ class PromptCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """The answer to Embed, or a part of it. Parts follow each other, and each has the results of some of the inputs.
+
+    data     float32[inputs, features] as bytes in native order, or float32[inputs] for scores
+    tokens   the number of tokens of each input
+    is_last  whether no part follows
+    """
+
+    id: int
+    data: bytes
+    tokens: Sequence[int]
+    is_last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Crashed:
     """The process ends because of an error in a step. It is the last message."""
 
@@ -253,6 +289,7 @@ FromChild = (
     | Tokenized
     | Detokenized
     | PromptCounted
+    | Embedded
     | Crashed
 )
 

@@ -25,7 +25,8 @@ _CALLBACKS = ("progress", "explain", "on_tokenizer")
 
 def portable_options(options: OpenOptions) -> dict[str, Any]:
     """Return the fields of OpenOptions that can be sent to another process."""
-    return {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _CALLBACKS}
+    portable = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _CALLBACKS}
+    return {**portable, "adapters": [*options.adapters]}
 
 
 def open_engine(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from llmrun.engine.child.embedding import Embedding
 from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import (
     Ask,
@@ -16,6 +17,7 @@ from llmrun.engine.child.messages import (
     CountPrompt,
     Detokenize,
     Detokenized,
+    Embed,
     FromChild,
     Preparing,
     PromptCounted,
@@ -32,7 +34,7 @@ from llmrun.engine.requests import Event, Failed, Finished
 from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
 from llmrun.machine.freed_memory import return_freed_memory
 
-_Prepared = Ask | Tokenize | Detokenize | CountPrompt
+_Prepared = Ask | Tokenize | Detokenize | CountPrompt | Embed
 _SAVE_S = 2.0  # how long prefixes are saved before the process ends
 _IDLE_S = 1.0  # how long the engine must be idle until freed memory is returned to the system
 
@@ -60,6 +62,7 @@ class EngineServing:
         self._server_ids: dict[int, int] = {}
         self._cancelled: set[int] = set()  # the server's ids of requests cancelled before they had an engine's id
         self._closing = False
+        self._embedding = Embedding(engine, send, heart.expect_rows)
         self._last_wait = (0.0, 0.0)  # the last predicted wait in seconds, and when it was predicted
         self._began = False  # whether a request began in the step that is running
         threading.Thread(target=self._prepare_all, name="preparing", daemon=True).start()
@@ -75,6 +78,9 @@ class EngineServing:
                 else:
                     self._to_prepare.put(request.tenant, message)
             case Tokenize(tenant=tenant) | Detokenize(tenant=tenant):
+                self._to_prepare.put(tenant, message)
+            case Embed(id=call, tenant=tenant):
+                self._embedding.expect(call)
                 self._to_prepare.put(tenant, message)
             case CountPrompt(request=request):
                 self._to_prepare.put(request.tenant, message)
@@ -94,26 +100,29 @@ class EngineServing:
                 self._save_prefixes()
                 return
             self._heart.step_begins()
+            self._embedding.step()
             events = self._engine.step()
-            beat = self._heart.step_ended(
-                self._engine.status(), busy=not self._engine.idle, wait_s=self._predicted_wait()
-            )
+            status, busy = self._embedding.counted(self._engine.status()), self._has_work()
+            beat = self._heart.step_ended(status, busy=busy, wait_s=self._predicted_wait())
             if events or beat is not None or self._began:
                 self._began = False
                 self._send(Stepped(self._with_server_ids(events), beat))
 
     def _wait_for_work(self) -> None:
-        def has_work() -> bool:
-            return self._closing or not self._engine.idle
+        def is_needed() -> bool:
+            return self._closing or self._has_work()
 
         with self._wake:
-            if self._wake.wait_for(has_work, _IDLE_S):
+            if self._wake.wait_for(is_needed, _IDLE_S):
                 return
         return_freed_memory()
-        while not has_work() and self._engine.save_prefix():
+        while not is_needed() and self._engine.save_prefix():
             pass
         with self._wake:
-            self._wake.wait_for(has_work)
+            self._wake.wait_for(is_needed)
+
+    def _has_work(self) -> bool:
+        return not (self._engine.idle and self._embedding.idle)
 
     def _save_prefixes(self) -> None:
         """Save prefixes for up to _SAVE_S seconds before the process ends."""
@@ -124,6 +133,7 @@ class EngineServing:
     def _cancel(self, ids: Sequence[int]) -> None:
         with self._wake:
             for request_id in ids:
+                self._embedding.cancel(request_id)
                 engine_id = self._engine_ids.get(request_id)
                 if engine_id is not None:
                     self._engine.cancel(engine_id)
@@ -159,6 +169,10 @@ class EngineServing:
                 self._send(Detokenized(message.id, self._engine.tokenizer.decode(message.tokens)))
             case CountPrompt():
                 self._send(PromptCounted(message.id, self._engine.prompt_tokens(message.request)))
+            case Embed():
+                self._embedding.add(message)
+                with self._wake:
+                    self._wake.notify()
 
     def _enqueue(self, ask: Ask) -> None:
         if self._end_if_cancelled(ask.id):
@@ -195,6 +209,7 @@ class EngineServing:
     def _reject(self, message: _Prepared, error: LlmrunError) -> None:
         with self._wake:
             self._forget(message.id)
+        self._embedding.forget(message.id)
         self._send(Rejected(message.id, error))
 
     def _forget(self, request_id: int) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from llmrun.backends.saved_parts import SavedPart
 from llmrun.engine.saved_state.budget import ENDING, Budget, note_use
+from llmrun.engine.saved_state.records import TOKEN
 from llmrun.engine.saved_state.state_file import StateFile
 from llmrun.errors import IntegrityError
 
@@ -115,7 +116,7 @@ class SavedChunks:
         """Yield the path of each whole chunk of these tokens."""
         hashed = hashlib.sha256(f"{self._key} {tenant}".encode())
         for end in range(CHUNK, len(tokens) + 1, CHUNK):
-            hashed.update(np.array(tokens[end - CHUNK : end], "<i4").tobytes())
+            hashed.update(np.array(tokens[end - CHUNK : end], TOKEN).tobytes())
             yield self._folder / f"{hashed.hexdigest()[:40]}{ENDING}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Final
 
 _NAME: Final = b"llmrun state "
-MAGIC: Final = _NAME + b"1\n\0"  # with the version of the format
+MAGIC: Final = _NAME + b"2\n\0"  # with the version of the format
 
 
 def may_overwrite(path: Path) -> bool:

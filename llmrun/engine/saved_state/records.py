@@ -29,7 +29,7 @@ from llmrun.errors import IntegrityError
 HEADER_BYTES: Final = 64
 _FIELDS: Final = struct.Struct("<12sIIQQ32s")  # kind, start, end, contents, size of the data, its sha256
 _SEAL_BYTES: Final = 32
-_TOKEN: Final = np.dtype("<i4")
+TOKEN: Final = np.dtype("<i8")  # tokens with adapters have large numbers (engine/adapters.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ def record_bytes(part: SavedPart, tokens: list[int], seal: bytes) -> tuple[bytes
     data = memoryview(part.read()).cast("B")
     kind = part.kind.encode().ljust(12, b"\0")
     fields = _FIELDS.pack(kind, part.start, part.end, part.contents, len(data), hashlib.sha256(data).digest())
-    ids = np.array(tokens, _TOKEN).tobytes()
+    ids = np.array(tokens, TOKEN).tobytes()
     own = hashlib.sha256(seal + fields + ids).digest()
     return fields + own + ids, data, own
 
 
 def record_size(part: SavedPart) -> int:
     """Return the number of bytes that a part takes in a file."""
-    return _FIELDS.size + _SEAL_BYTES + _TOKEN.itemsize * (part.end - part.start) + part.n_bytes
+    return _FIELDS.size + _SEAL_BYTES + TOKEN.itemsize * (part.end - part.start) + part.n_bytes
 
 
 def read_records(path: Path, key: str) -> Iterator[Record]:
@@ -93,16 +93,16 @@ def read_records(path: Path, key: str) -> Iterator[Record]:
             if len(own) < _SEAL_BYTES:
                 return
             kind, start, end, contents, n_bytes, digest = _FIELDS.unpack(fields)
-            data_at = at + _FIELDS.size + _SEAL_BYTES + _TOKEN.itemsize * max(0, end - start)
+            data_at = at + _FIELDS.size + _SEAL_BYTES + TOKEN.itemsize * max(0, end - start)
             if data_at + n_bytes > size or end < start:
                 return
-            ids = file.read(_TOKEN.itemsize * (end - start))
+            ids = file.read(TOKEN.itemsize * (end - start))
             if hashlib.sha256(seal + fields + ids).digest() != own:
                 return
             read = partial(_checked_data, path, data_at, n_bytes, digest)
             part = SavedPart(kind.rstrip(b"\0").decode("latin-1"), start, end, contents, n_bytes, read)
             at, seal = data_at + n_bytes, own
-            yield Record(part, np.frombuffer(ids, _TOKEN).tolist(), at, own)
+            yield Record(part, np.frombuffer(ids, TOKEN).tolist(), at, own)
 
 
 def _checked_data(path: Path, start: int, n_bytes: int, digest: bytes) -> bytes:

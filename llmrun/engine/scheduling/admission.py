@@ -32,6 +32,8 @@ class Admission:
     A request is admitted if all running requests can then finish (room.py). With `overcommit`, only its prompt
     needs room. If the cache gets full, the newest request returns to the queue and is computed again.
 
+    It is the Neighbours of an Embedder (engine/embedding).
+
     waiting  requests without a slot; other threads may append to it
     running  requests with a slot, in order of admission
     preemptions  how often a running request had to return to the queue
@@ -58,6 +60,7 @@ class Admission:
         self._overcommit = overcommit
         # True until a request ends, after a waiting request found no room, or a running one had to pause or make room.
         self._is_paused = False
+        self._is_held_up = False  # by texts that wait for room
         self.waiting: deque[Answer] = deque()
         self.running: dict[Answer, Slot] = {}
         self.preemptions = 0
@@ -69,7 +72,7 @@ class Admission:
         If there is no room for a request, those behind it wait too. Otherwise, short ones could overtake it forever.
         For the same reason, nobody is admitted while later requests hold up an earlier one.
         """
-        if self._is_paused or not self.waiting or not self._n_free_slots:
+        if self._is_paused or self._is_held_up or not self.waiting or not self._n_free_slots:
             return
         if self._later_ones_hold_up:
             self._is_paused = True
@@ -79,11 +82,11 @@ class Admission:
                 return
             if answer.wait is None or answer.wait.is_over(self.running):
                 answer.wait = wait_for_prefix(
-                    answer, self.running, self._slots.cached(answer.tokens, answer.prefix_scope)
+                    answer, self.running, self._slots.cached(answer.cached_as, answer.prefix_scope)
                 )
             if answer.wait is not None:
                 continue
-            slot = self._slots.acquire(answer.tokens, answer.prefix_scope)
+            slot = self._slots.acquire(answer.cached_as, answer.prefix_scope)
             self.running[answer] = slot
             if not self._has_room(answer, slot):
                 self._slots.give_back(self.running.pop(answer))
@@ -101,6 +104,21 @@ class Admission:
         """Charge a request's tenant for generated tokens."""
         with self._ordering:
             self._shares.charge(answer.tenant, tokens)
+
+    def rows_beside_answers(self, most: int) -> int:
+        """See Neighbours."""
+        return min(most, self._scheduler.rows_beside_answers(self.running))
+
+    def spare_blocks(self) -> int:
+        """See Neighbours."""
+        if not self.running:
+            return self._kv.capacity // self._kv.block_size
+        running = self.running.items()
+        return self._free_blocks - sum(self._kv.needed(slot.index, answer.limit - 1) for answer, slot in running)
+
+    def hold_up(self, held: bool) -> None:
+        """See Neighbours."""
+        self._is_held_up = held
 
     def predicted_wait(self, new: Answer) -> float:
         """Return the predicted seconds until a new request runs its first row. Thread-safe."""

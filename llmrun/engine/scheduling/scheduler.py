@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.scheduling.fairness import prompt_order
-from llmrun.engine.scheduling.predicting import StepPredictor, with_chunk
+from llmrun.engine.scheduling.predicting import EMPTY, MOST_ROWS, StepPredictor, with_chunk
 from llmrun.engine.scheduling.sharing import rows_until_copy
 from llmrun.engine.work import Work, size_of
 
 if TYPE_CHECKING:
     from llmrun.engine.answer import Answer
-    from llmrun.engine.drafting.costs import StepSize
     from llmrun.engine.scheduling.room import Room
     from llmrun.engine.slots import Slot
     from llmrun.engine.speculation import Speculation
@@ -86,6 +86,14 @@ class Scheduler:
         for part in work:
             part.answer.last_step = self._step
         return work
+
+    def rows_beside_answers(self, running: Mapping[Answer, Slot]) -> int:
+        """Return how many rows of other work may run before the next step of these requests."""
+        depths = [len(slot.tokens) for answer, slot in running.items() if not answer.in_prefill]
+        if not depths or not self._by_seconds:
+            return MOST_ROWS
+        answers = StepSize(len(depths), len(depths), sum(depths), sum(depths))
+        return self.predictor.rows_within(self.budget(answers), EMPTY, 0)
 
     def observe(self, work: Sequence[Work], seconds: float, tokens: int) -> None:
         """Record the duration of a step that has been run, and the number of tokens that it has generated."""

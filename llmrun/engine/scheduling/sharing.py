@@ -38,9 +38,9 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
 
     cached  how many of its tokens are in the cache already
     """
-    tokens = answer.tokens
+    tokens = answer.cached_as
     waits = [
-        PrefixWait(leader, min(common_prefix(leader.tokens, tokens), len(tokens) - 1))
+        PrefixWait(leader, min(common_prefix(leader.cached_as, tokens), len(tokens) - 1))
         for leader, slot in running.items()
         if leader.prefix_scope == answer.prefix_scope and len(leader.tokens) - len(slot.tokens) > 1
     ]

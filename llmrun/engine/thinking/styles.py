@@ -51,6 +51,16 @@ def pair_style(opening: str, closing: str) -> ThinkingStyle:
     )
 
 
+_HUNYUAN = ThinkingStyle(
+    "<think>",
+    ("</think>",),
+    headers=("<answer>",),
+    trailers=("\n</answer>", "</answer>"),
+    known_by=("</think>", "<answer>", "</answer>"),
+    ending="\n</think>\n<answer>\n",
+    blank="\n",
+)
+
 STYLES = (
     # gpt-oss. Messages to tools keep their header, because it names the tool.
     ThinkingStyle(
@@ -107,13 +117,15 @@ STYLES = (
         ending="\n[BEGIN FINAL RESPONSE]\n",
     ),
     ThinkingStyle(
-        "<think>",  # Granite 3
+        "<think>",  # Granite 3, ERNIE 4.5
         ("</think>",),
         headers=("<response>",),
-        trailers=("</response>",),
+        trailers=("\n</response>", "</response>"),
         known_by=("<think>", "</think>", "<response>", "</response>"),
         ending="</think>",
     ),
+    _HUNYUAN,
+    replace(_HUNYUAN, known_by=("</think>", "<|extra_0|>")),  # A13B, whose template does not show the answer's tags
     # Qwen, DeepSeek, SmolLM, GLM, Nemotron, LFM and many others. Some templates contain only the closing tag.
     ThinkingStyle("<think>", ("</think>",), known_by=("</think>",), ending="\n</think>\n\n", blank="\n"),
 )

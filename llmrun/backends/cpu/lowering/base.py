@@ -14,7 +14,9 @@ from llmrun.compiled.store import KernelName, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.plan.kv_shapes import LayerKV
+from llmrun.plan.ops.adapters import AdapterOp
 from llmrun.plan.ops.linear import Linear
+from llmrun.plan.ops.rows import ConcatWords
 from llmrun.plan.state_shapes import LayerState
 from llmrun.plan.values import Routing, Rows, Value
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from llmrun.layouts.expert_tables import Tables
     from llmrun.plan.plan import Plan
+    from llmrun.plan.reach import Reach
 
 LANES = 16
 REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
@@ -34,9 +37,10 @@ _PRIVATE_INPUTS = (
     records.FLAG_PRIVATE_FIFTH,
 )
 
-_STEP_ROWS = {
+STEP_COUNTS = {  # the words of the step record with the numbers of rows
     Rows.ALL: records.STEP_ROWS,
     Rows.WANTED: records.STEP_WANTED,
+    Rows.SCORED: records.STEP_SCORED,
     Rows.CHOSEN: records.STEP_CHOSEN,
 }
 
@@ -64,6 +68,7 @@ class OpRecord:
     # The input, if this record is a matrix product that does not add to an existing output, or else None. If the next
     # record is a matrix product with the same input, no barrier is needed between the two.
     independent_input: Value | None = None
+    of_adapters: bool = False  # only needed if a row of the step uses a LoRA adapter
 
 
 @dataclass(slots=True)
@@ -75,14 +80,20 @@ class Lowered:
     kernels: list[KernelName]  # the kernel of each record
     origins: list[int]  # for each record, the index of its op in the plan
     written: list[list[tuple[Value, Buffer]]]  # for each op, the values in buffers that it writes
-    logits_width: int  # the vocabulary size, padded to whole vectors
+    logits_width: int  # the vocabulary size, padded to whole vectors; 0 if the model has no logits
+    hidden: NDArray[np.float32] | None  # [rows, hidden size]: where the last step left the plan's hidden state
+    given: NDArray[np.float32] | None  # [rows, hidden size]: where a step finds the hidden states that it is given
     experts_used: int  # number of rows that a CHOSEN value has for each row of the step
+    of_adapters: NDArray[np.bool_]  # [ops]: the records that are only needed if a row of the step uses a LoRA adapter
+    reaches: list[Reach]  # the plan's
     keep: list[object] = field(default_factory=list)
+    plain: NDArray[np.int64] = field(init=False, repr=False)  # a copy of the other records, once they are linked
 
     def link(self) -> None:
         """Load the kernels and write their addresses to the records. Call this before the first run."""
         loaded = load_kernels(self.kernels)
         self.records[:, records.OP_KERNEL // records.WORD] = [loaded[name].address for name in self.kernels]
+        self.plain = self.records[~self.of_adapters]
 
 
 class RowMemory:
@@ -130,7 +141,9 @@ class Lowering:
         n_threads: int,
     ) -> None:
         self.plan, self.packed, self.kv, self.kv_type, self.states = plan, packed, kv, kv_type, states
-        self._sums_of_products = {op.out for op in plan.ops if isinstance(op, Linear) and op.adds}
+        self._sums_of_products = {
+            op.out for op in plan.ops if isinstance(op, AdapterOp) or (isinstance(op, Linear) and op.adds)
+        }
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[Value, Buffer] = {}
         self.quantized: dict[Value, Buffer] = {}  # their layout: layouts/quantized_rows.py
@@ -139,6 +152,8 @@ class Lowering:
         self.shared: dict[str, Any] = {}
         self.rows = RowMemory()
         self.records: list[OpRecord] = []
+        # The addresses that replicated ops have read since the last barrier of a step of one row.
+        self._read: set[int] = set()
 
     def most_rows(self, value: Value) -> int:
         """Return how many rows to allocate for a value. In a step of one row, each thread may have its own copy."""
@@ -184,11 +199,29 @@ class Lowering:
             return Buffer(0, round_up(value.width, LANES) * FLOAT, private=False)
         return self.buffers[value]
 
-    def emit(self, kernel: KernelName, value: Value, flags: int, words: Sequence[int]) -> OpRecord:
+    def emit(
+        self, kernel: KernelName, value: Value, flags: int, words: Sequence[int], *, of_adapters: bool = False
+    ) -> OpRecord:
         """Append a record that processes the rows of a value."""
-        record = OpRecord(kernel, _STEP_ROWS[value.rows], flags, words)
+        record = OpRecord(kernel, STEP_COUNTS[value.rows], flags, words, of_adapters=of_adapters)
         self.records.append(record)
+        if not flags & records.FLAG_REPLICATED and not of_adapters:
+            self._read.clear()
         return record
+
+    def note_reads(self, *addresses: int) -> None:
+        """Note what the last record reads, if threads do not wait after it in a step of one row."""
+        if self.records[-1].flags & records.FLAG_REPLICATED:
+            self._read.update(addresses)
+
+    def wait_for_readers(self, address: int, value: Value) -> None:
+        """Add a barrier, before memory that the threads share is written, if replicated ops may still read it.
+
+        The barrier is that of a record that copies nothing, as many times as `value` has rows.
+        """
+        if address in self._read:
+            nothing = ConcatWords(*[0] * len(ConcatWords._fields))
+            self.emit(KernelName.of("rows.slices", "concat"), value, 0, nothing)
 
     def kept_vector(self, values: NDArray[np.float32]) -> int:
         """Copy a vector, float32[n], padded with zeros to whole SIMD vectors, and return the address of the copy."""

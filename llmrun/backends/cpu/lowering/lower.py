@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu.lowering.base import LANES, Lowered, Lowering
+from llmrun.backends.cpu.lowering.needs import FLOAT
 from llmrun.backends.cpu.ops.experts import give_back_tables
 from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
 from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, round_up
+from llmrun.layouts.arena import address_of, floats_at, round_up
 from llmrun.plan.ops.linear import Product
 from llmrun.plan.values import Value
 
@@ -31,9 +32,14 @@ def _records(work: Lowering) -> Lowered:
     last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := op.routed_by)}
     origins: list[int] = []
     written = []
+    if plan.given is not None:
+        work.place(plan.given, private=False)
     for index, op in enumerate(plan.ops):
         before = set(work.buffers)
+        if op.changes is not None and not work.buffer_of(op.changes).private:
+            work.wait_for_readers(work.buffer_of(op.changes).address, op.changes)
         CPU_OPS[type(op)].lower(work, op)
+        work.note_reads(*(work.buffer_of(value).address for value in op.inputs))
         written.append(
             [(value, of) for value, of in work.buffers.items() if value not in before or value is op.changes]
         )
@@ -48,11 +54,21 @@ def _records(work: Lowering) -> Lowered:
     for index, record in enumerate(work.records):
         head = [0, _flags(work, index), record.rows, address_of(counters[index])]
         words[index, : len(head) + len(record.words)] = [*head, *record.words]
-    assert plan.logits is not None
     kernels = [record.kernel for record in work.records]
     keep = [*work.keep, *work.rows.memory, work.packed, *work.kv, *work.states]
-    width = round_up(plan.logits.width, LANES)
-    return Lowered(words, counters, kernels, origins, written, width, plan.experts_used, keep)
+    width = 0 if plan.logits is None else round_up(plan.logits.width, LANES)
+    hidden, given = _view(work, plan.hidden), _view(work, plan.given)
+    of_adapters = np.array([record.of_adapters for record in work.records])
+    used, reaches = plan.experts_used, plan.reaches
+    return Lowered(words, counters, kernels, origins, written, width, hidden, given, used, of_adapters, reaches, keep)
+
+
+def _view(work: Lowering, value: Value | None) -> NDArray[np.float32] | None:
+    """Return the rows of a value that is never released."""
+    if value is None:
+        return None
+    buffer = work.buffers[value]
+    return floats_at(buffer.address, work.most_rows(value), buffer.stride // FLOAT)[:, : value.width]
 
 
 def _flags(work: Lowering, index: int) -> int:
@@ -71,8 +87,9 @@ def _flags(work: Lowering, index: int) -> int:
 def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
     """Release the memory of values that no later op reads."""
     op = work.plan.ops[index]
+    kept = (work.plan.hidden, work.plan.given)
     for value in op.inputs:
-        if last_use[value] == index and value.width % LANES == 0:
+        if last_use[value] == index and value.width % LANES == 0 and value not in kept:
             work.give_back(value)
     following = work.plan.ops[index + 1] if index + 1 < len(work.plan.ops) else None
     shares_input = isinstance(op, Product) and isinstance(following, Product) and op.x is following.x

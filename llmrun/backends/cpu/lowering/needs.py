@@ -39,7 +39,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step that runs `rows` tokens of one sequence from position `start`, and returns logits for `wanted` of them."""
+    """A step that runs `rows` tokens of one sequence from position `start`, and returns logits for `wanted` of them.
+
+    Hidden states are returned for the same rows.
+    """
 
     rows: int
     start: int = 0
@@ -47,7 +50,7 @@ class StepShape:
 
     def of(self, value: Value) -> int:
         """Return the number of rows that a value has in this step."""
-        return self.wanted if value.rows is Rows.WANTED else self.rows * value.copies
+        return self.wanted if value.rows in (Rows.WANTED, Rows.SCORED) else self.rows * value.copies
 
     def float_bytes(self, *values: Value) -> int:
         """Return the size in bytes of values stored as float32."""

@@ -32,9 +32,12 @@ _REQUEST = 2e-3  # seconds spent on the template and on tokenization before the 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected speed of a model. Decode speed is for a context as long as the prompt. TTFT excludes loading."""
+    """The expected speed of a model. Decode speed is for a context as long as the prompt. TTFT excludes loading.
 
-    decode_per_second: float
+    Encoders have no decode speed, and their TTFT is the time of a text.
+    """
+
+    decode_per_second: float | None
     prefill_per_second: float
     ttft_s: float
 
@@ -43,6 +46,9 @@ def forecast_on_cpu(
     plan: Plan, speeds: SpeedTable, *, vocabulary_size: int, prompt: int, kv_type: str, max_rows: int
 ) -> Forecast:
     """Forecast the speed of our own engine for a prompt of `prompt` tokens and the answer that follows."""
+    if not plan.is_causal:
+        text = step_seconds(plan, speeds, kv_type, StepShape(prompt))
+        return Forecast(None, prompt / text, _REQUEST + text)
     begun = range(0, prompt, max_rows)
     shapes = [StepShape(min(max_rows, prompt - at), at, int(at + max_rows >= prompt)) for at in begun]
     prefill = sum(step_seconds(plan, speeds, kv_type, shape) for shape in shapes)

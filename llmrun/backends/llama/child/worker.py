@@ -1,4 +1,4 @@
-"""The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE HANDLE`.
+"""The child process that runs llama.cpp: `python -m llmrun.backends.llama.child.worker HANDLE HANDLE`.
 
 llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
 it in a child process limits the damage, and the parent can tell the user what happened. Each request is a line on
@@ -19,20 +19,21 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from llmrun.backends.llama.deep_stack import call_with_stack
-from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
-from llmrun.backends.llama.kv.memory_transfers import MemoryReceiver
-from llmrun.backends.llama.kv.saved_sequences import SavedSequences
-from llmrun.backends.llama.messages import NEARLY, answer_line
-from llmrun.backends.llama.shared_layout import FLAG_BYTES, MOST_WANTED, Layout
-from llmrun.backends.llama.shared_memory import SharedMemory
-from llmrun.backends.llama.worker_process import (
+from llmrun.backends.llama.child.adapter_operations import AdapterOperations
+from llmrun.backends.llama.child.vocabulary_operations import VocabularyOperations
+from llmrun.backends.llama.child.worker_process import (
     end_with_the_parent,
     ignore_ctrl_c,
     leave_no_core_file,
     private_streams,
     requests_from,
 )
+from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
+from llmrun.backends.llama.kv.memory_transfers import MemoryReceiver
+from llmrun.backends.llama.kv.saved_sequences import SavedSequences
+from llmrun.backends.llama.messages import NEARLY, answer_line
+from llmrun.backends.llama.shared_layout import CONTEXT_STEP, FLAG_BYTES, Layout
+from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.layouts.kv_types import parse_kv_type
 
 if TYPE_CHECKING:
@@ -42,14 +43,8 @@ if TYPE_CHECKING:
 _INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
-_CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this
 _UBATCH = 512  # rows that llama.cpp runs at a time, which is also its default
 _PROGRESS_STEPS = 50
-
-# llama.cpp splits most text with std::regex, which recurses for every character of a match and uses 326 bytes of stack
-# per character. With an 8 MiB stack, a run of 25,000 dots crashes the process.
-_STACK_OF_A_BYTE = 1024
-_SHORT_TEXT = 4096
 
 
 def main() -> None:
@@ -70,20 +65,21 @@ def main() -> None:
         os.write(answers, answer_line(number, answer))
 
 
-class LlamaWorker:
+class LlamaWorker(VocabularyOperations, AdapterOperations):
     """Handles requests, with at most one model open at a time.
 
     Each `do_*` method handles one operation and returns the fields of its answer. `number` identifies the request.
     """
 
     number = 0
+    _gives_hidden = 0  # whether the context computes hidden states
 
     def __init__(self, memory: SharedMemory, transfers: MemoryReceiver, answers: int) -> None:
         self._answers = answers
         self._memory = memory
         self._transfers = transfers
         self._flag = memory.map(FLAG_BYTES)
-        self._llama = _declarations()
+        self._llama = declarations()
         self._has_servers = False
         self._model: Any = None
         self._context: Any = None
@@ -121,11 +117,18 @@ class LlamaWorker:
         kv_type: str,
         rows: int,
         vocabulary_size: int,
+        hidden_size: int,
         tensor_split: Sequence[float] = (),
         split_mode: str = "layer",
         main_gpu: int = 0,
+        encodes: bool = False,
+        ranks: bool = False,
     ) -> dict[str, Any]:
-        """Load a model and create a context. If that fails, the answer's `failed` is llama.cpp's error message."""
+        """Load a model and create a context. If that fails, the answer's `failed` is llama.cpp's error message.
+
+        encodes  whether the model has no causal mask, so that a pass must have all rows of a sequence
+        ranks    whether the hidden state of a sequence's last row in a pass is the output of the classification head
+        """
         self.do_close()
         self._lines.clear()
         if not self._load(path, gpu_layers, tensor_split, split_mode, main_gpu):
@@ -135,9 +138,12 @@ class LlamaWorker:
         found = llama.llama_vocab_n_tokens(vocabulary)
         if found != vocabulary_size:
             return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
-        if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, kv_type, rows):
+        width = (llama.llama_model_n_cls_out if ranks else llama.llama_model_n_embd_out)(self._model)
+        if width != hidden_size:
+            return {"failed": f"hidden states of {width} features, expected {hidden_size}", "log": []}
+        self._layout, self._ranks = Layout(rows, vocabulary_size, max_sequences, hidden_size, encodes), ranks
+        if not self._make_context(gpu_layers, cache_tokens, threads, kv_type):
             return self._failure("it could not create a context")
-        self._layout = Layout(rows, vocabulary_size, max_sequences)
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
         # The lengths are in shared memory so that the parent can read them even if it did not wait for an answer.
@@ -149,8 +155,9 @@ class LlamaWorker:
             "window": llama.llama_model_n_swa(self._model),
             "recurrent": llama.llama_model_is_recurrent(self._model),
             "mrope": rope in (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE),
+            "remembers": bool(self._cache),
             "system": llama.llama_print_system_info().decode(errors="replace"),
-            "decodes": llama.llama_model_has_decoder(self._model) and not llama.llama_model_has_encoder(self._model),
+            "separate": llama.llama_model_has_encoder(self._model) and llama.llama_model_has_decoder(self._model),
             "log": self._log_lines(),
         }
 
@@ -166,8 +173,10 @@ class LlamaWorker:
         self._model = self._context = self._cache = self._mapping = None
         return {}
 
-    def do_forward(self, rows: int, wanted: int) -> dict[str, Any]:
-        """Run the rows in shared memory and write the logits of the wanted rows there.
+    def do_forward(self, rows: int, wanted: int, hidden: int) -> dict[str, Any]:
+        """Run the rows in shared memory, and write the logits of the `wanted` marked rows there.
+
+        If `hidden` is not 0, all rows are wanted, and their hidden states are written, too.
 
         The status is 0 on success, 1 if the cache has no room, 2 if the pass was stopped, and negative for other
         errors. After an error, the sequences are restored to their former state or to a prefix of it.
@@ -175,12 +184,15 @@ class LlamaWorker:
         if self._flag[0]:
             return {"status": 2}
         self._batch.n_tokens = rows
-        status = self._llama.llama_decode(self._context, self._batch)
+        if hidden != self._gives_hidden:
+            self._gives_hidden = hidden
+            self._llama.llama_set_embeddings(self._context, bool(hidden))
+        status = self._run(self._context, self._batch)
         if status == 0:
             if wanted:
                 os.write(self._answers, NEARLY)  # The parent wakes up while this process copies the logits.
-                self._copy_logits(wanted)
-            for seq in self._sequences[:rows]:
+                self._copy_outputs(wanted)
+            for seq in self._sequences[:rows] if self._cache else ():
                 self._lengths[seq] += 1
             return {"status": 0}
         for seq in sorted(set(self._sequences[:rows])):
@@ -192,7 +204,7 @@ class LlamaWorker:
         return {"kept": self._lengths[seq]}
 
     def do_copy(self, src: int, dst: int, n: int) -> dict[str, Any]:
-        self._llama.llama_memory_seq_rm(self._cache, dst, -1, -1)
+        self._keep(dst, 0)
         n = min(n, self._lengths[src])
         if n:
             self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, n)
@@ -215,60 +227,6 @@ class LlamaWorker:
         else:
             self._saved.empty(seq, empty_size)
         return {"kept": self._lengths[seq]}
-
-    def do_special_tokens(self) -> dict[str, Any]:
-        """Return the special tokens, each as [id, text, attributes, whether it ends generation], and those with a role.
-
-        "fill" has the tokens of `FillTokens` after the BOS. Missing tokens are -1."""
-        llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
-        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
-        found = []
-        for token in range(llama.llama_vocab_n_tokens(vocabulary)):
-            attributes = llama.llama_vocab_get_attr(vocabulary, token)
-            ends = llama.llama_vocab_is_eog(vocabulary, token)
-            if attributes & special or ends:
-                text = llama.llama_vocab_get_text(vocabulary, token).decode("latin-1")
-                found.append([token, text, attributes, ends])
-        return {
-            "special": found,
-            "bos": llama.llama_vocab_bos(vocabulary),
-            "eos": llama.llama_vocab_eos(vocabulary),
-            "add_bos": llama.llama_vocab_get_add_bos(vocabulary),
-            "fill": [
-                getattr(llama, f"llama_vocab_fim_{role}")(vocabulary) for role in ("pre", "suf", "mid", "rep", "sep")
-            ],
-        }
-
-    def do_tokenize(self, text: str, add_special: bool, parse_special: bool) -> dict[str, Any]:
-        data = text.encode()
-        if len(data) <= _SHORT_TEXT:
-            return {"tokens": self._tokens(data, add_special, parse_special)}
-        stack = len(data) * _STACK_OF_A_BYTE
-        return {"tokens": call_with_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
-
-    def _tokens(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        room = len(data) + 8
-        vocabulary = self._llama.llama_model_get_vocab(self._model)
-        while True:
-            tokens = (ctypes.c_int32 * room)()
-            n = self._llama.llama_tokenize(vocabulary, data, len(data), tokens, room, add_special, parse_special)
-            if n >= 0:
-                return tokens[:n]
-            room = -n
-
-    def do_pieces(self, first: int, end: int) -> dict[str, Any]:
-        """Return the bytes of tokens, decoded as Latin-1 so that they can be sent as JSON."""
-        return {"pieces": [self._piece(token).decode("latin-1") for token in range(first, end)]}
-
-    def _piece(self, token: int) -> bytes:
-        vocabulary = self._llama.llama_model_get_vocab(self._model)
-        room = 64
-        while True:
-            piece = ctypes.create_string_buffer(room)
-            n = self._llama.llama_token_to_piece(vocabulary, token, piece, room, 0, False)
-            if n >= 0:
-                return piece.raw[:n]
-            room = -n
 
     def _load(self, path: str, gpu_layers: int, tensor_split: Sequence[float], split_mode: str, main_gpu: int) -> bool:
         llama = self._llama
@@ -299,19 +257,19 @@ class LlamaWorker:
         self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
         return bool(self._model)
 
-    def _make_context(
-        self, gpu_layers: int, cache_tokens: int, max_sequences: int, threads: int, kv_type: str, rows: int
-    ) -> bool:
-        llama = self._llama
+    def _make_context(self, gpu_layers: int, cache_tokens: int, threads: int, kv_type: str) -> bool:
+        llama, layout = self._llama, self._layout
         parameters = llama.llama_context_default_params()
         # llama.cpp rounds up the context size too, but only after it has asserted that the largest batch fits.
-        parameters.n_ctx = -(-cache_tokens // _CONTEXT_STEP) * _CONTEXT_STEP
-        parameters.n_batch = rows
-        parameters.n_ubatch = min(_UBATCH, cache_tokens)
-        parameters.n_seq_max = max_sequences
-        parameters.n_outputs_max = max(MOST_WANTED, max_sequences)
+        parameters.n_ctx = -(-cache_tokens // CONTEXT_STEP) * CONTEXT_STEP
+        parameters.n_batch = layout.rows
+        parameters.n_ubatch = layout.rows if layout.encodes else min(_UBATCH, cache_tokens)
+        parameters.n_seq_max = layout.max_sequences
+        parameters.n_outputs_max = max(layout.most_wanted, layout.max_sequences)
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.offload_kqv = parameters.op_offload = gpu_layers != 0
+        # Hidden states are requested for each row, but llama.cpp applies a classification head only to pooled ones.
+        parameters.pooling_type = llama.LLAMA_POOLING_TYPE_RANK if self._ranks else llama.LLAMA_POOLING_TYPE_NONE
         parameters.kv_unified = True  # With a separate cache per sequence, llama.cpp aborts on a partial copy.
         parameters.swa_full = False
         parameters.no_perf = True
@@ -329,6 +287,8 @@ class LlamaWorker:
         parameters.abort_callback_data = _address(self._flag)
         self._context = llama.llama_init_from_model(self._model, parameters)
         if self._context:
+            self._gives_hidden = 0
+            self._run = llama.llama_encode if llama.llama_model_has_encoder(self._model) else llama.llama_decode
             self._cache = llama.llama_get_memory(self._context)
             self._saved = SavedSequences(llama, self._context)
         return bool(self._context)
@@ -339,6 +299,7 @@ class LlamaWorker:
         base = _address(self._mapping)
         batch = llama.llama_batch()
         self._sequences = (ctypes.c_int32 * rows).from_address(base + layout.sequences)
+        self._wanted = (ctypes.c_int8 * rows).from_address(base + layout.wanted)
         self._ones = (ctypes.c_int32 * rows)(*[1] * rows)
         starts = range(base + layout.sequences, base + layout.sequences + 4 * rows, 4)
         self._sequence_starts = (ctypes.c_void_p * rows)(*starts)
@@ -349,18 +310,30 @@ class LlamaWorker:
         batch.seq_id = ctypes.cast(self._sequence_starts, ctypes.POINTER(integers))
         batch.logits = ctypes.cast(base + layout.wanted, ctypes.POINTER(ctypes.c_int8))
         self._batch = batch
-        self._logits_address = base + layout.logits
 
-    def _copy_logits(self, wanted: int) -> None:
-        rows = self._llama.llama_get_logits(self._context)
-        ctypes.memmove(self._logits_address, rows, 4 * wanted * self._layout.vocabulary_size)
+    def _copy_outputs(self, wanted: int) -> None:
+        llama, layout, base = self._llama, self._layout, _address(self._mapping)
+        if not layout.encodes:
+            logits = llama.llama_get_logits(self._context)
+            ctypes.memmove(base + layout.logits, logits, 4 * wanted * layout.vocabulary_size)
+        if not self._gives_hidden:
+            return
+        n_bytes = 4 * layout.hidden_size
+        if not self._ranks:
+            ctypes.memmove(base + layout.hidden, llama.llama_get_embeddings(self._context), wanted * n_bytes)
+            return
+        for row in (row for row in range(wanted) if self._wanted[row]):
+            scores = llama.llama_get_embeddings_seq(self._context, self._sequences[row])
+            ctypes.memmove(base + layout.hidden + row * n_bytes, scores, n_bytes)
 
     def _keep(self, seq: int, n: int) -> int:
         """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
 
         Truncation is impossible if the model has a recurrent state, which cannot be rewound, or if a sliding window has
-        discarded tokens that are needed again.
+        discarded tokens that are needed again. Most encoders have no cache at all, so their sequences are always empty.
         """
+        if not self._cache:
+            return 0
         if n and self._llama.llama_memory_seq_rm(self._cache, seq, n, -1) and self._reaches_back(seq, n):
             return n
         self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
@@ -390,7 +363,7 @@ class LlamaWorker:
         return errors[0] if errors else ""
 
 
-def _declarations() -> Any:
+def declarations() -> Any:
     """Import the module with llama-cpp-python's ctypes declarations, without running the package's `__init__`.
 
     `__init__` imports Jinja2, NumPy and more, which takes 0.13 to 0.24 s. The module alone takes 0.035 s.
