@@ -5,6 +5,7 @@
     system = "You are a pirate."
     temperature = 0.9
     variables = { style = "short" }
+    lora = "pirate.gguf"
 
 Presets are tables in the user's models.toml. This module is apart from the catalogue's, because the settings of every
 run depend on presets (see settings.py), and most runs do not need the catalogue.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from llmrun.toml_files import read_toml
 TABLE = "presets"  # the name of the table in models.toml
 THINKING = ("think", "think_budget")
 SETTINGS = ("system", *SAMPLING, "seed", "max_tokens", *THINKING)  # the settings that a preset may have
-_MODEL, _VARIABLES = "model", "variables"
-KEYS = (_MODEL, _VARIABLES, *SETTINGS)
+_MODEL, _VARIABLES, _LORA = "model", "variables", "lora"
+_OWN = (_MODEL, _VARIABLES, _LORA)  # the keys that are not settings
+KEYS = (_MODEL, _VARIABLES, *SETTINGS, _LORA)
 
 # URLs and .gguf files are never presets, so they always keep their own meaning.
 _NAME = re.compile(r"(?!.*://)(?!.*\.gguf\Z)[a-z0-9][a-z0-9._:/-]*", re.IGNORECASE)
@@ -45,12 +47,14 @@ class Preset:
     model      the name of the model, which is not another preset
     values     validated settings, by their names in SETTINGS
     variables  variables for the chat template, like --chat-template-kwargs
+    loras      LoRA adapters, in the notation of --lora, with absolute paths
     """
 
     name: str
     model: str
     values: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
+    loras: tuple[str, ...] = ()
 
     @property
     def system(self) -> str | None:
@@ -112,15 +116,33 @@ def _preset(path: Path, name: str, table: object, check: Check) -> Preset:
     values = dict(_values(where, table, check))
     if values.get("think") and values.get("think_budget") == 0:
         raise UsageError(f"{where}: think: contradicts think_budget = 0, which turns thinking off")
-    return Preset(name, model, values, _variables(where, table.get(_VARIABLES, {})))
+    loras = tuple(_loras(where, table.get(_LORA, []), path.parent))
+    if loras and "://" in model:
+        raise UsageError(f"{where}: {_LORA}: not supported for models on a server, which controls it")
+    return Preset(name, model, values, _variables(where, table.get(_VARIABLES, {})), loras)
 
 
 def _values(where: str, table: Mapping[str, object], check: Check) -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         if key == "system" and value == "":
             yield key, value
-        elif key not in (_MODEL, _VARIABLES):
+        elif key not in _OWN:
             yield key, check(where, key, value)
+
+
+def _loras(where: str, value: object, folder: Path) -> Iterator[str]:
+    """Yield the adapters of a preset. Relative paths are relative to `folder`, and `~` is the home folder."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise UsageError(f"{where}: {_LORA}: {value!r:.60} is not a file, as in {_LORA} = 'pirate.gguf', nor a list")
+    from llmrun.backends.lora_files import LoraOption
+
+    for text in texts:
+        try:
+            option = LoraOption.parse(text)
+            yield replace(option, path=folder.absolute() / option.path.expanduser()).text
+        except (UsageError, RuntimeError) as error:  # expanduser raises the latter for a user without a home folder
+            raise UsageError(f"{where}: {_LORA}: {error}") from None
 
 
 def _variables(where: str, variables: object) -> Mapping[str, Any]:

@@ -201,6 +201,7 @@ class Settings:
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
     quiet: bool = _setting(False, bool)
     preset: Preset | None = None  # the preset whose settings are included; this is not a setting of its own
+    loras: tuple[str, ...] = ()  # those of --lora, which replace those of the preset
 
     @property
     def variables(self) -> Mapping[str, Any]:
@@ -238,7 +239,7 @@ def _rules() -> Iterator[tuple[str, Rule]]:
         if setting.name == "sampling":
             for name, parameter in SAMPLING.items():
                 yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum, texts=parameter.texts)
-        elif setting.name != "preset":
+        elif setting.name not in ("preset", "loras"):
             yield setting.name, setting.metadata["rule"]
 
 

@@ -62,15 +62,3 @@ class Batch:
     def may_continue(self, header: Mapping[str, Any] | None) -> bool:
         """Return whether the journal belongs to a run that may replace the existing output, if there is one."""
         return header is not None and header.get("replaces") == stamp_of(self.output)
-
-
-def resolved(path: Path) -> Path:
-    """Return the file that a path names, after following links, so that the run replaces the file and not a link.
-
-    Raises UsageError for links that lead in a circle.
-    """
-    try:
-        found = path.resolve()
-    except (OSError, RuntimeError):
-        raise UsageError(f"{path}: the symbolic links form a loop") from None
-    return found if path.is_symlink() else path

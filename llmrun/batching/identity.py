@@ -98,8 +98,10 @@ async def identify(worker: Worker, card: Mapping[str, Any]) -> Identity:
         return Identity(name, size, said, is_certain=False)
     reply = await worker.answer(COMPLETION, _PROOF)
     if reply.status != _OK:
-        hint = "the context may be too small: set --ctx-size"
-        raise RefusedWorker(f"{worker.name}: rejected the test prompt (HTTP {reply.status})", hint=hint)
+        error = reply.body.get("error")
+        reason = error.get("message") if isinstance(error, Mapping) else None
+        hint = "if the context is too small, set --ctx-size"
+        raise RefusedWorker(f"{worker.name}: rejected the test prompt: {reason or f'HTTP {reply.status}'}", hint=hint)
     decisive = [said, card.get("default_sampling"), reply.body.get("choices")]
     return Identity(name, size, f"bits_{_digest(decisive)}")
 

@@ -16,9 +16,12 @@ from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.cli.console.columns import aligned, beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, visible_line
+from llmrun.errors import LlmrunError
+from llmrun.gguf.metadata import ADAPTER, purpose_of
 from llmrun.gguf.values import StringArray
 from llmrun.sampling_params import SAMPLING, value_text
 from llmrun.tokenizers.fill_in_middle import fill_tokens_of
+from llmrun.types import Pooling, named_pooling
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -30,6 +33,8 @@ _TOKENS = "tokenizer.ggml.tokens"
 _SAMPLING = "general.sampling."
 _LONGEST = 200  # maximum number of characters to show per value
 _FIRST = 5  # maximum number of array elements to show
+_WORTH_TELLING = 1.05  # the smallest gain that is not rounded away
+_ACCEPTED = 0.75  # the share of right draft tokens for which the gain is computed
 
 # The most useful metadata keys of an architecture, with their labels.
 _HYPERPARAMETERS = (
@@ -74,13 +79,15 @@ def _fitting(fields: Fields) -> Iterator[str]:
 
 def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator[tuple[str, Fields]]:
     yield "", [("name", name), ("path", str(file.path)), ("size", f"{file.file_bytes:,} bytes")]
-    yield "Model", [*_model(file), *_catalogue(entry)]
+    yield "File" if purpose_of(file) else "Model", [*_purpose(file), *_model(file), *_catalogue(entry)]
     if file.has("tokenizer.ggml.model"):
         yield "Tokenizer", _tokenizer(file)
     sampling = dict(_sampling(file, entry))
     if sampling:
         yield "Sampling", [(key, value_text(value)) for key, value in sampling.items()]
     templates = _templates(file)
+    if purpose_of(file):
+        return
     yield (
         "Chat template",
         [
@@ -97,8 +104,9 @@ def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator
 
 def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
     architecture = _text(file, "general.architecture")
-    yield "title", _text(file, "general.name")
-    yield "architecture", architecture
+    for label, text in (("title", _text(file, "general.name")), ("architecture", architecture)):
+        if text:
+            yield label, text
     yield "parameters", f"{parameter_count(file):,}"
     yield "main type", common_type(file)
     context = file.metadata.get(f"{architecture}.context_length")
@@ -109,10 +117,56 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
         for ending, word in _HYPERPARAMETERS
         if isinstance(file.metadata.get(key := f"{architecture}.{ending}"), int)
     ]
-    yield "shape", ", ".join(facts)
+    if facts:
+        yield "shape", ", ".join(facts)
+    if pooling := named_pooling(file.metadata, architecture):
+        ranks = pooling is Pooling.RANK
+        yield (
+            "embeddings",
+            "ranks documents (llmrun rerank)" if ranks else f"pooling {pooling.name.lower()} (llmrun embed)",
+        )
+    if file.metadata.get(f"{architecture}.nextn_predict_layers"):
+        yield "draft head", _draft_head(file)
     for key, label in (("license", "licence"), ("license.link", "licence text"), ("description", "description")):
         if text := _text(file, f"general.{key}"):
             yield label, text
+
+
+def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
+    """Yield what a file is for if it is not a model, and the facts about an adapter."""
+    purpose = purpose_of(file)
+    if not purpose:
+        return
+    yield "kind", purpose
+    if file.metadata.get("general.type") == ADAPTER:
+        ranks = sorted({tensor.shape[0] for name, tensor in file.tensors.items() if name.endswith(".lora_b")})
+        yield "changes", f"{len(file.tensors) // 2:,} tensors"
+        yield "rank", ", ".join(map(str, ranks))
+        if isinstance(alpha := file.metadata.get("adapter.lora.alpha"), float):
+            yield "alpha", f"{alpha:g}"
+
+
+def _draft_head(file: GGUFFile) -> str:
+    """Say what the layer for multi-token prediction can gain on the CPU engine."""
+    from llmrun.archs.registry import draft_plan_of_header, plan_of_header
+    from llmrun.backends.model_needs import draft_shares
+    from llmrun.engine.drafting.costs import ASSUMED_ROW
+    from llmrun.engine.drafting.reach import reachable_speedup
+
+    try:
+        plan, head = plan_of_header(file), draft_plan_of_header(file)
+    except LlmrunError as error:
+        return f"not used: {error}"
+    if head is None:
+        return "not used: the CPU engine supports one layer of Qwen3.5, Qwen3-Next, GLM-4.5 and DeepSeek V3"
+    draft, row = draft_shares(plan, head)
+    speedup, length = reachable_speedup(_ACCEPTED, draft, ASSUMED_ROW + row)
+    gain = (
+        f"drafts of {counted(length, 'token')} make answers {speedup:.1f}x as fast"
+        if speedup >= _WORTH_TELLING
+        else "drafts do not pay off"
+    )
+    return f"a draft token reads {draft:.0%} as many bytes as a step; if {_ACCEPTED:.0%} are right, {gain}"
 
 
 def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:

@@ -18,12 +18,14 @@ def fields(preset: Preset) -> Iterator[tuple[str, str]]:
         yield name, _text(value)
     for name, value in preset.variables.items():
         yield f"variable {visible_line(name)}", _text(value)
+    for lora in preset.loras:
+        yield "adapter", visible_line(lora)
 
 
 def summary(preset: Preset) -> str:
     """Return the settings and variables of a preset in one line."""
-    values = {**preset.values, **preset.variables}
-    return ", ".join(f"{visible_line(name)} {_text(value)}" for name, value in values.items())
+    values = [*preset.values.items(), *preset.variables.items(), *(("adapter", lora) for lora in preset.loras)]
+    return ", ".join(f"{visible_line(name)} {_text(value)}" for name, value in values)
 
 
 def as_json(preset: Preset) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def as_json(preset: Preset) -> dict[str, Any]:
         "model": preset.model,
         "settings": dict(preset.values),
         "variables": dict(preset.variables),
+        "lora": [*preset.loras],
     }
 
 

@@ -17,7 +17,7 @@ from llmrun.bench.analysis.intervals import Interval, proportion
 from llmrun.engine.prefix_tree import common_prefix
 from llmrun.errors import UsageError
 from llmrun.evaluation.chunks import tokens_of
-from llmrun.evaluation.forward import batch_of, joined, logits_in_slices, rows_at_a_time
+from llmrun.evaluation.forward import adapted, batch_of, joined, logits_in_slices, rows_at_a_time
 from llmrun.evaluation.measuring import check_finite
 from llmrun.evaluation.scores import scores_of
 
@@ -136,7 +136,8 @@ class ChoiceScorer:
         kept = self._backend.kv.truncate(0, common_prefix(self._prompt, tokens))
         self._prompt = tokens[:kept]  # if the pass fails
         if kept < len(tokens):
-            self._backend.forward(batch_of(np.array(tokens[kept:], np.int32), 0, kept, len(tokens)))
+            batch = batch_of(np.array(tokens[kept:], np.int32), 0, kept, len(tokens))
+            self._backend.forward(adapted(self._backend, batch))
         self._prompt = tokens
 
     def _scores(self, endings: Sequence[Ending]) -> Iterator[float]:

@@ -49,18 +49,27 @@ def chunks_of(text: str, tokenizer: Tokenizer, context: int, most: int | None = 
     If the vocabulary requires a BOS, it replaces the first token of each chunk. Raises UsageError if the text does not
     fill a chunk.
     """
+    return [_chunk(tokens, context // 2) for tokens in contexts_of(text, tokenizer, context, most)]
+
+
+def contexts_of(text: str, tokenizer: Tokenizer, context: int, most: int | None = None) -> NDArray[np.int32]:
+    """Tokenize a text and return the first `most` chunks as int32[chunks, context], with BOS as in `chunks_of`.
+
+    Raises UsageError if the text does not fill a chunk.
+    """
     tokens = tokens_of(text, tokenizer)
     if len(tokens) < context:
         hint = f"use a longer text, or --context {len(tokens)}" if len(tokens) >= LEAST_CONTEXT else "use a longer text"
         raise UsageError(f"--text: {len(tokens):,} tokens do not fill a chunk of {context:,}", hint=hint)
-    bos = added_bos(tokenizer)
-    starts = range(0, len(tokens) - context + 1, context)[:most]
-    return [_chunk(tokens[start : start + context], context // 2, bos) for start in starts]
+    chunks = tokens[: len(tokens) // context * context].reshape(-1, context)[:most].copy()
+    if (bos := added_bos(tokenizer)) is not None:
+        chunks[:, 0] = bos
+    return chunks
 
 
 def one_chunk(tokens: Sequence[int] | NDArray[np.int32]) -> Chunk:
     """Return a chunk in which every token but the first is scored."""
-    return _chunk(np.asarray(tokens, np.int32), 0, None)
+    return _chunk(np.asarray(tokens, np.int32), 0)
 
 
 def tokens_of(text: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
@@ -75,8 +84,5 @@ def added_bos(tokenizer: Tokenizer) -> int | None:
     return tokenizer.bos_id if len(begun) and begun[0] == tokenizer.bos_id else None
 
 
-def _chunk(tokens: NDArray[np.int32], first: int, bos: int | None) -> Chunk:
-    inputs = tokens[:-1].copy()
-    if bos is not None:
-        inputs[0] = bos
-    return Chunk(inputs, first, tokens[first + 1 :])
+def _chunk(tokens: NDArray[np.int32], first: int) -> Chunk:
+    return Chunk(tokens[:-1].copy(), first, tokens[first + 1 :])

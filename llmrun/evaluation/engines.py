@@ -93,7 +93,7 @@ def _answers(backends: Sequence[Backend], start: int, token: int) -> tuple[tuple
     answer: list[int] = []
     while len(answer) < ANSWER_TOKENS:
         batch = batch_of(np.array([token], np.int32), 0, start + len(answer), 0)
-        logits = [backend.forward(batch)[0] for backend in backends]
+        logits = [backend.forward(batch).logits[0] for backend in backends]
         token = int(logits[0].argmax())
         if token != int(logits[1].argmax()):
             return tuple(answer), _difference(len(answer), logits)

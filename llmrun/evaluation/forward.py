@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.types import Batch
+from llmrun.engine.adapters import adapted_tokens
+from llmrun.types import LOGITS, Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +29,8 @@ def rows_at_a_time(vocabulary_size: int) -> int:
 def batch_of(tokens: NDArray[np.int32], seq: int, start: int, first: int) -> Batch:
     """Return a batch of one sequence whose rows begin at position `start`, and want logits from position `first` on."""
     positions = np.arange(start, start + len(tokens), dtype=np.int32)
-    return Batch(np.ascontiguousarray(tokens), np.full(len(tokens), seq, np.int32), positions, positions >= first)
+    want = (positions >= first) * np.uint8(LOGITS)
+    return Batch(np.ascontiguousarray(tokens), np.full(len(tokens), seq, np.int32), positions, want)
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -38,6 +41,15 @@ def joined(batches: list[Batch]) -> Batch:
         np.concatenate([batch.pos for batch in batches]),
         np.concatenate([batch.want for batch in batches]),
     )
+
+
+def adapted(backend: Backend, batch: Batch) -> Batch:
+    """Return a batch to which the model's LoRA adapters apply, with the scales with which they were opened.
+
+    Those with invocation tokens do not apply, because texts have none.
+    """
+    adapters = adapted_tokens(None, backend.info.adapters, ())
+    return batch if adapters is None else replace(batch, scales=adapters.rows(0, len(batch.tokens)))
 
 
 def logits_in_slices(backend: Backend, batch: Batch, most: int) -> Iterator[NDArray[np.float32]]:
@@ -52,7 +64,8 @@ def logits_in_slices(backend: Backend, batch: Batch, most: int) -> Iterator[NDAr
         if end == start:
             continue
         rows = slice(start, end)
-        logits = backend.forward(Batch(batch.tokens[rows], batch.seq[rows], batch.pos[rows], batch.want[rows]))
+        part = Batch(batch.tokens[rows], batch.seq[rows], batch.pos[rows], batch.want[rows])
+        logits = backend.forward(adapted(backend, part)).logits
         if len(logits):
             yield logits
         start = end

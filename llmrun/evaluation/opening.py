@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.backends.select import open_backend
-from llmrun.errors import DoesNotFit
+from llmrun.errors import DoesNotFit, UsageError
 from llmrun.evaluation.measuring import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ def opened(model: Source, base: Source | None) -> Iterator[list[Backend]]:
     """Open a model and its base, if it has one, and close them at the end. Yields the model first.
 
     Raises the errors of `open_backend`: DoesNotFit if the base does not fit beside the model. Raises UsageError if the
-    models have different vocabularies.
+    models have different vocabularies, or the model has no logits.
     """
     with ExitStack() as held:
         backend = open_backend(*model)
         held.callback(backend.close)
+        if not backend.info.has_logits:
+            raise UsageError(f"{backend.info.name} computes embeddings and predicts no text", hint="name another model")
         if base is None:
             yield [backend]
             return

@@ -36,7 +36,6 @@ _UNNAMED_FILE: Final = "tmp"  # llama-server's default for `filename`
 
 # Unsupported fields that would change the answer -> the values that are accepted, and advice
 REFUSED_IN_INFILL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    "lora": (([],), "this server has no LoRA adapters"),
     "min_keep": ((0,), ""),
     "post_sampling_probs": ((False,), "n_probs returns the probabilities before sampling"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from llmrun.protocol.anthropic.schemas import anthropic_schemas
+from llmrun.protocol.embeddings.schemas import embedding_schemas
 from llmrun.protocol.ollama.openapi import ollama_paths, ollama_schemas
 from llmrun.protocol.openai.answer_schemas import answer_schemas
 from llmrun.protocol.openai.request_schemas import (
@@ -78,6 +79,7 @@ def document(version: str) -> dict[str, Any]:
                 **ollama_schemas(),
                 **anthropic_schemas(),
                 **response_schemas(),
+                **embedding_schemas(),
             },
         },
     }
@@ -104,10 +106,13 @@ def _paths() -> dict[str, Any]:
         "/v1/messages/count_tokens": _post(
             "Count the tokens of a conversation", "MessageCountRequest", _json("MessageCount"), "AnthropicError"
         ),
+        "/v1/embeddings": _post("Compute embeddings of texts", "EmbeddingRequest", _json("Embeddings")),
+        "/v1/rerank": _post("Rank documents for a query", "RerankRequest", _json("Ranking")),
         "/v1/models": _get("List the models that requests may name", _json("Models", "AnthropicModels")),
         "/v1/models/{id}": {**model, "parameters": [model_id]},
         "/tokenize": _post("Turn a text into tokens", "TokenizeRequest", _json("Tokens")),
         "/detokenize": _post("Turn tokens into a text", "DetokenizeRequest", _json("Text")),
+        "/lora-adapters": _get("List the LoRA adapters that requests may use", _json("Adapters")),
         "/": _get("Show the chat page", {"text/html": {"schema": {"type": "string"}}}, **_PUBLIC),
         "/health": _get(
             "Report whether the server is ready",

@@ -39,11 +39,16 @@ class Parsed:
 def ignored_names(ignored: Sequence[str]) -> str:
     """Return the names of fields without effect as the value of the header x-llmrun-ignored; "" if there are none.
 
-    The names come from the client, so everything but printable ASCII is escaped.
+    The names come from the client, so everything but printable ASCII is escaped. A header may not begin or end with
+    spaces, so they are removed, and empty names are quoted.
     """
-    names = [ascii(shown(name, _LONGEST_NAME))[1:-1][:_LONGEST_NAME] for name in islice(ignored, _MOST_IGNORED)]
+    names = [_in_header(name) for name in islice(ignored, _MOST_IGNORED)]
     more = len(ignored) - len(names)
     return ", ".join([*names, f"and {more} more"] if more else names)
+
+
+def _in_header(name: str) -> str:
+    return ascii(shown(name, _LONGEST_NAME))[1:-1][:_LONGEST_NAME].strip() or "''"
 
 
 class Answer(Protocol):

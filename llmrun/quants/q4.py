@@ -54,8 +54,7 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     The weights must be finite. The weight with the largest magnitude becomes -8 times the scale.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
-    scale, levels = around_zero(blocks, 8)
-    packed = np.concatenate([half_bytes(scale), _pack(levels)], axis=-1)
+    packed = pack_q4_0(*around_zero(blocks, 8))
     return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * Q4_0_BYTES)
 
 
@@ -68,6 +67,11 @@ def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     scale, minimum, levels = above_the_least(blocks, 15)
     packed = np.concatenate([half_bytes(scale), half_bytes(minimum), _pack(levels)], axis=-1)
     return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * Q4_1_BYTES)
+
+
+def pack_q4_0(scale: NDArray[np.float32], levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack scales float32[n, 1], rounded to f16, and levels uint8[n, 32] from 0 to 15 -> uint8[n, 18]."""
+    return np.concatenate([half_bytes(scale), _pack(levels)], axis=-1)
 
 
 def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:

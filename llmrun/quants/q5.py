@@ -56,8 +56,7 @@ def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     The weights must be finite. The weight with the largest magnitude becomes -16 times the scale.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
-    scale, levels = around_zero(blocks, 16)
-    packed = np.concatenate([half_bytes(scale), *_pack(levels)], axis=-1)
+    packed = pack_q5_0(*around_zero(blocks, 16))
     return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * Q5_0_BYTES)
 
 
@@ -70,6 +69,11 @@ def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     scale, minimum, levels = above_the_least(blocks, 31)
     packed = np.concatenate([half_bytes(scale), half_bytes(minimum), *_pack(levels)], axis=-1)
     return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * Q5_1_BYTES)
+
+
+def pack_q5_0(scale: NDArray[np.float32], levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack scales float32[n, 1], rounded to f16, and levels uint8[n, 32] from 0 to 31 -> uint8[n, 22]."""
+    return np.concatenate([half_bytes(scale), *_pack(levels)], axis=-1)
 
 
 def _levels(field: NDArray[np.uint8]) -> NDArray[np.uint8]:

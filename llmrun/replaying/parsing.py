@@ -16,7 +16,17 @@ from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.fields import MOST_INTEGER, Fields, missing
-from llmrun.replaying.recording import FORMAT, VERSION, ModelFile, Opening, Output, Recording, prompt_of, token_digests
+from llmrun.replaying.recording import (
+    FORMAT,
+    VERSION,
+    ModelFile,
+    Opening,
+    Output,
+    RecordedAdapter,
+    Recording,
+    prompt_of,
+    token_digests,
+)
 from llmrun.sampling_params import SAMPLING, SamplingParams
 from llmrun.settings import RULES
 from llmrun.types import FinishReason
@@ -96,6 +106,7 @@ def _recording(fields: Fields) -> Recording:
         ),
         ops=_ops(fields),
         machine=_machine(fields),
+        adapters=_adapters(fields),
     )
     if unknown := fields.unread():
         raise InvalidField(unknown[0], "this field is unknown")
@@ -111,6 +122,18 @@ def _files(fields: Fields) -> tuple[ModelFile, ...]:
         found.append(ModelFile(item.needed_text("name"), digest))
     if not found:
         raise fields.wrong("files", "at least one file")
+    return tuple(found)
+
+
+def _adapters(fields: Fields) -> tuple[RecordedAdapter, ...]:
+    found = []
+    for item in fields.item_fields("adapters") or []:
+        digest, scale = item.needed_text("sha256"), item.number("scale", -math.inf, math.inf)
+        if not _SHA256.fullmatch(digest):
+            raise item.wrong("sha256", "64 hexadecimal digits")
+        if scale is None:
+            raise item.wrong("scale", "a number")
+        found.append(RecordedAdapter(item.needed_text("name"), item.needed_text("path"), digest, scale))
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ from llmrun.hub.local.safe_writes import digest, put_in_place, writing
 from llmrun.hub.names.file_names import shards_of
 from llmrun.layouts.numerics import NUMERICS
 from llmrun.machine.processor import processor_name
-from llmrun.replaying.recording import ModelFile, Opening, Output, Recording, first_tokens
+from llmrun.replaying.recording import ModelFile, Opening, Output, RecordedAdapter, Recording, first_tokens
 from llmrun.replaying.watching import WatchedBackend
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
     from llmrun.engine.requests import Finished, Request
     from llmrun.hub.progress_reporter import Reporter
+    from llmrun.types import Adapter
 
 _LOGITS: Final = 4  # how many rows of logits are digested
 
@@ -70,7 +71,18 @@ def record(
             "system": f"{platform.system()} {platform.machine()}",
             **{name: version(name) for name in ("numpy", "llvmlite", "numba", "llguidance")},
         },
+        adapters=tuple(_recorded(adapter, reporter) for adapter in engine.info.adapters),
     )
+
+
+def _recorded(adapter: Adapter, reporter: Reporter) -> RecordedAdapter:
+    path = Path(adapter.path).absolute()
+    return RecordedAdapter(adapter.name, str(path), adapter_digest(path, reporter), adapter.scale)
+
+
+def adapter_digest(path: Path, reporter: Reporter) -> str:
+    """Return the sha256 of an adapter. Raises LlmrunError if it cannot be read."""
+    return _digest_of(path, reporter, "adapter")
 
 
 def opening_of(engine: Engine, *, chat_template: str | None, thinking_tags: Sequence[str] | None, raw: bool) -> Opening:
@@ -91,14 +103,15 @@ def model_files(path: Path, reporter: Reporter) -> tuple[ModelFile, ...]:
 
     Raises LlmrunError if a file cannot be read.
     """
-    found = []
-    for file in (path.with_name(name) for name in shards_of(path.name)):
-        try:
-            sha256 = known_digest(file) or digest(file, reporter, f"hashing {file.name}")
-        except OSError as error:
-            raise LlmrunError(f"model: {file}: cannot be read: {error.strerror or error}") from error
-        found.append(ModelFile(file.name, sha256))
-    return tuple(found)
+    files = [path.with_name(name) for name in shards_of(path.name)]
+    return tuple(ModelFile(file.name, _digest_of(file, reporter, "model")) for file in files)
+
+
+def _digest_of(file: Path, reporter: Reporter, kind: str) -> str:
+    try:
+        return known_digest(file) or digest(file, reporter, f"hashing {file.name}")
+    except OSError as error:
+        raise LlmrunError(f"{kind}: {file}: cannot be read: {error.strerror or error}") from error
 
 
 def write_recording(path: Path, recording: Recording) -> None:

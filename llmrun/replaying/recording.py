@@ -27,6 +27,16 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedAdapter:
+    """A LoRA adapter that the model was opened with. `path` is absolute, and `scale` that of the recorded request."""
+
+    name: str
+    path: str
+    sha256: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """The settings that the model was opened with, as far as they affect answers.
 
@@ -67,6 +77,7 @@ class Recording:
     request        the request, whose prompt has the same token ids
     ops            names and digests of all ops in a step with the first tokens of the prompt (`op_tokens`)
     machine        facts about the machine, for information only
+    adapters       the LoRA adapters
     """
 
     numerics: int
@@ -79,6 +90,7 @@ class Recording:
     output: Output
     ops: tuple[tuple[str, str], ...]
     machine: Mapping[str, str]
+    adapters: tuple[RecordedAdapter, ...] = ()
 
     @property
     def op_tokens(self) -> tuple[int, ...]:
@@ -100,6 +112,7 @@ class Recording:
             "model": self.model,
             "files": [asdict(file) for file in self.files],
             **asdict(self.opening),
+            **({"adapters": [asdict(adapter) for adapter in self.adapters]} if self.adapters else {}),
             "chat": chat,
             "prompt_tokens": [*self.prompt_tokens],
             "max_tokens": request.max_tokens,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.requests import Failed, Finished, Request, TextDelta, TokenPrompt
@@ -90,6 +91,16 @@ def check_files(recording: Recording, files: Sequence[ModelFile]) -> None:
             raise Incomparable(
                 f"another model: {here.name} has sha256 {here.sha256[:16]}..., the recorded one {there.sha256[:16]}...",
                 hint="name the recorded model: llmrun replay RECORDING MODEL",
+            )
+
+
+def check_adapters(recording: Recording, digest_of: Callable[[Path], str]) -> None:
+    """Raise Incomparable if an adapter's file has other contents than the recorded one."""
+    for adapter in recording.adapters:
+        if digest_of(Path(adapter.path)) != adapter.sha256:
+            raise Incomparable(
+                f"another adapter: {adapter.path} does not have the recorded sha256, {adapter.sha256[:16]}...",
+                hint="put the recorded file there",
             )
 
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.errors import UsageError
+from llmrun.types import LOGITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from llmrun.backends.base import Backend, KVCache
+    from llmrun.backends.base import Backend, DraftHead, KVCache
     from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import Batch, ModelInfo
+    from llmrun.types import Batch, ModelInfo, Outputs
 
 _DIGITS = 16  # of a digest
 
@@ -49,6 +48,10 @@ class WatchedBackend:
         return self._backend.info
 
     @property
+    def draft_head(self) -> DraftHead | None:
+        return self._backend.draft_head
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return self._backend.tokenizer
 
@@ -56,13 +59,13 @@ class WatchedBackend:
     def kv(self) -> KVCache:
         return self._backend.kv
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
-        logits = self._backend.forward(batch)
+    def forward(self, batch: Batch) -> Outputs:
+        outputs = self._backend.forward(batch)
         self.tokens.update(zip(batch.pos.tolist(), batch.tokens.tolist(), strict=True))
-        for position, row in zip(batch.pos[batch.want].tolist(), logits, strict=True):
+        for position, row in zip(batch.pos[batch.want & LOGITS != 0].tolist(), outputs.logits, strict=True):
             digest = hashlib.sha256(np.ascontiguousarray(row, "<f4").tobytes()).hexdigest()[:_DIGITS]
             self.logits.setdefault(position, []).append(digest)
-        return logits
+        return outputs
 
     def cancel(self) -> None:
         self._backend.cancel()

@@ -12,12 +12,26 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmrun.errors import LlmrunError
+from llmrun.protocol.embeddings.calls import (
+    EMBEDDING_PATHS,
+    OLLAMA_EMBED_PATH,
+    OLLAMA_EMBEDDINGS_PATH,
+    RERANK_PATHS,
+)
 from llmrun.protocol.ollama.missing import MISSING
 from llmrun.serving.exchanges import Exchanges, exchange_of
 from llmrun.serving.gate import Gate
 from llmrun.serving.refusals import Refused, error_response
 from llmrun.serving.routes import ollama
+from llmrun.serving.routes.adapters import AdapterRoutes
 from llmrun.serving.routes.anthropic import MESSAGE, CountRoute
+from llmrun.serving.routes.embeddings import (
+    EMBEDDINGS,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
+    RERANK,
+    EmbeddingRoute,
+)
 from llmrun.serving.routes.forwarded import OrForwarded
 from llmrun.serving.routes.generation import Generation
 from llmrun.serving.routes.infill import INFILL
@@ -68,6 +82,7 @@ def _routes(service: Service) -> list[_Route]:
     chat, completion = Generation(service, CHAT), Generation(service, COMPLETION)
     response = Generation(service, RESPONSE)
     models, tokens, status = ModelRoutes(service), TokenRoutes(service), StatusRoutes(service)
+    adapters = AdapterRoutes(service)
     return [
         _Route("/v1/chat/completions", chat, methods=["POST"]),
         _Route("/chat/completions", chat, methods=["POST"]),  # as in llama-server, for clients without /v1
@@ -84,9 +99,12 @@ def _routes(service: Service) -> list[_Route]:
         _Route("/v1/models/", models.list_models),  # otherwise, the next line would take it for a model without a name
         _Route("/v1/models/{id:path}", models.show_model),
         _Route("/models", models.list_models),
+        *(_Route(path, EmbeddingRoute(service, EMBEDDINGS), methods=["POST"]) for path in EMBEDDING_PATHS),
+        *(_Route(path, EmbeddingRoute(service, RERANK), methods=["POST"]) for path in RERANK_PATHS),
         _Route("/infill", Generation(service, INFILL), methods=["POST"]),
         _Route("/tokenize", tokens.tokenize, methods=["POST"]),
         _Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        _Route("/lora-adapters", adapters.list_adapters),
         _Route("/", PageRoute().page),
         _Route("/health", status.health),
         _Route("/metrics", status.metrics),
@@ -100,6 +118,8 @@ def _ollama_routes(service: Service) -> list[_Route]:
     return [
         _Route("/api/chat", Generation(service, ollama.OLLAMA_CHAT), methods=["POST"]),
         _Route("/api/generate", Generation(service, ollama.OLLAMA_GENERATE), methods=["POST"]),
+        _Route(OLLAMA_EMBED_PATH, EmbeddingRoute(service, OLLAMA_EMBED), methods=["POST"]),
+        _Route(OLLAMA_EMBEDDINGS_PATH, EmbeddingRoute(service, OLLAMA_EMBEDDINGS), methods=["POST"]),
         _Route("/api/tags", models.tags),
         _Route("/api/ps", models.ps),
         _Route("/api/show", models.show, methods=["POST"]),

@@ -26,9 +26,13 @@ NAMED = {
     "P": unicode_ranges.PUNCTUATION,
     "M": unicode_ranges.MARKS,
     "S": unicode_ranges.SYMBOLS,
+    "C": unicode_ranges.CONTROL_CHARACTERS,
     "Cased": unicode_ranges.CASED_LETTERS,
     "Han": "3400-4DBF 4E00-9FFF F900-FAFF 20000-2A6DF 2A700-2B73F 2B740-2CEAF 2CEB0-2EBEF 2F800-2FA1F",
     "s": unicode_ranges.WHITE_SPACE,
+    "ASCII symbols": "24 2B 3C-3E 5E 60 7C 7E",
+    # Hugging Face's BERT normalizer has 2B920 instead of 2B820, and the vocabularies were made with it.
+    "Ideographs of BERT": "3400-4DBF 4E00-9FFF F900-FAFF 20000-2A6DF 2A700-2B73F 2B740-2B81F 2B920-2CEAF 2F800-2FA1F",
 }
 
 

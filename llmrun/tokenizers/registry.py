@@ -11,6 +11,8 @@ from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
 from llmrun.tokenizers.bpe import load_bpe, load_gemma4, pre_tokenizer_of
 from llmrun.tokenizers.spm import load_spm
+from llmrun.tokenizers.unigram import load_unigram
+from llmrun.tokenizers.wordpiece import load_wordpiece
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -37,11 +39,13 @@ _KINDS = {
     "llama": _Kind(
         load_spm, (KernelName.of("tokens.spm_merge", "find_joined"), KernelName.of("tokens.spm_merge", "merge"))
     ),
+    "bert": _Kind(load_wordpiece, (KernelName.of("tokens.word_pieces", "encode"),)),
+    "t5": _Kind(
+        load_unigram, tuple(KernelName.of("tokens.unigram", name) for name in ("measure", "normalize", "encode"))
+    ),
 }
 # Kinds of tokenizer that llama.cpp supports but llmrun does not. The error message explains their names.
 _OTHERS = {
-    "t5": "Unigram (T5)",
-    "bert": "WordPiece (BERT)",
     "rwkv": "RWKV",
     "plamo2": "PLaMo-2",
     "hybriddna": "k-mers of DNA",
@@ -78,7 +82,7 @@ def _kind_of(file: GGUFFile) -> _Kind:
         known = f", which is {_OTHERS[model]}" if model in _OTHERS else ""
         raise UnsupportedModel(
             f"tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.model: '{shown(model)}'{known}; "
-            f"llmrun supports BPE ({', '.join(name for name in _KINDS if name != 'llama')}) and SentencePiece (llama)",
+            "llmrun supports BPE (gpt2, gemma4), SentencePiece (llama), WordPiece (bert) and Unigram (t5)",
             hint="try --backend llama, or another model",
         )
     return kind

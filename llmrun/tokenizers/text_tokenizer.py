@@ -138,6 +138,8 @@ class TextTokenizer(ABC):
         bos_id = self._vocabulary.bos_id
         if not self._vocabulary.add_bos or bos_id is None or parts[:1] == [bos_id]:
             return parts
+        if parts[1:2] == [bos_id] and isinstance(parts[0], bytes) and not self._written(parts[0], after_special=True):
+            return parts  # the text before it, such as a space, has no tokens
         return [bos_id, *parts]
 
     def _encode_parts(self, parts: Sequence[bytes | int]) -> NDArray[np.int32]:

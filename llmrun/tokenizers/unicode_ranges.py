@@ -1,8 +1,9 @@
-"""The letters, numbers, punctuation, marks, symbols and whitespace of Unicode 15.1.
+"""The letters, numbers, punctuation, marks, symbols, control characters and whitespace of Unicode 15.1.
 
 llama.cpp uses the same version. It is fixed because token ids must not depend on the Unicode version of the interpreter
 or of a library. For example, Unicode 17.0 assigns about 23,000 code points that are unassigned in 15.1. The ranges are
-the general categories L, N, P, M and S and the property White_Space. They are in hexadecimal and include both ends.
+the general categories L, N, P, M, S and C (without unassigned code points), and the property White_Space. They are in
+hexadecimal and include both ends.
 Source: the Unicode Character Database.
 """
 
@@ -159,6 +160,11 @@ FFFC-FFFD 10137-1013F 10179-10189 1018C-1018E 10190-1019C 101A0 101D0-101FC 1087
 1F6F0-1F6FC 1F700-1F776 1F77B-1F7D9 1F7E0-1F7EB 1F7F0 1F800-1F80B 1F810-1F847 1F850-1F859 1F860-1F887
 1F890-1F8AD 1F8B0-1F8B1 1F900-1FA53 1FA60-1FA6D 1FA70-1FA7C 1FA80-1FA88 1FA90-1FABD 1FABF-1FAC5
 1FACE-1FADB 1FAE0-1FAE8 1FAF0-1FAF8 1FB00-1FB92 1FB94-1FBCA
+"""
+
+CONTROL_CHARACTERS = """
+0-1F 7F-9F AD 600-605 61C 6DD 70F 890-891 8E2 180E 200B-200F 202A-202E 2060-2064 2066-206F D800-F8FF FEFF
+FFF9-FFFB 110BD 110CD 13430-1343F 1BCA0-1BCA3 1D173-1D17A E0001 E0020-E007F F0000-FFFFD 100000-10FFFD
 """
 
 WHITE_SPACE = "9-D 20 85 A0 1680 2000-200A 2028-2029 202F 205F 3000"

@@ -26,6 +26,7 @@ def cold_start(target: BenchTarget) -> Sample:
     arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
     arguments += ["--speculate", target.draft or target.speculate, "--rpc", RPC_OFF]
+    arguments += [part for adapter in target.adapters for part in ("--lora", adapter)]
     if target.threads is not None:
         arguments += ["--threads", str(target.threads)]
     with tempfile.TemporaryFile() as errors:

@@ -25,6 +25,7 @@ class BenchTarget:
     threads    the number of threads; None to let the backend choose
     speculate  auto, off, or the name of the draft model
     draft      the file of the draft model; empty if there is none
+    adapters   LoRA adapters, in the notation of --lora
     """
 
     model: str
@@ -36,6 +37,7 @@ class BenchTarget:
     gpu_layers: int | str = "auto"
     speculate: str = SPECULATE_OFF
     draft: str = ""
+    adapters: Sequence[str] = ()
     offline: bool = False  # True to refuse endpoints on other machines
 
 
@@ -80,14 +82,16 @@ def local_targets(
     kv_types: Sequence[str],
     gpu_layers: Sequence[int | str],
     speculations: Sequence[tuple[str, str]] = ((SPECULATE_OFF, ""),),
+    adapters: tuple[str, ...] = (),
 ) -> list[BenchTarget]:
     """Return a target for every combination, in command-line order.
 
     models        (name, path) pairs
     speculations  (auto, off or the draft model's name; path of the draft model or "") pairs
+    adapters      LoRA adapters for all of them, in the notation of --lora
     """
     return [
-        BenchTarget(model, path, "", backend, n_threads, kv_type, layers, speculate, draft)
+        BenchTarget(model, path, "", backend, n_threads, kv_type, layers, speculate, draft, adapters)
         for (model, path), backend, n_threads, kv_type, layers, (speculate, draft) in product(
             models, backends, threads, kv_types, gpu_layers, speculations
         )

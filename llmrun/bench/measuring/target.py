@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
         )
         return OpenTarget(RemoteAsker(remote), _facts(remote.info, 0.0), remote.close)
     from llmrun.backends.select import open_backend
-    from llmrun.engine.drafting.sources import open_sources
+    from llmrun.engine.drafting.sources import open_sources, uses_draft_head
     from llmrun.engine.engine import Engine
 
     compiled = False
@@ -53,10 +53,10 @@ def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Ca
         progress(what, fraction)
 
     started = time.perf_counter()
-    options = _options(target, room, told)
+    speculate, draft = target.speculate != SPECULATE_OFF, Path(target.draft) if target.draft else None
+    options = replace(_options(target, room, told), draft_head=uses_draft_head(speculate, draft))
     opened = open_backend(Path(target.path), options)
-    draft = Path(target.draft) if target.draft else None
-    drafts = open_sources(target.speculate != SPECULATE_OFF, draft, options, opened)
+    drafts = open_sources(speculate, draft, options, opened)
     engine = Engine(opened, load_s=time.perf_counter() - started, drafts=drafts)
     facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(target.path))
     return OpenTarget(LocalAsker(engine), facts, engine.close)
@@ -69,6 +69,7 @@ def _options(target: BenchTarget, room: Room, progress: Progress) -> OpenOptions
         max_sequences=room.max_sequences,
         threads=target.threads,
         kv_type=target.kv_type,
+        adapters=target.adapters,
         gpu_layers=target.gpu_layers,
         progress=progress,
     )
@@ -114,4 +115,5 @@ def _facts(info: ModelInfo, load_s: float) -> dict[str, Any]:
         "max_sequences": info.max_sequences,
         "batch_invariant": info.batch_invariant,
         "load_s": load_s,
+        **({"adapters": {adapter.name: adapter.scale for adapter in info.adapters}} if info.adapters else {}),
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.types import Batch
+from llmrun.types import LOGITS, Batch
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.backend import CpuBackend
@@ -106,4 +106,5 @@ def _batch(random: np.random.Generator, backend: CpuBackend, rows: int, start: i
     """Return a batch of random tokens for one sequence that requests the logits of the last token."""
     tokens = random.integers(0, backend.info.vocabulary_size, rows).astype(np.int32)
     positions = np.arange(start, start + rows, dtype=np.int32)
-    return Batch(tokens, np.zeros(rows, np.int32), positions, positions == start + rows - 1)
+    want = (positions == start + rows - 1) * np.uint8(LOGITS)
+    return Batch(tokens, np.zeros(rows, np.int32), positions, want)

@@ -122,6 +122,7 @@ def open_model(
         check_options(options)
         from llmrun.engine.defaults import default_sampling
         from llmrun.engine.engine import Engine
+        from llmrun.engine.prompts import check_generates
 
         files = held.enter_context(model_files(settings))
         found, draft = files.found, files.draft
@@ -141,6 +142,7 @@ def open_model(
             )
         held.enter_context(engine)
         out.clear_progress()
+        check_generates(engine.info)
         if not engine.info.gpu_layers:
             _tell_of_unused_gpu_flags(settings)
         if settings.ctx_size is not None and (
@@ -195,17 +197,21 @@ def model_files(settings: Settings) -> Iterator[ModelFiles]:
 
 def local_options(settings: Settings) -> OpenOptions:
     """Return the options for opening a local model that come from the settings."""
+    from llmrun.engine.drafting.sources import uses_draft_head
+
     return OpenOptions(
         backend=settings.backend,
         context_size=settings.ctx_size,
         threads=settings.threads,
         kv_type=settings.kv_type,
+        adapters=settings.loras or (() if settings.preset is None else settings.preset.loras),
         gpu_layers=settings.gpu_layers,
         tensor_split=settings.tensor_split or "",
         split_mode=settings.split_mode,
         main_gpu=settings.main_gpu,
         rpc=settings.rpc_servers,
         rpc_anyway=settings.rpc_anyway,
+        draft_head=uses_draft_head(settings.wants_speculation, settings.draft_model),
     )
 
 
@@ -294,9 +300,12 @@ def _describe(engine: Engine, draft_model: str | None) -> None:
     if info.kv_bytes:
         out.detail(f"KV cache   {info.kv_type}, {format_bytes(info.kv_bytes)} for {engine.cache_tokens:,} tokens")
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
-    out.detail(f"drafts     {_drafts(draft_model) if engine.speculates else 'none'}")
+    if info.adapters:
+        out.detail(f"adapters   {', '.join(f'{each.name} (scale {each.scale:g})' for each in info.adapters)}")
+    out.detail(f"drafts     {_drafts(engine, draft_model) if engine.speculates else 'none'}")
     out.detail(f"loaded in  {format_seconds(engine.load_s)}")
 
 
-def _drafts(draft_model: str | None) -> str:
-    return "by lookup" if draft_model is None else f"by lookup and {draft_model}"
+def _drafts(engine: Engine, draft_model: str | None) -> str:
+    other = "the model's draft head" if engine.has_draft_head else draft_model
+    return "by lookup" if other is None else f"by lookup and {other}"

@@ -8,9 +8,11 @@ import socket
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_parameters
+from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import is_stand_in
 from llmrun.cli.answers.open_model import ModelFiles, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.answers.opening import to_open
@@ -34,6 +36,7 @@ from llmrun.serving.models.store import catalogue_name, given_model, models_in_s
 from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
 from llmrun.settings import load_presets, with_model
+from llmrun.types import Pooling, named_pooling
 
 if TYPE_CHECKING:
     import ssl
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
 
     from llmrun.cli.arguments.serving import ServeFlags
     from llmrun.engine.child.messages import Open
+    from llmrun.engine.facts import ModelFacts
     from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.presets import Preset
     from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
     from llmrun.serving.upstreams.front import Upstreams
@@ -74,7 +79,8 @@ def serve_models(
         for named in (with_model(settings, name) for name in names):
             files = held.enter_context(model_files(named))
             name = files.found.name if named.preset is None else named.preset.name
-            given.append((given_model(name, files.found.path, named.preset), files))
+            known = given_model(name, files.found.path, named.preset)
+            given += [(known, files), *((known.with_adapter(LoraOption.parse(text)), files) for text in settings.loras)]
         if given:
             held.enter_context(smaller_ones_named(given[0][1].found.entry))
         opener = _Opener(flags, settings, given, template, options)
@@ -82,7 +88,7 @@ def serve_models(
 
 
 class _Opener:
-    """Creates the processes that run models. A chat template applies only to models that are given at start.
+    """Creates the processes that run models. A chat template and adapters apply only to models that are given at start.
 
     given  the models that are given at start
     """
@@ -100,13 +106,24 @@ class _Opener:
         self._files = {known.path: files for known, files in given}
         self._limits = ServingLimits(max_queue=flags.max_queue, tenants=max(1, len(set(options.keys))))
 
-    async def __call__(self, known: KnownModel, room: int | None) -> ModelProcess:
-        """Return a process that has not been started. Raises ModelNotFound for a model that has been removed."""
+    async def process(self, among: KnownModels, known: KnownModel, room: int | None) -> ModelProcess:
+        """Return a process that has not been started, with the adapters of all presets of the model.
+
+        among  all models of the server
+        Raises ModelNotFound for a model that has been removed.
+        """
         files = self._files.get(known.path)
         if files is None:
             files = ModelFiles(await asyncio.to_thread(_stored, known), None)
         opening = self._to_open(files)
-        options = {**opening.options, "reserved_memory": _reserved(room), "saves_state": self._flags.save_prefixes}
+        given = self._settings.loras if known.path in self._files else ()
+        presets = [one.preset for one in await among.listed() if one.path == known.path and one.preset is not None]
+        options = {
+            **opening.options,
+            "adapters": _adapters(given, presets),
+            "reserved_memory": _reserved(room),
+            "saves_state": self._flags.save_prefixes,
+        }
         return ModelProcess(
             replace(opening, options=options), self._limits, loading=show_loading, note=out.note, detail=out.detail
         )
@@ -124,6 +141,14 @@ class _Opener:
             saved_prefixes=str(prefixes_folder()) if flags.save_prefixes else "",
             state_bytes=settings.state_bytes,
         )
+
+
+def _adapters(given: Sequence[str], presets: Sequence[Preset]) -> list[str]:
+    """Return the adapters to load, in the notation of --lora. Those of presets are used only if a request asks."""
+    loaded = {(option.name, option.path.absolute()): option for option in map(LoraOption.parse, given)}
+    for option in (LoraOption.parse(text) for preset in presets for text in preset.loras):
+        loaded.setdefault((option.name, option.path), replace(option, scale=0.0))
+    return [option.text for option in loaded.values()]
 
 
 def _reserved(room: int | None) -> int:
@@ -153,7 +178,7 @@ async def _serve(
     known: KnownModels = WithStore(opener.given, models_in_store, catalogue_name, [*load_presets().values()])
     if is_stand_in(settings.backend) or not opener.given:
         known = GivenOnly(opener.given)
-    models = Models(known, opener, limits, created=int(time.time()), note=out.note)
+    models = Models(known, partial(opener.process, known), limits, created=int(time.time()), note=out.note)
     upstreams = _upstreams(given_upstreams, options) if given_upstreams else None
     service = Service(models, options, Bodies(options.limits), upstreams=upstreams)
     app = make_app(service, host_names=_host_names(flags.host), log=lambda line: out.fields([line]), trace=out.trace)
@@ -201,7 +226,8 @@ def _url(host: str, port: int, is_tls: bool) -> str:
 
 def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: int, needs_key: bool) -> Iterator[str]:
     """Yield the lines that name the models and show how to use the server. Scripts read the last line."""
-    opened = [(known.name, process) for known in models.known.given if (process := models.process_of(known))]
+    shown = [known for known in models.known.given if not known.parent]
+    opened = [(known.name, process) for known in shown if (process := models.process_of(known))]
     loaded = [(name, process.facts) for name, process in opened if process.facts is not None]
     for name, facts in loaded:
         info = facts.info
@@ -209,18 +235,31 @@ def _banner(models: Models, upstreams: Sequence[Upstream], url: str, parallel: i
             f"serving {name}: {info.architecture}, {info.file_type}, {format_parameters(info.parameters)}, "
             f"{info.device}"
         )
+        results = "answers" if info.has_logits else "texts"
         yield (
-            f"memory for {facts.kv_tokens:,} tokens in up to {parallel} answers at a time, "
+            f"memory for {facts.kv_tokens:,} tokens in up to {parallel} {results} at a time, "
             f"{info.context_size:,} tokens each"
         )
+        if info.adapters:
+            yield f"adapters: {', '.join(adapter.name for adapter in info.adapters)}"
     if upstreams:
         yield f"forwarding to upstreams: {sum(one.is_up for one in upstreams)} of {len(upstreams)} up"
     key = ' -H "Authorization: Bearer $KEY"' if needs_key else ""
-    route, field = ("chat/completions", '"messages": [{"role": "user", "content": "Hello"}]')
-    if not loaded:
-        field = f'"model": "NAME", {field}'
-    elif not loaded[0][1].takes_chats:
-        route, field = "completions", '"prompt": "Once upon a time"'
+    route, field = example_for(loaded[0][1] if loaded else None)
     yield f"try: curl {url}/{route} -H 'Content-Type: application/json'{key} -d '{{{field}}}'"
-    yield f"chat in a browser: {url.removesuffix('v1')}"
+    if not loaded or any(facts.info.has_logits for _, facts in loaded):
+        yield f"chat in a browser: {url.removesuffix('v1')}"
     yield f"ready: {url}"
+
+
+def example_for(facts: ModelFacts | None) -> tuple[str, str]:
+    """Return a route and the fields of a request that the model can answer. None: any model may be loaded later."""
+    chat = '"messages": [{"role": "user", "content": "Hello"}]'
+    if facts is None:
+        return "chat/completions", f'"model": "NAME", {chat}'
+    pooling = named_pooling(facts.info.metadata, facts.info.architecture)
+    if pooling is Pooling.RANK:
+        return "rerank", '"query": "Why is the sky blue?", "documents": ["Rayleigh scattering."]'
+    if pooling or not facts.info.has_logits:
+        return "embeddings", '"input": "The sky is blue."'
+    return ("chat/completions", chat) if facts.takes_chats else ("completions", '"prompt": "Once upon a time"')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES, Settings, load_settings
 
 _NOT_FOR_SERVERS = (
-    *("ctx_size", "threads", "kv_type", "chat_template", "backend", "speculate", "gpu_layers"),
+    *("ctx_size", "threads", "kv_type", "lora", "chat_template", "backend", "speculate", "gpu_layers"),
     *("tensor_split", "split_mode", "main_gpu", "rpc", "rpc_anyway"),
 )
 
@@ -32,6 +32,7 @@ class AnswerFlags:
     max_tokens: options.MaxTokens = None
     ctx_size: options.ContextSize = None
     kv_type: options.KVType = None
+    lora: options.Lora = None
     threads: options.Threads = None
     sampling: Mapping[str, int | float | str] = field(default_factory=dict)  # each parameter in SAMPLING has a flag
     seed: options.Seed = None
@@ -89,7 +90,7 @@ class AnswerFlags:
         """Load the settings for this run and configure `out` with them. Raises UsageError."""
         if self.think and self.think_budget == 0:
             raise UsageError("--think: contradicts --think-budget 0, which turns thinking off", hint="use only one")
-        settings = load_settings(self.given())
+        settings = replace(load_settings(self.given()), loras=tuple(self.lora or ()))
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
 
@@ -111,7 +112,10 @@ def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    return list(inspect.signature(kind, eval_str=True).parameters.values())
+    """Return the fields of a dataclass as parameters. Its own come before inherited ones, in --help too."""
+    own = inspect.get_annotations(kind)
+    parameters = inspect.signature(kind, eval_str=True).parameters.values()
+    return sorted(parameters, key=lambda parameter: parameter.name not in own)
 
 
 def _answer_parameters() -> Iterator[inspect.Parameter]:

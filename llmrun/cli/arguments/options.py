@@ -9,7 +9,7 @@ import typer
 
 from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
-from llmrun.cli.arguments.values import drafts, models, one_of
+from llmrun.cli.arguments.values import drafts, files, models, one_of
 from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.settings import Settings
 
@@ -58,6 +58,15 @@ KVType = Annotated[
         metavar="TYPE",
         help="KV cache precision: f16, q8_0, q4_0 or KEYS:VALUES.  [default: f16]",
         autocompletion=one_of(*KV_CHOICES),
+    ),
+]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="[NAME=]FILE[:SCALE]",
+        help="Apply a LoRA adapter in GGUF format. Repeatable.",
+        autocompletion=files,
     ),
 ]
 Threads = Annotated[

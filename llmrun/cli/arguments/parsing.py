@@ -1,4 +1,4 @@
-"""Parsers that turn command-line values into values for the engine."""
+"""Checks values of the command line, and turns them into values for the engine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from llmrun.errors import UsageError
 from llmrun.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmrun.sampling_params import SamplingParams
 
 
@@ -74,3 +76,10 @@ def parse_template_variables(text: str | None) -> dict[str, Any]:
     if not isinstance(variables, dict):
         raise UsageError('--chat-template-kwargs: not a JSON object, as in {"enable_thinking": false}')
     return variables
+
+
+def check_gguf_name(output: Path) -> None:
+    """Raise UsageError unless the name of a file to write ends in .gguf."""
+    if output.suffix != ".gguf":
+        better = output / "model.gguf" if output.is_dir() else output.with_suffix(".gguf")
+        raise UsageError(f"OUT: {output}: the name must end in .gguf", hint=f"try {better}")

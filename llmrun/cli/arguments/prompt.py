@@ -79,10 +79,13 @@ def checked_text(text: str, name: str) -> str:
     return text
 
 
-def read_stdin(*, exact: bool = False) -> str:
-    """Read all of standard input and return the text, without its final newline unless `exact` is True."""
+def read_stdin(content: str = "the prompt", *, exact: bool = False) -> str:
+    """Read all of standard input and return the text, without its final newline unless `exact` is True.
+
+    content  what to type, for the note to users whose standard input is a terminal
+    """
     if is_terminal(sys.stdin):
-        out.note("reading the prompt from the keyboard; press Ctrl-D to finish")
+        out.note(f"reading {content} from the keyboard; press Ctrl-D to finish")
     return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input", exact)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,6 +94,7 @@ class ServeFlags:
         ),
     ] = None
     kv_type: options.KVType = None
+    lora: options.Lora = None
     overcommit: Annotated[
         bool, typer.Option("--overcommit", help="Run more requests; redo some if the KV cache gets full.")
     ] = False
@@ -140,6 +141,8 @@ class ServeFlags:
         """
         if names and self.model is not None:
             raise UsageError("model: given twice: as an argument and as --model")
+        if len(names) > 1 and self.lora:
+            raise UsageError("--lora: cannot be used with several models", hint="serve one model")
         if len(names) > 1 and self.chat_template is not None:
             raise UsageError("--chat-template: cannot be used with several models", hint="serve one model")
         known = [flag for flag in fields(self) if flag.name in RULES]
@@ -151,7 +154,7 @@ class ServeFlags:
             names = names or [settings.preset.name]
             settings = load_settings({**given, "model": settings.preset.model})
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
-        return settings, names or [settings.model]
+        return replace(settings, loras=tuple(self.lora or ())), names or [settings.model]
 
     def upstreams(self) -> list[Upstream]:
         """Check the flags for upstreams, read their keys and print notes about risks. Raises UsageError."""

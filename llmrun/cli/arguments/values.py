@@ -20,6 +20,11 @@ def one_of(*choices: str) -> Callable[[], list[str]]:
     return lambda: list(choices)
 
 
+def files() -> list[str]:
+    """Return FILES, for a value that Typer sees as text."""
+    return [FILES]
+
+
 def models() -> list[tuple[str, str] | str]:
     """Return the user's presets, the models on this machine and those in the catalogue, and FILES."""
     from llmrun.hub.catalog.lookup import load_catalog

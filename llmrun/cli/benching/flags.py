@@ -120,6 +120,7 @@ class BenchFlags:
             autocompletion=one_of(*KV_CHOICES),
         ),
     ] = None
+    lora: options.Lora = None
     gpu_layers: Annotated[
         str | None,
         typer.Option(

@@ -126,6 +126,7 @@ def _refuse_other_flags(flags: BenchFlags, flag: str) -> None:
         ("--kv-type", flags.kv_type),
         ("--gpu-layers", flags.gpu_layers),
         ("--speculate", flags.speculate),
+        ("--lora", flags.lora),
     ):
         if value is not None:
             raise UsageError(f"{name}: cannot be combined with {flag}")

@@ -98,7 +98,8 @@ def command(
     response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
 
     # No slow imports above this line, so that usage errors appear immediately.
-    from llmrun.batching.batch import Batch, resolved
+    from llmrun.batching.batch import Batch
+    from llmrun.batching.files import resolved
     from llmrun.cli.answers.default_model import tell_of_default_model
     from llmrun.cli.batching.call_options import call_options
     from llmrun.cli.batching.running import run

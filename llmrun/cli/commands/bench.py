@@ -65,6 +65,8 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
         raise UsageError("--compare-price: needs the price of electricity", hint="add --price-kwh")
     if flags.profile and flags.speculate is not None:
         raise UsageError("--profile: cannot be combined with --speculate")
+    if flags.profile and flags.lora:
+        raise UsageError("--profile: cannot be combined with --lora, whose ops it does not measure")
 
     # No heavy imports above this line, so that usage errors appear immediately.
     from llmrun.bench.measuring.sweep import configurations
@@ -91,6 +93,7 @@ def _measure_servers(flags: BenchFlags, settings: Settings, flag: str) -> int:
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
     """Return the models and endpoints to measure. Download missing models first."""
+    from llmrun.backends.lora_files import LoraOption
     from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint
 
@@ -105,12 +108,17 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
         raise UsageError(
             f"{'--cold' if flags.cold else '--profile'}: works only for models on this machine, not for an endpoint"
         )
+    for text in flags.lora or ():
+        LoraOption.parse(text).check()
     # Draft models come first, because they are small: errors in their names then appear before a large download.
     speculations = [_speculation(name, settings, lists.backends) for name in lists.speculations]
     models = [_found(name, settings, lists.backends) for name in local]
     return [
         *(
-            local_targets(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers, speculations)
+            local_targets(
+                *(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers, speculations),
+                adapters=tuple(flags.lora or ()),
+            )
             if models
             else ()
         ),
@@ -142,6 +150,7 @@ def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
         ("--kv-type", flags.kv_type),
         ("--gpu-layers", flags.gpu_layers),
         ("--speculate", flags.speculate),
+        ("--lora", flags.lora),
     ):
         if value is not None:
             raise UsageError(f"{flag}: cannot be set for an endpoint")

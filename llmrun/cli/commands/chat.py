@@ -136,7 +136,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """A ModelOpener for one chat. `template` replaces the chat template of the `first` model only."""
+    """A ModelOpener for one chat. `template` and the adapters of --lora apply to the `first` model only."""
 
     flags: AnswerFlags
     settings: Settings
@@ -149,16 +149,20 @@ class _Opener:
         wanted = with_model(self.settings, name)
         self.flags.check_model(wanted.model)
         lasting = lasting_name(wanted)
-        if lasting != self.first and self.template is not None:
-            out.note("--chat-template applies only to the first model")
+        if lasting != self.first:
+            for flag, value in (("--chat-template", self.template), ("--lora", self.settings.loras)):
+                if value:
+                    out.note(f"{flag} applies only to the first model")
+            wanted = replace(wanted, loras=())
         fetch_model(wanted)
         return lasting
 
     def open(self, name: str) -> AbstractContextManager[OpenModel]:
         from llmrun.cli.answers.open_model import open_model
 
-        template = self.template if name == self.first else None
-        settings = with_model(self.settings, name)
+        template, settings = self.template, with_model(self.settings, name)
+        if name != self.first:
+            template, settings = None, replace(settings, loras=())
         return open_model(settings, chat_template=template, will_chat=True, saves_state=settings.save_state)
 
 

@@ -31,9 +31,7 @@ _TEXT = "https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw
 
 @takes_flags(EvalFlags)
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A catalogue name or a .gguf file.", autocompletion=models)
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, preset or .gguf file.", autocompletion=models)],
     *,
     flags: EvalFlags,
 ) -> int:
@@ -54,9 +52,9 @@ def command(
 def _text(flags: EvalFlags) -> str | None:
     """Return the text to predict, or None if only questions are to be answered. Raises UsageError."""
     if flags.text is not None:
-        return read_stdin() if str(flags.text) == STDIN else read_text(flags.text, "--text")
+        return read_stdin("the text") if str(flags.text) == STDIN else read_text(flags.text, "--text")
     if flags.choices is not None:
         return None
     if is_terminal(sys.stdin):
         raise UsageError("--text: missing", hint=f"most published numbers are for wiki.test.raw in {_TEXT}")
-    return read_stdin()
+    return read_stdin("the text")

@@ -2,7 +2,8 @@
 
 For models not yet downloaded, only the header is fetched. If a name does not specify a quantization, all of them are
 listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
-from a measurement of this machine, which is made only once and takes a few seconds.
+from a measurement of this machine, which is made only once and takes a few seconds. Encoders generate no text, so their
+speed is that of reading texts.
 
 Examples:
     llmrun fit qwen3:8b
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 LISTING = {"place": 40}
 _NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
-_NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
-_DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop on narrow terminals
+_NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "TEXT", "SCRATCH", "ON GPU", "TTFT", "PER TEXT", "TOK/S")
+_DROPPABLE = (("WEIGHTS", "KV", "TEXT", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop on narrow terminals
 
 
 def command(
@@ -149,6 +150,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     reader.
     """
     from llmrun.cli.console.progress import HubReporter
+    from llmrun.gguf.metadata import check_is_model
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing, is_offline, refuse_if_offline
     from llmrun.hub.resolve.model_name import LocalPath, understand
@@ -156,7 +158,9 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
 
     meant = understand(model_named(name))
     if isinstance(meant, LocalPath):
-        yield meant.path.name, meant.path.name, open_gguf(existing(meant))
+        file = open_gguf(existing(meant))
+        check_is_model(file)
+        yield meant.path.name, meant.path.name, file
         return
     held = here(meant)
     if held and (not leaves_open(meant) or _are_all(held, meant)):
@@ -265,6 +269,7 @@ def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> 
 def _cells(row: _Named, is_best: bool) -> dict[str, str]:
     """Return the cells by column heading. The first and the last column have empty headings."""
     one, speed = row.fit, row.fit.forecast
+    per_second = (speed.decode_per_second or speed.prefill_per_second) if speed else None
     return {
         "": "*" if is_best else "",
         "MODEL": row.name,
@@ -272,11 +277,11 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
         "FILE": format_bytes(one.file_bytes),
         "MEMORY": format_bytes(one.needed),
         "WEIGHTS": format_bytes(one.footprint.weights),
-        "KV": format_bytes(one.footprint.cache.of(one.context)),
+        "KV" if one.generates else "TEXT": format_bytes(one.footprint.cache.of(one.context)),
         "SCRATCH": format_bytes(one.footprint.scratch + one.footprint.vocabulary),
         "ON GPU": f"{one.gpu_layers} of {one.layers}",
-        "TTFT": f"{speed.ttft_s:.2f} s" if speed else "",
-        "TOK/S": f"{speed.decode_per_second:.0f}" if speed else "",
+        "TTFT" if one.generates else "PER TEXT": f"{speed.ttft_s:.2f} s" if speed else "",
+        "TOK/S": f"{per_second:.0f}" if per_second else "",
         " ": _verdict(one, is_best),
     }
 
@@ -293,7 +298,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
     elif (entry := backend_named(one.backend)) is not None and entry.program:
         words = f"fits, {entry.program} runs it"
-    if one.forecast is not None and one.forecast.decode_per_second < FLUENT:
+    if one.forecast is not None and (one.forecast.decode_per_second or FLUENT) < FLUENT:
         words += ", slow"
     return f"{words}: the best choice" if is_best else words
 
@@ -304,10 +309,10 @@ def _heading(asked: _FitFlags, one: Fit) -> list[str]:
     memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
+    what, cache = ("prompt", f", a KV cache of {asked.settings.kv_type}") if one.generates else ("text", "")
     lines = [
         "here  " + ", ".join([memory, *gpus, threads]),
-        f"for   {one.context:,} tokens of context (-c), a prompt of {asked.prompt:,} (-p), "
-        f"a KV cache of {asked.settings.kv_type}",
+        f"for   {one.context:,} tokens of context (-c), a {what} of {asked.prompt:,} (-p){cache}",
     ]
     if one.trained_context and one.context > one.trained_context:
         lines.append(f"      the model was trained for {one.trained_context:,} tokens of context")

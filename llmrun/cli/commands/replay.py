@@ -78,20 +78,24 @@ def command(
 
 def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: ExitStack) -> Engine:
     """Find, check and open the recorded model. May raise any LlmrunError from the hub or the engine."""
+    from llmrun.backends.lora_files import LoraOption
     from llmrun.cli.answers.open_model import local_options, model_files, tell_of_too_many_threads
     from llmrun.cli.console.progress import HubReporter, show_loading
     from llmrun.engine.engine import Engine
     from llmrun.kernel_warnings import kernel_warnings_told
+    from llmrun.replaying.recorder import adapter_digest
     from llmrun.replaying.recorder import model_files as hashed_files
-    from llmrun.replaying.replay import check_files
+    from llmrun.replaying.replay import check_adapters, check_files
 
     files = held.enter_context(model_files(settings))
     check_files(recording, hashed_files(files.found.path, HubReporter()))
+    check_adapters(recording, lambda path: adapter_digest(path, HubReporter()))
+    options = [LoraOption(each.name, Path(each.path), each.scale).text for each in recording.adapters]
     tell_of_too_many_threads(settings)
     with kernel_warnings_told(out.note):
         engine = Engine.open(
             files.found.path,
-            replace(local_options(settings), progress=show_loading),
+            replace(local_options(settings), adapters=options, progress=show_loading),
             chat_template=recording.opening.chat_template,
             thinking_tags=recording.opening.thinking_tags,
             speculate=settings.wants_speculation,

@@ -97,7 +97,7 @@ def _compared_text(names: list[str] | None, text: Path | None) -> str:
     check_engines_installed()
     if text is None:
         return sample_text()
-    return read_stdin() if str(text) == STDIN else read_text(text, "--text")
+    return read_stdin("the text") if str(text) == STDIN else read_text(text, "--text")
 
 
 def _compare(model: Model, text: str, *, quietly: bool) -> tuple[int, dict[str, Any] | None]:

@@ -15,7 +15,7 @@ from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.remote.url import is_endpoint
-from llmrun.settings import RULES, Settings, load_settings, model_named, with_model, with_values
+from llmrun.settings import RULES, SPECULATE_OFF, Settings, load_settings, model_named, with_model, with_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class EvalFlags:
         typer.Option("--chunks", metavar="N", min=1, help="Evaluate only the first N chunks.  [default: all]"),
     ] = None
     kv_type: options.KVType = None
+    lora: options.Lora = None
     threads: options.Threads = None
     backend: options.Backend = None
     gpu_layers: options.GpuLayers = None
@@ -96,7 +97,7 @@ class EvalFlags:
         for name in (settings.model, *([] if self.against is None else [model_named(self.against)])):
             if is_endpoint(name):
                 raise UsageError(f"{name}: a server does not return all logits", hint="name a model on this machine")
-        return replace(settings, ctx_size=None, speculate=None)
+        return replace(settings, ctx_size=None, speculate=SPECULATE_OFF, loras=tuple(self.lora or ()), preset=None)
 
     def base_settings(self, settings: Settings) -> Settings | None:
         """Return the settings of the base model, or None if there is none. Raises UsageError."""
@@ -105,7 +106,7 @@ class EvalFlags:
         if self.against is None and not changes:
             return None
         base = settings if self.against is None else with_model(settings, self.against)
-        return with_values(base, changes)
+        return replace(with_values(base, changes), loras=(), preset=None)
 
 
 def _checked(name: str, value: str) -> object:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import counted, format_seconds
+from llmrun.amounts import counted, format_bytes, format_seconds
 from llmrun.cli.console.output import out
 from llmrun.evaluation.choices import Accuracy, Answered, accuracy_of
 from llmrun.evaluation.results import PERCENTILES
@@ -55,12 +55,35 @@ def show(report: Report, *, as_json: bool) -> None:
 
 def _lines(report: Report) -> Iterator[str]:
     for label, name, info in zip(("model", "base"), report.names, report.models, strict=False):
-        yield _line(label, f"{name}  {info.backend}, {info.device}, KV cache {info.kv_type}")
+        yield _line(
+            label, f"{name}  {info.backend}, {info.device}, KV cache {info.kv_type}{_weights(info)}{_adapters(info)}"
+        )
+    if len(report.models) > 1 and (saved := _size_of_base(*report.models)):
+        yield _line("size", saved)
     if report.text is not None:
         yield from _text_lines(report.text, report.context)
     if report.answers:
         yield from _answer_lines(report.answers)
     yield _line("time", format_seconds(report.seconds))
+
+
+def _weights(info: ModelInfo) -> str:
+    """Return a description of a model's weights, or "" for a stand-in, which has none."""
+    if not info.weight_bytes:
+        return ""
+    return f", {info.file_type}, {format_bytes(info.file_bytes)}, {info.bits_per_weight:.2f} bits per weight"
+
+
+def _adapters(info: ModelInfo) -> str:
+    """Return the names and scales of a model's LoRA adapters, or "" if it has none."""
+    return "".join(f", {adapter.name} (scale {adapter.scale:g})" for adapter in info.adapters)
+
+
+def _size_of_base(model: ModelInfo, base: ModelInfo) -> str:
+    """Return the size of a model compared with its base, or "" if both are the same file."""
+    if not base.weight_bytes or model.path == base.path:
+        return ""
+    return f"{_percent(model.file_bytes / base.file_bytes)} of the base"
 
 
 def _text_lines(text: TextResult, context: int) -> Iterator[str]:
@@ -143,6 +166,9 @@ def _model(name: str, info: ModelInfo) -> dict[str, Any]:
         "name": name,
         "path": info.path,
         "file_type": info.file_type,
+        "bytes": info.file_bytes,
+        "bits_per_weight": round(info.bits_per_weight, 4),
+        "adapters": [{"name": each.name, "path": each.path, "scale": each.scale} for each in info.adapters],
         "backend": info.backend,
         "device": info.device,
         "gpu_layers": info.gpu_layers,

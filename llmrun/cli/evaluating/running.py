@@ -66,10 +66,10 @@ def evaluate(settings: Settings, base: Settings | None, task: Task, *, as_json: 
         chunks = [] if task.text is None else chunks_of(task.text, model.tokenizer, task.context, task.most)
         started = time.monotonic()
         with cancelling(cancel) as signals:
-            scores = _followed(
+            scores = followed(
                 scores_of_chunks(model, others[0] if others else None, chunks), len(chunks), "chunk", signals
             )
-            answers = _followed(_answers(backends, task.questions), len(task.questions), "question", signals)
+            answers = followed(_answers(backends, task.questions), len(task.questions), "question", signals)
         out.clear_progress()
         report = Report(
             names=names,
@@ -98,7 +98,7 @@ def _answers(backends: Sequence[Backend], questions: Sequence[Question]) -> Iter
         yield tuple(scorer.answer(question) for scorer in scorers)
 
 
-def _followed(parts: Iterator[Part], total: int, noun: str, signals: Sequence[int]) -> list[Part]:
+def followed(parts: Iterator[Part], total: int, noun: str, signals: Sequence[int]) -> list[Part]:
     """Show the progress while collecting the parts, and return them. Stops after a signal."""
     done: list[Part] = []
     started = time.monotonic()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes to read and hash at a time
 SPARE = 64 << 20  # bytes to leave free, because a full disk disrupts all other programs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_ANOTHER_DISK = "free up space, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk"
 _ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder that you can write to"
 
 
@@ -43,7 +44,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def require_space(folder: Path, needed: int, what: str) -> None:
+def require_space(folder: Path, needed: int, what: str, *, hint: str = _ANOTHER_DISK) -> None:
     """Raise DoesNotFit unless `folder`'s disk has `needed` + SPARE bytes free. The folder need not exist."""
     if needed <= 0:
         return
@@ -52,7 +53,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     if free < needed + SPARE:
         raise DoesNotFit(
             f"disk: {folder}: {what} needs {needed:,} bytes plus {SPARE:,} in reserve, but {free:,} are free",
-            hint="free up space, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
+            hint=hint,
         )
 
 

@@ -76,7 +76,11 @@ def existing(named: model_name.LocalPath) -> Path:
         what = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"model: {str(path)!r}: {what}", hint=_hint_for_missing(path)) from None
     if kind == FOLDER:
-        raise ModelNotFound(f"model: {str(path)!r}: is a folder, not a file", hint=_CHECK_PATH)
+        is_checkpoint = (path / "config.json").exists()
+        raise ModelNotFound(
+            f"model: {str(path)!r}: is a folder, not a file",
+            hint=f"convert the checkpoint first: llmrun convert {path} OUT.gguf" if is_checkpoint else _CHECK_PATH,
+        )
     if kind:
         raise ModelFileError(f"model: {str(path)!r}: not a regular file: {kind}", hint=NAME_A_FILE)
     return path

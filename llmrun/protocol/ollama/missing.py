@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-_EMBEDDINGS: Final = "this server does not compute embeddings"
 _PULL: Final = "run `llmrun pull NAME` on the server's machine"
 # Missing routes -> the error, and what to do instead
 MISSING: Final[Mapping[str, str]] = {
@@ -15,6 +14,4 @@ MISSING: Final[Mapping[str, str]] = {
     "/api/copy": "models cannot be copied over HTTP: add a preset to models.toml on the server's machine",
     "/api/push": "models cannot be published",
     "/api/blobs/{digest}": f"files cannot be uploaded: {_PULL}",
-    "/api/embed": _EMBEDDINGS,
-    "/api/embeddings": _EMBEDDINGS,
 }

@@ -12,11 +12,12 @@ from llmrun.engine.facts import ModelFacts
 from llmrun.protocol.fields import Fields, agreed, missing
 from llmrun.protocol.ollama.answers import timestamp
 from llmrun.protocol.openai.models import FOREVER_S, created_of
+from llmrun.types import named_pooling
 
 # Many programs require a minimum version, such as VS Code 0.6.4. This is the version of Ollama whose API this is.
 API_VERSION: Final = "0.32.8"
 _FORMAT: Final = "gguf"
-_COMPLETION, _TOOLS, _THINKING, _FILLING = "completion", "tools", "thinking", "insert"
+_COMPLETION, _EMBEDDING, _TOOLS, _THINKING, _FILLING = "completion", "embedding", "tools", "thinking", "insert"
 _CONTEXT: Final = "context_length"
 _LICENSE: Final = "general.license"
 # Ollama's options that can have recommended values
@@ -117,8 +118,14 @@ def show_body(
     }
 
 
-def abilities_of(*, takes_tools: bool, thinks: bool, fills: bool) -> list[str]:
-    """Return the capabilities of a model in Ollama's words. `fills` says whether it can fill in the middle."""
+def abilities_of(header: Mapping[str, Any], *, takes_tools: bool, thinks: bool, fills: bool) -> list[str]:
+    """Return the capabilities of a model in Ollama's words.
+
+    header  the keys of the file's header. As in Ollama, models whose file names a pooling only compute embeddings
+    fills   whether the model can fill in the middle
+    """
+    if named_pooling(header, str(header.get("general.architecture"))):
+        return [_EMBEDDING]
     more = {_TOOLS: takes_tools, _THINKING: thinks, _FILLING: fills}
     return [_COMPLETION, *(word for word, has in more.items() if has)]
 

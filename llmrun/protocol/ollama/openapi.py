@@ -23,6 +23,10 @@ def ollama_paths() -> dict[str, Any]:
     found = {
         "/api/chat": _post("Answer a conversation, as in Ollama's API", "OllamaChatRequest", _lines("OllamaChat")),
         "/api/generate": _post("Continue a prompt, as in Ollama's API", "OllamaGenerateRequest", _lines("OllamaText")),
+        "/api/embed": _post("Compute embeddings, as in Ollama's API", "OllamaEmbedRequest", _json("OllamaEmbeddings")),
+        "/api/embeddings": _post(
+            "Compute an embedding that is not normalized", "OllamaEmbeddingsRequest", _json("OllamaEmbedding")
+        ),
         "/api/tags": _get("List the models that requests may name", "OllamaModels"),
         "/api/ps": _get("List the models in memory", "OllamaLoadedModels"),
         "/api/show": _post("Describe a model", "OllamaShowRequest", _json("OllamaModelFacts")),
@@ -205,7 +209,7 @@ def _model_facts() -> Schema:
             "length is that of the server.",
         },
         capabilities={
-            **_list({"enum": ["completion", "tools", "thinking", "insert"]}),
+            **_list({"enum": ["completion", "embedding", "tools", "thinking", "insert"]}),
             "description": "If the model is not loaded, they are guessed from the text of the template.",
         },
         template={**TEXT, "description": "The chat template in the file."},

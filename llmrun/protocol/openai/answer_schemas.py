@@ -31,19 +31,27 @@ def answer_schemas() -> dict[str, Schema]:
         "Models": fixed_object(object={"const": "list"}, data={"type": "array", "items": ref("Model")}),
         "Tokens": _tokens(),
         "Text": fixed_object(content=TEXT, prompt=TEXT),
+        "Adapters": {"type": "array", "items": _adapter()},
         "Error": fixed_object(error=fixed_object(message=TEXT, type=TEXT, param=OPTIONAL_TEXT, code=OPTIONAL_TEXT)),
     }
 
 
+def _adapter() -> Schema:
+    always = fixed_object(id=COUNT, name=TEXT, scale={"type": "number"})
+    tokens = {"type": "array", "items": COUNT, "description": "The tokens that activate the adapter, if it has any."}
+    return {**always, "properties": {**always["properties"], "alora_invocation_tokens": tokens}}
+
+
 def _model() -> Schema:
     always = fixed_object(id=TEXT, object={"const": "model"}, created=COUNT, owned_by=TEXT)
-    if_loaded = {
+    others = {
+        "parent": {**TEXT, "description": "The name of the model, if this is the name of a LoRA adapter."},
         "max_model_len": COUNT,
         "system_fingerprint": {**TEXT, "description": FINGERPRINT},
         "default_sampling": {"type": "object", "description": "The sampling of requests that do not set their own."},
         "batch_invariant": {"type": "boolean", "description": "Whether an answer is the same in any company."},
     }
-    return {**always, "properties": {**always["properties"], **if_loaded}}
+    return {**always, "properties": {**always["properties"], **others}}
 
 
 def _answer(kind: str, choice: Schema) -> Schema:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from llmrun.engine.facts import ModelFacts
 from llmrun.protocol.errors import InvalidField, unsupported
 from llmrun.protocol.fields import Fields, seen
+from llmrun.protocol.openai.adapters import read_adapters
 from llmrun.protocol.openai.sampling import read_sampling, read_seed
 from llmrun.sampling_params import SamplingParams
 
@@ -52,6 +53,7 @@ class Options:
 
     n         the number of choices for each prompt
     sampling  with seed 0; `seed` is the seed of the first choice
+    adapters  see Request
     """
 
     stream: bool
@@ -61,6 +63,7 @@ class Options:
     max_tokens: int | None
     stop: tuple[str, ...]
     sampling: SamplingParams
+    adapters: Mapping[str, float] | None
 
 
 def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:
@@ -76,6 +79,7 @@ def read_options(fields: Fields, facts: ModelFacts, seed: int) -> Options:
         _read_token_limit(fields),
         read_stop(fields, "stop"),
         read_sampling(fields, facts),
+        read_adapters(fields, facts),
     )
 
 

@@ -21,7 +21,7 @@ def read_prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenP
     A list of tokens that cannot fit is refused here, because sending millions of numbers to the engine's process would
     hold up all other requests.
     """
-    prompts = _prompts(fields, facts)
+    prompts = text_prompts(fields, "prompt", facts)
     longest = max((len(prompt.tokens) for prompt in prompts if isinstance(prompt, TokenPrompt)), default=0)
     if longest >= facts.info.context_size:
         raise ContextExceeded.by_prompt(longest, facts.info.context_size, hint="shorten the prompt")
@@ -42,17 +42,18 @@ def _filled(prompt: TextPrompt | TokenPrompt, suffix: str, facts: ModelFacts) ->
     return FillPrompt(prompt.text, suffix)
 
 
-def _prompts(fields: Fields, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
-    value = fields.value("prompt")
+def text_prompts(fields: Fields, name: str, facts: ModelFacts) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the texts and lists of tokens in a required field. Raises InvalidField."""
+    value = fields.value(name)
     if value is None:
-        raise missing("prompt")
+        raise missing(name)
     if type(value) is str:
         return (TextPrompt(value),)
     if type(value) is not list or not value:
-        raise fields.wrong("prompt", _WANTED)
+        raise fields.wrong(name, _WANTED)
     if type(value[0]) is int:
-        return (_tokens(value, "prompt", facts),)
-    return tuple(_prompt(item, f"prompt[{number}]", facts) for number, item in enumerate(value))
+        return (_tokens(value, name, facts),)
+    return tuple(_prompt(item, f"{name}[{number}]", facts) for number, item in enumerate(value))
 
 
 def read_tokens(fields: Fields, name: str, facts: ModelFacts) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from llmrun.protocol.openai.thinking import BUDGETS, EFFORTS
 from llmrun.protocol.openai.tools import MOST_TOOLS
 from llmrun.protocol.schemas import NO_EFFECT, Schema, boolean, integer, ref
 from llmrun.sampling_params import SAMPLING, SamplingParameter
+from llmrun.types import LARGEST_SCALE
 
 _TOKEN_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
@@ -141,6 +142,12 @@ def detokenize_request() -> Schema:
     return {"type": "object", "required": ["tokens"], "properties": {"tokens": _TOKEN_IDS}}
 
 
+def _adapter_choice() -> Schema:
+    scale = {"type": "number", "minimum": -LARGEST_SCALE, "maximum": LARGEST_SCALE}
+    names = {"id": integer("The number of an adapter in /lora-adapters.", 0, MOST_INTEGER), "name": {"type": "string"}}
+    return {"type": "object", "required": ["scale"], "properties": {**names, "scale": scale}}
+
+
 def common_fields() -> dict[str, Schema]:
     """Return the schemas of the fields that chat completions and completions share."""
     return {
@@ -154,6 +161,11 @@ def common_fields() -> dict[str, Schema]:
             "properties": {"include_usage": boolean("Send a last chunk with the token counts.")},
         },
         "n": integer("The number of choices for each prompt.", 1, MOST_CHOICES),
+        "lora": {
+            "type": "array",
+            "items": _adapter_choice(),
+            "description": "The LoRA adapters to use. By default, those of `--lora` with their scales.",
+        },
         "max_completion_tokens": _limit("Takes precedence over `max_tokens`."),
         "max_tokens": _limit(""),
         "n_predict": _limit("llama.cpp's name for `max_tokens`."),

@@ -145,7 +145,7 @@ def choices_of(request: Request, options: Options) -> Iterator[Request]:
     """Yield a request for each choice. They differ only in their seeds."""
     for choice in range(options.n):
         seed = choice_seed(options.seed, choice)
-        yield replace(request, sampling=replace(request.sampling, seed=seed))
+        yield replace(request, sampling=replace(request.sampling, seed=seed), adapters=options.adapters)
 
 
 def read_chat_logprobs(fields: Fields) -> int | None:

@@ -10,6 +10,7 @@ from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import AUTO, Request
 from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.fields import Fields, seen
+from llmrun.protocol.openai.adapters import read_adapters
 from llmrun.protocol.openai.formats import read_text_format
 from llmrun.protocol.openai.options import (
     MOST_LOGPROBS,
@@ -98,7 +99,7 @@ def parse_response(body: dict[str, Any], facts: ModelFacts, seed: int) -> Parsed
         logprobs=_logprobs(fields, LOGPROBS in included),
     )
     return ParsedResponse(
-        requests=(request,),
+        requests=(replace(request, adapters=read_adapters(fields, facts)),),
         stream=_streams(fields),
         seed=seed,
         settings=_settings(fields, request, tools, reasoning, text),

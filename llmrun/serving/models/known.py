@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 from urllib.parse import urlsplit
 
+from llmrun.backends.lora_files import LoraOption
 from llmrun.errors import ModelNotFound
 from llmrun.presets import Preset
 
@@ -30,6 +31,8 @@ class KnownModel:
     size       of its files in bytes
     modified   when its file was last written, in seconds since 1970
     preset     what the name adds to requests, or None
+    adapters   the scales of LoRA adapters, by name, for requests that choose none; None for those of --lora
+    parent     the name of the model, if this is the name of one of its adapters
     """
 
     name: str
@@ -38,11 +41,22 @@ class KnownModel:
     size: int = 0
     modified: float = 0.0
     preset: Preset | None = None
+    adapters: Mapping[str, float] | None = None
+    parent: str = ""
 
     @property
     def is_given(self) -> bool:
         """Whether the model was given at start."""
         return not self.reference
+
+    def under(self, preset: Preset) -> Self:
+        """Return the model under the name of a preset."""
+        chosen = {option.name: option.scale for option in map(LoraOption.parse, preset.loras)}
+        return replace(self, name=preset.name, preset=preset, adapters=chosen or self.adapters)
+
+    def with_adapter(self, option: LoraOption) -> Self:
+        """Return the model under the name of an adapter. A scale of 0 only keeps others from using the adapter."""
+        return replace(self, name=option.name, parent=self.name, adapters={option.name: option.scale or 1.0})
 
 
 class KnownModels(Protocol):
@@ -126,7 +140,7 @@ class WithStore:
         paths = {model.path for model in self.given if model.preset is None}
         models = _distinct([*self.given, *(model for model in self._in_store() if model.path not in paths)])
         bases = [(preset, self._base(preset, models)) for preset in self._presets]
-        presets = [replace(base, name=preset.name, preset=preset) for preset, base in bases if base is not None]
+        presets = [base.under(preset) for preset, base in bases if base is not None]
         # A preset hides a model with the same name, as everywhere else.
         return _distinct([*self.given, *presets, *models])
 

@@ -22,13 +22,15 @@ _NO_LIMIT: Final = -1
 class Ready:
     """A loaded model, for one call.
 
-    facts   the facts about the model, with the name and the sampling defaults of the preset, if there is one
-    preset  what the name that the client used adds to requests, or None
+    facts     the facts about the model, with the name and the sampling defaults of the preset, if there is one
+    preset    what the name that the client used adds to requests, or None
+    adapters  the scales of LoRA adapters, by name, for requests that choose none; None for those of --lora
     """
 
     model: ServedModel
     facts: ModelFacts
     preset: Preset | None = None
+    adapters: Mapping[str, float] | None = None
 
     @classmethod
     def under(cls, known: KnownModel, model: ServedModel) -> Self:
@@ -36,20 +38,23 @@ class Ready:
         facts = replace(facts_of(model), name=known.name)
         if known.preset is not None:
             facts = replace(facts, default_sampling=replace(facts.default_sampling, **known.preset.sampling))
-        return cls(model, facts, known.preset)
+        return cls(model, facts, known.preset, known.adapters)
 
     @property
     def signature(self) -> str:
         """A text that changes if the same request could get another answer."""
         facts = self.facts
-        return f"{facts.name} {facts.fingerprint} {facts.info.context_size} {facts.default_sampling} {self.preset}"
+        own = f"{facts.default_sampling} {self.preset} {self.adapters}"
+        return f"{facts.name} {facts.fingerprint} {facts.info.context_size} {own}"
 
     def seed(self, otherwise: int) -> int:
         """Return the seed of requests that set none."""
         return int(self._values.get("seed", otherwise))
 
     def completed(self, request: Request) -> Request:
-        """Return a request with the preset's values in place of those that it does not set."""
+        """Return a request with the values of the preset and the adapters in place of those that it does not set."""
+        if request.adapters is None and self.adapters is not None:
+            request = replace(request, adapters=self.adapters)
         if self.preset is None:
             return request
         limit = self._values.get("max_tokens", _NO_LIMIT)

@@ -22,10 +22,11 @@ def models_in_store() -> Iterator[KnownModel]:
 
 def given_model(name: str, path: Path, preset: Preset | None) -> KnownModel:
     """Return a model that was given at start. The file of a stand-in may be missing."""
-    if not path.is_file():
-        return KnownModel(name, path, preset=preset)
-    model = inventory.of_path(path)
-    return KnownModel(name, path, "", model.size, model.modified, preset)
+    known = KnownModel(name, path)
+    if path.is_file():
+        model = inventory.of_path(path)
+        known = KnownModel(name, path, "", model.size, model.modified)
+    return known if preset is None else known.under(preset)
 
 
 def catalogue_name(name: str) -> str | None:

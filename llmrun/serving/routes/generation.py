@@ -21,7 +21,7 @@ from llmrun.serving.disconnects import Presence
 from llmrun.serving.exchanges import AnswerId, exchange_of
 from llmrun.serving.models.ready import Ready
 from llmrun.serving.models.registry import Models
-from llmrun.serving.refusals import Refused, ignored_header, json_bytes_of_choices, json_response
+from llmrun.serving.refusals import Refused, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.resuming import EventNumbers, LastEvent, numbers_of, read_last_event
 from llmrun.serving.service import Service
 from llmrun.serving.streams import Stream
@@ -107,6 +107,6 @@ async def _collect(choices: Choices, answer: Answer) -> None:
 
 async def _written(answer: Answer, is_long: bool) -> bytes:
     def write() -> bytes:
-        return json_bytes_of_choices(answer.whole())
+        return json_bytes_in_parts(answer.whole())
 
     return await off_the_loop(is_long, write)

@@ -117,6 +117,7 @@ class OllamaModelRoutes:
         listed, header = await asyncio.to_thread(lambda: (self._listed(known), header_of(known)))
         facts = self._facts(known)
         abilities = abilities_of(
+            header.values,
             takes_tools=header.mentions_tools if facts is None else facts.takes_tools,
             thinks=header.mentions_thinking if facts is None else facts.thinks,
             fills=header.fills if facts is None else facts.fills,

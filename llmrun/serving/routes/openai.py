@@ -50,5 +50,7 @@ class ModelRoutes:
     def _body(self, known: KnownModel) -> dict[str, Any]:
         process = self._models.process_of(known)
         if process is None or process.facts is None:
-            return unloaded_model_body(known.name, self._models.created)
-        return model_body(Ready.under(known, process).facts, self._models.created)
+            body = unloaded_model_body(known.name, self._models.created)
+        else:
+            body = model_body(Ready.under(known, process).facts, self._models.created)
+        return {**body, "parent": known.parent} if known.parent else body

@@ -12,6 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from llmrun.engine_process.served_model import State
 from llmrun.errors import ModelNotFound, Unavailable
+from llmrun.protocol.embeddings.calls import (
+    EMBEDDING_PATHS,
+    OLLAMA_EMBED_PATH,
+    OLLAMA_EMBEDDINGS_PATH,
+    RERANK_PATHS,
+)
 from llmrun.protocol.wire import WireFormat, json_bytes
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.disconnects import Presence
@@ -26,7 +32,9 @@ from llmrun.serving.upstreams.pool import PACE, Pace, Pool
 from llmrun.serving.upstreams.replies import Reply
 from llmrun.serving.upstreams.upstream import Upstream
 
-_NEVER_STREAMED: Final = ("/tokenize", "/detokenize")
+_NEVER_STREAMED: Final = frozenset(
+    {"/tokenize", "/detokenize", *EMBEDDING_PATHS, *RERANK_PATHS, OLLAMA_EMBED_PATH, OLLAMA_EMBEDDINGS_PATH}
+)
 _STREAMED_BY_DEFAULT: Final = "/api/"
 
 
@@ -173,7 +181,7 @@ def _written(body: Mapping[str, Any]) -> tuple[bytes, list[bytes]]:
 
 
 def _wants_stream(path: str, body: Mapping[str, Any]) -> bool:
-    if path.startswith(_NEVER_STREAMED):
+    if path in _NEVER_STREAMED:
         return False
     return body.get("stream", path.startswith(_STREAMED_BY_DEFAULT)) is True
 
