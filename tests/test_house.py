@@ -250,6 +250,9 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
         "bench --rate 2",
         "doctor --help",
         "doctor --no-such",
+        "quantize --help",
+        "quantize a.gguf b.gguf Q9",
+        "imatrix --help",
     ],
 )
 def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun import settings
+from llmrun.cli.answers.open_model import local_options
 from llmrun.errors import UsageError
 from llmrun.presets import KEYS, SETTINGS, read_presets
 from llmrun.sampling_params import SAMPLING
@@ -49,6 +51,18 @@ def test_presets_have_a_model_settings_and_variables(own: Path) -> None:
     assert preset.variables == {"style": "short", "depth": [1, 2.5, {"deep": True}]}
     assert preset_named("PIRATE") == preset
     assert preset_named("pirate2") is None
+
+
+def test_presets_have_adapters(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are relative to models.toml, and the flag replaces them."""
+    monkeypatch.setenv("HOME", "/home/me")
+    own.write_text('[presets.a]\nmodel = "m"\nlora = "x.gguf"\n[presets.b]\nmodel = "m"\n')
+    assert local_options(load_settings({"model": "a"})).adapters == (f"{own.parent}/x.gguf:1.0",)
+    assert local_options(load_settings({"model": "b"})).adapters == ()
+    own.write_text('[presets.a]\nmodel = "m"\nlora = ["y=sub/x.gguf:0.5", "~/x.gguf", "/x.gguf:2"]\n')
+    loaded = load_settings({"model": "a"})
+    assert local_options(loaded).adapters == (f"y={own.parent}/sub/x.gguf:0.5", "/home/me/x.gguf:1.0", "/x.gguf:2.0")
+    assert local_options(replace(loaded, loras=("z.gguf",))).adapters == ("z.gguf",)
 
 
 def test_every_setting_of_a_preset_is_a_setting() -> None:
@@ -136,6 +150,10 @@ def test_names_that_clients_have_built_in_are_allowed(own: Path, name: str) -> N
         ("[presets.p]\nmodel = 'm'\nvariables = 3", "variables: 3 is not a table", None),
         ("[presets.p]\nmodel = 'm'\nvariables = { d = 1979-05-27 }", "variables.d: datetime.date", "use texts"),
         ("[presets.p]\nmodel = 'm'\nvariables = { d = [inf] }", "variables.d: [inf] has no JSON form", "finite"),
+        ("[presets.p]\nmodel = 'm'\nlora = 3", "lora: 3 is not a file", None),
+        ("[presets.p]\nmodel = 'm'\nlora = ['a', 3]", "lora: ['a', 3] is not a file", None),
+        ("[presets.p]\nmodel = 'm'\nlora = 'a:inf'", "lora: invalid value for --lora: 'a:inf'", None),
+        ("[presets.p]\nmodel = 'http://x'\nlora = 'a'", "lora: not supported for models on a server", None),
         ("[presets.a]\nmodel = 'B'\n[presets.b]\nmodel = 'm'", "presets.a: model: 'B' is another preset", "model: m"),
         ("[presets.A]\nmodel = 'm'\n[presets.a]\nmodel = 'm'", "presets.a: differs from presets.A only in", None),
         ("[presets.'x.gguf']\nmodel = 'm'", "presets: 'x.gguf' is not a name of letters", None),

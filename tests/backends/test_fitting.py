@@ -67,7 +67,7 @@ def test_smaller_types_take_53_and_28_percent_of_the_memory() -> None:
 
 
 def test_what_our_engine_does_not_run_is_llama_cpps(tmp_path: Path) -> None:
-    path = tiny_llama(tmp_path / "other.gguf", extra={"tokenizer.ggml.model": "t5"})
+    path = tiny_llama(tmp_path / "other.gguf", extra={"tokenizer.ggml.model": "plamo2"})
     with open_gguf(path) as other:
         found = fit_of(other, Resources(1 << 40))
         mapped = fit_of(other, Resources(found.needed - 1))
@@ -121,6 +121,11 @@ def made(bits: float, speed: float | None = 50.0, *, fits: bool = True, layers: 
 )
 def test_the_best_choice(fits: Sequence[Fit], best: int | None) -> None:
     assert best_of(fits) == best
+
+
+def test_the_best_encoder_has_the_most_bits() -> None:
+    encoders = [replace(made(bits, speed), generates=False) for bits, speed in ((4.5, 9.0), (8.5, None), (16, None))]
+    assert best_of(encoders) == 1
 
 
 def test_a_share_on_the_gpu_leaves_its_share_of_the_memory() -> None:

@@ -169,7 +169,7 @@ def test_what_llama_cpp_refuses_the_cpu_engine_may_run(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
-    [("model", "bert", "tokenizer not supported"), ("pre", "abacus", "pre-tokenizer not supported")],
+    [("model", "plamo2", "tokenizer not supported"), ("pre", "abacus", "pre-tokenizer not supported")],
 )
 def test_a_tokenizer_the_cpu_engine_lacks_is_known_before_anything_heavy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, words: str

@@ -24,7 +24,7 @@ def logits_of(kind: type[CpuBackend] | type[LlamaBackend], path: Path) -> NDArra
         backend: Backend = kind(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
         assert backend.info.file_bytes == file.file_bytes
     try:
-        return backend.forward(batch_of(rows(0, 0, TOKENS)))
+        return backend.forward(batch_of(rows(0, 0, TOKENS))).logits
     finally:
         backend.close()
 

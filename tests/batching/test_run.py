@@ -458,10 +458,15 @@ def test_a_worker_with_another_context_size_is_refused(files: Files, tmp_path: P
 
 def test_a_worker_that_cannot_prove_its_bits_is_refused(files: Files) -> None:
     class Tiny(FakeWorker):
-        async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
-            return Reply(400, {"error": {"message": "too long"}})
+        error: Mapping[str, Any] | None = {"message": "too long"}
 
-    with pytest.raises(RefusedWorker, match=r"rejected the test prompt \(HTTP 400\)"):
+        async def answer(self, url: str, body: Mapping[str, Any]) -> Any:
+            return Reply(400, {"error": self.error})
+
+    with pytest.raises(RefusedWorker, match="rejected the test prompt: too long"):
+        files.run(Tiny())
+    Tiny.error = None
+    with pytest.raises(RefusedWorker, match="rejected the test prompt: HTTP 400"):
         files.run(Tiny())
 
 

@@ -80,6 +80,17 @@ def test_other_flags_of_the_base_are_a_base(text: str) -> None:
     assert body["base"]["name"] == body["model"]["name"] == "model"
 
 
+def test_adapters_are_named_for_the_model_only(text: str, tmp_path: Path) -> None:
+    (tmp_path / "pirate.gguf").touch()
+    adapter = ("--lora", f"{tmp_path / 'pirate.gguf'}:0.5", "--against", "model")
+    body = told(*SCRIPTED, "--text", text, *adapter)
+    assert [each["name"] for each in body["model"]["adapters"]] == ["pirate"]
+    assert body["base"]["adapters"] == []
+    lines = llmrun(*SCRIPTED, "--text", text, *adapter).stdout.decode().splitlines()
+    assert lines[0].endswith(", pirate (scale 0.5)")
+    assert "pirate" not in lines[1]
+
+
 def test_a_single_chunk_has_no_interval(text: str) -> None:
     found = told(*SCRIPTED, "--text", text, "--chunks", "1", "--against", "model")["text"]
     assert (found["perplexity"]["high"], found["chunks"]) == (None, 1)

@@ -15,6 +15,7 @@ from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import settled
+from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +77,20 @@ def test_a_name_is_told_for_all_its_quantizations_the_best_one_marked(environmen
     assert [line.split()[:2] for line in lines[3:]] == [["toy:1b-q4_0", "Q4_0"], ["*", "toy:1b"]]
     assert lines[3].endswith("fits")
     assert lines[4].endswith("fits: the best choice")
+
+
+def test_encoders_have_the_speed_of_reading(tmp_path: Path, environment: dict[str, str]) -> None:
+    path = tiny_encoder(tmp_path, TINY_ENCODERS["bert"])
+    done = llmrun("fit", str(path), env=environment)
+    assert done.returncode == 0, done.stderr
+    _, assumed, heads, row = done.stdout.decode().splitlines()
+    assert assumed == "for   512 tokens of context (-c), a text of 512 (-p)"
+    assert heads.split() == ["MODEL", "QUANT", "FILE", "MEMORY", "WEIGHTS", "TEXT", "SCRATCH", "PER", "TEXT", "TOK/S"]
+    assert row.endswith("fits")
+    (model,) = asked(str(path), env=environment)["models"]
+    (found,) = model["quantizations"]
+    assert found["decode_per_second"] is None
+    assert found["prefill_per_second"] > 0
 
 
 def test_json_has_the_sum_and_the_forecast(environment: dict[str, str], hub: FakeHub) -> None:

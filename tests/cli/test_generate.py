@@ -189,6 +189,12 @@ def test_verbose_says_what_runs_and_how() -> None:
     assert "template" in lines
 
 
+def test_verbose_names_the_adapters(tmp_path: Path) -> None:
+    (tmp_path / "pirate.gguf").touch()
+    lines = scripted("-v", "--lora", f"{tmp_path / 'pirate.gguf'}:0.5", "hello").stderr.decode()
+    assert "adapters   pirate (scale 0.5)" in lines
+
+
 def test_a_traceback_is_for_debug_alone(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.gguf")
     plain = llmrun("generate", "-m", missing, "hello")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from llmrun.cli.answers.draft_model import resolved_draft
+from llmrun.cli.answers.open_model import local_options
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.values import models
 from llmrun.cli.chatting.slash.models import model_choices
@@ -101,6 +102,23 @@ def test_raw_prompts_refuse_presets_for_chats(stores: Stores) -> None:
     assert run("generate", "--backend", "scripted", "-m", "plain", "--raw", "-n", "3", "hi")[1]
 
 
+def test_adapters_of_presets_are_applied(stores: Stores, tmp_path: Path) -> None:
+    """The flag replaces them. A chat that switches models leaves those of the flag behind."""
+    (tmp_path / "models.toml").write_text(PRESETS + 'lora = "mine.gguf"\n')
+    generate = ("generate", "--backend", "scripted", "-m", "plain", "hi")
+    _, err = run(*generate, code=4)
+    assert f"no such adapter: {tmp_path / 'mine.gguf'}" in err
+    (tmp_path / "other.gguf").touch()
+    flag = ("--lora", str(tmp_path / "other.gguf"))
+    run(*generate, *flag)
+    _, err = run("chat", "--backend", "scripted", "pirate", *flag, stdin="/model plain\n", code=4)
+    assert "--lora applies only to the first model" in err
+    assert f"no such adapter: {tmp_path / 'mine.gguf'}" in err
+    (tmp_path / "mine.gguf").touch()
+    out, err = run("chat", "--backend", "scripted", "pirate", *flag, stdin="/model plain\none\n")
+    assert out == "You said: one\n"
+
+
 def test_a_misspelled_preset_gets_a_suggestion(stores: Stores) -> None:
     _, err = run("generate", "-m", "pirat", "hi", code=4)
     assert "did you mean Pirate?" in err
@@ -186,6 +204,7 @@ def test_list_shows_presets(stored: Stores) -> None:
         "model": "hf:org/name:Q4_K_M",
         "settings": {"system": "S", "top_k": 3},
         "variables": {"x": [1]},
+        "lora": [],
     }
 
 
@@ -229,12 +248,14 @@ def test_bench_measures_the_model_of_a_preset(stores: Stores) -> None:
     assert '"hello"' in out
 
 
-def test_eval_compares_the_models_of_presets(stores: Stores) -> None:
+def test_eval_compares_the_models_of_presets(stores: Stores, tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(PRESETS + 'lora = "mine.gguf"\n')
     flags = EvalFlags(against="PLAIN")
     settings = flags.settings("pirate")
     base = flags.base_settings(settings)
     assert base is not None
     assert (settings.model, base.model) == ("hello", "other")
+    assert local_options(settings).adapters == local_options(base).adapters == ()
 
 
 def test_eval_refuses_a_preset_of_a_server(stores: Stores, tmp_path: Path) -> None:

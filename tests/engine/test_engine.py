@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
@@ -17,7 +16,7 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.errors import ContextExceeded, UsageError
 from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch, FinishReason
+from llmrun.types import Batch, FinishReason, Outputs
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 
@@ -210,7 +209,7 @@ class Overstated(ScriptedBackend):
         super().__init__(None, context_size=100)
         self.room = room
 
-    def forward(self, batch: Batch) -> np.typing.NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         self.kv._capacity, said = self.room, self.kv._capacity
         try:
             return super().forward(batch)

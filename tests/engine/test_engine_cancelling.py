@@ -10,9 +10,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedCache
 from llmrun.engine import answer as answer_module
@@ -21,7 +19,7 @@ from llmrun.engine import slots as slots_module
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished
 from llmrun.errors import Cancelled
-from llmrun.types import Batch, FinishReason
+from llmrun.types import Batch, FinishReason, Outputs
 from tests.support.engine.answers import answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree, by_thread
 from tests.support.engine.scripted_models import noisy, random_request
@@ -56,10 +54,10 @@ class Counting(ScriptedBackend):
         super().__init__(None, context_size=50, max_sequences=2, capacity=68)
         self.most_batches = sys.maxsize
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
-        logits = super().forward(batch)
+    def forward(self, batch: Batch) -> Outputs:
+        outputs = super().forward(batch)
         assert len(self.batches) <= self.most_batches
-        return logits
+        return outputs
 
 
 def cancel_for_good(engine: Engine, backend: Counting) -> None:
@@ -166,7 +164,7 @@ class Losing(ScriptedBackend):
         self.stopped_passes = stopped_passes
         self.passes = 0
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         self.passes += 1
         if self.passes in self.stopped_passes:
             for seq in set(batch.seq.tolist()):

@@ -14,7 +14,7 @@ from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
-from llmrun.types import Batch
+from llmrun.types import Batch, Outputs
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 
@@ -26,13 +26,13 @@ class Breaking(ScriptedBackend):
         super().__init__(None, max_sequences=2)
         self.at, self.error = at, error
 
-    def forward(self, batch: Batch) -> np.typing.NDArray[np.float32]:
-        logits = super().forward(batch)
+    def forward(self, batch: Batch) -> Outputs:
+        outputs = super().forward(batch)
         if len(self.batches) == self.at:
             if self.error is not None:
                 raise self.error
-            logits[-1, 7] = np.nan
-        return logits
+            outputs.logits[-1, 7] = np.nan
+        return outputs
 
 
 def test_broken_logits_fail_the_one_request_they_are_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmrun.engine.child.messages import Beat
 from llmrun.engine_process.limits import ServingLimits
 from llmrun.engine_process.restarts import RestartPauses, StepProgress
@@ -40,6 +42,16 @@ def test_slow_steps_may_take_longer() -> None:
     progress.beat(working(1, longest_step_s=2.0), 1.0)
     assert not progress.is_stuck(40.0)
     assert progress.is_stuck(41.1)
+
+
+def test_a_step_with_many_rows_may_take_longer() -> None:
+    """An encoder runs a text of 8,192 tokens in one step."""
+    progress = StepProgress(LIMITS, 0.0)
+    progress.beat(replace(working(1), patience=32.0), 1.0)
+    assert not progress.is_stuck(321.0)
+    assert progress.is_stuck(321.1)
+    progress.beat(working(2), 321.2)
+    assert progress.is_stuck(331.3)
 
 
 def test_the_first_step_may_take_a_minute() -> None:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.evaluation.chunks import Chunk, chunks_of, tokens_of
 from llmrun.evaluation.measuring import scores_of_chunks
 from llmrun.evaluation.opening import Source, opened
 from llmrun.evaluation.results import Comparison, TextResult, summarized
-from llmrun.types import Batch
+from llmrun.types import Batch, Outputs
 from tests.support.models.downloads import smollm2
 from tests.support.models.llama_cpp_oracle import LlamaCppModel, requantize
 from tests.support.models.prompts import passages
@@ -46,10 +45,11 @@ class OracleBackend:
         assert seq == 0
         self._read.clear()
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         assert batch.pos[0] == len(self._read)
         self._read += batch.tokens.tolist()
-        return self._model.logits(self._read)[-len(batch.want) :][batch.want]
+        logits = self._model.logits(self._read)[-len(batch.want) :][batch.want != 0]
+        return Outputs(logits, np.empty((0, 0), np.float32))
 
 
 @pytest.fixture(scope="module")

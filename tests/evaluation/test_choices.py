@@ -28,7 +28,7 @@ def expected_score(prompt: str, ending: str) -> float:
     """Return the sum of log probabilities by the definition, from a pass over the whole text."""
     backend = ScriptedBackend(None)
     tokens = tokens_of(prompt + ending, backend.tokenizer)
-    logits = backend.forward(batch_of(tokens, 0, 0, 0)).astype(np.float64)
+    logits = backend.forward(batch_of(tokens, 0, 0, 0)).logits.astype(np.float64)
     start = len(tokens_of(prompt, backend.tokenizer))
     chances = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return float(sum(chances[position - 1, tokens[position]] for position in range(start, len(tokens))))

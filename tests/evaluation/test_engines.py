@@ -10,7 +10,7 @@ from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
 from llmrun.errors import LlmrunError
 from llmrun.evaluation.chunks import one_chunk, tokens_of
 from llmrun.evaluation.engines import ANSWER_TOKENS, MOST_DIVERGENCE, Agreement, agreement_of
-from llmrun.types import Batch
+from llmrun.types import Batch, Outputs
 
 TEXT = "The harbour of the old town"
 
@@ -22,10 +22,10 @@ class Changed(ScriptedBackend):
         super().__init__(None)
         self._change, self._start = change, start
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
-        logits = super().forward(batch)
-        logits[batch.pos[batch.want] >= self._start] += self._change
-        return logits
+    def forward(self, batch: Batch) -> Outputs:
+        outputs = super().forward(batch)
+        outputs.logits[batch.pos[batch.want != 0] >= self._start] += self._change
+        return outputs
 
 
 def changed(token: int, amount: float, start: int) -> Changed:

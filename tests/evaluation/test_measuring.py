@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.errors import LlmrunError, UsageError
@@ -14,7 +13,7 @@ from llmrun.evaluation.chunks import chunks_of
 from llmrun.evaluation.forward import batch_of
 from llmrun.evaluation.measuring import check_same_vocabulary, scores_of_chunks
 from llmrun.evaluation.scores import scores_of_two
-from llmrun.types import Batch
+from llmrun.types import Batch, Outputs
 
 TEXT = "The harbour of the old town freezes for about six weeks every winter."
 
@@ -22,9 +21,9 @@ TEXT = "The harbour of the old town freezes for about six weeks every winter."
 class NanBackend(ScriptedBackend):
     """Computes NaN from the second chunk on."""
 
-    def forward(self, batch: Batch) -> NDArray[np.float32]:
-        logits = super().forward(batch)
-        return logits * np.float32(np.nan) if len(self.batches) > 1 else logits
+    def forward(self, batch: Batch) -> Outputs:
+        outputs = super().forward(batch)
+        return outputs._replace(logits=outputs.logits * np.float32(np.nan)) if len(self.batches) > 1 else outputs
 
 
 def test_each_chunk_is_evaluated_on_its_own() -> None:
@@ -35,7 +34,9 @@ def test_each_chunk_is_evaluated_on_its_own() -> None:
     assert len(found) == len(chunks) == 4
     for chunk, scores in zip(chunks, found, strict=True):
         rows = batch_of(chunk.inputs, 0, 0, chunk.first)
-        expected = scores_of_two(ScriptedBackend().forward(rows), ScriptedBackend(None).forward(rows), chunk.following)
+        expected = scores_of_two(
+            ScriptedBackend().forward(rows).logits, ScriptedBackend(None).forward(rows).logits, chunk.following
+        )
         for one, other in zip(scores, expected, strict=True):
             assert one.tolist() == other.tolist()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmrun.gguf.reader import open_gguf
@@ -18,7 +19,7 @@ NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURE
 NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older", "qwen3next older"]
 NAMES += ["nemotron_h_moe Super, with a layer ahead"]
 # llama.cpp computes GELU with a float16 table, so the bound is larger.
-GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "gemma4", "starcoder2"), 1e-6
+GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, which has blocks of 256.
 WIDE: dict[str, Any] = {
     "width": 256,
@@ -58,8 +59,12 @@ NARROW = {"attn_k_b"}
 def sizes_of(row: TinyArchitecture) -> dict[str, Any]:
     """Return sizes with which the row's own widths are also multiples of a block."""
     sizes: dict[str, Any] = {"keys": {**row.keys, **{key: 256 for key in WIDTHS if row.keys.get(key)}}}
+    if "feed_forward_length" in row.keys:  # one for each layer
+        sizes["keys"]["feed_forward_length"] = np.full(row.layers, WIDE["feed_forward"], np.int32)
     if "ssm.inner_size" in row.keys:
         sizes["keys"] |= OF_DELTA_NETS if row.architecture.startswith("qwen") else OF_MAMBA
+    if row.architecture == "jamba":
+        sizes["keys"]["ssm.time_step_rank"] = WIDE["width"]  # a width, not a number of heads
     if row.kv_heads == row.heads:
         sizes["kv_heads"] = WIDE["heads"]
     if any(row.latent):

@@ -83,7 +83,7 @@ def test_choices_have_seeds_of_their_own() -> None:
         ({"prompt": 5}, "prompt"),
         ({"n_predict": -2}, "n_predict"),
         ({"n": 2, "n_cmpl": 3}, "n"),
-        ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
+        ({"lora": [{"id": 0, "scale": 1}]}, "lora[0].id"),
         ({"min_keep": 1}, "min_keep"),
         ({"post_sampling_probs": True}, "post_sampling_probs"),
         ({"response_fields": [1]}, "response_fields[0]"),

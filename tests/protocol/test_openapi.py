@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 
+from llmrun.engine.child.messages import Embedded
 from llmrun.engine.requests import Event, ToolCallDelta
 from llmrun.protocol.anthropic.models import anthropic_models
 from llmrun.protocol.anthropic.requests import REFUSED as REFUSED_IN_MESSAGES
 from llmrun.protocol.anthropic.requests import parse_count
 from llmrun.protocol.anthropic.wire import ANTHROPIC
+from llmrun.protocol.embeddings.answers import (
+    embeddings_body,
+    ollama_embed_body,
+    ollama_embeddings_body,
+    rerank_body,
+)
+from llmrun.protocol.embeddings.calls import parse_embeddings, parse_rerank
 from llmrun.protocol.errors import InvalidField, api_error, openai_body
 from llmrun.protocol.fields import Fields
 from llmrun.protocol.infill import REFUSED_IN_INFILL
@@ -62,10 +72,13 @@ ROUTES = {
     "/v1/messages/count_tokens": "post",
     "/v1/models": "get",
     "/v1/models/{id}": "get",
+    "/v1/embeddings": "post",
+    "/v1/rerank": "post",
     "/tokenize": "post",
     "/detokenize": "post",
     "/": "get",
     "/health": "get",
+    "/lora-adapters": "get",
     "/metrics": "get",
     "/openapi.json": "get",
     **OLLAMA_ROUTES,
@@ -77,6 +90,8 @@ PARSERS: dict[str, Callable[..., Any]] = {
     "InfillRequest": infill,
     "TokenizeRequest": lambda **fields: parse_tokenize({"content": "a", **fields}),
     "DetokenizeRequest": lambda **fields: parse_detokenize({"tokens": [1], **fields}, FACTS),
+    "EmbeddingRequest": lambda **fields: parse_embeddings({"input": "a", **fields}, FACTS, ""),
+    "RerankRequest": lambda **fields: parse_rerank({"query": "a", "documents": ["b"], **fields}, FACTS, ""),
     "MessageRequest": message,
     "MessageCountRequest": lambda **fields: parse_count({"model": "tiny", "messages": [USER], **fields}, FACTS),
 }
@@ -89,6 +104,8 @@ REFUSED = {
     "InfillRequest": {*REFUSED_IN_INFILL},
     "TokenizeRequest": set[str](),
     "DetokenizeRequest": set[str](),
+    "EmbeddingRequest": set[str](),
+    "RerankRequest": set[str](),
     "MessageRequest": {*REFUSED_IN_MESSAGES},
     "MessageCountRequest": {*REFUSED_IN_MESSAGES},
 }
@@ -205,6 +222,17 @@ def test_completions_match_their_schemas() -> None:
     for chunk in run(answer, [(0, said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))), (0, ended())]):
         validate(chunk, "CompletionChunk")
     validate(answer.whole(), "Completion")
+
+
+def test_embeddings_and_rankings_match_their_schemas() -> None:
+    call = parse_embeddings({"input": "a"}, FACTS, "")
+    found = Embedded(1, struct.pack("=2f", 1.0, 0.5), [3])
+    validate(embeddings_body(call, found, "tiny", 0.0), "Embeddings")
+    validate(embeddings_body(replace(call, encoding="base64"), found, "tiny", 0.0), "Embeddings")
+    validate(ollama_embed_body(call, found, "tiny", 0.5), "OllamaEmbeddings")
+    validate(ollama_embeddings_body(call, found, "tiny", 0.5), "OllamaEmbedding")
+    ranking = parse_rerank({"query": "a", "documents": ["b", "c"], "return_documents": True}, FACTS, "")
+    validate(rerank_body(ranking, replace(found, tokens=[1, 2]), "tiny", 0.0), "Ranking")
 
 
 def test_responses_match_their_schemas() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,22 @@ from llmrun.engine.requests import Finished, Request, TextDelta, TokenPrompt
 from llmrun.hub.progress_reporter import Silent
 from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.replaying.parsing import parse_recording
-from llmrun.replaying.recorder import model_files, opening_of, record, write_recording
+from llmrun.replaying.recorder import adapter_digest, model_files, opening_of, record, write_recording
 from llmrun.replaying.recording import ModelFile, Recording
-from llmrun.replaying.replay import Incomparable, OtherToken, check_files, check_numerics, check_template, replay
+from llmrun.replaying.replay import (
+    Incomparable,
+    OtherToken,
+    check_adapters,
+    check_files,
+    check_numerics,
+    check_template,
+    replay,
+)
 from llmrun.replaying.watching import Watcher
 from llmrun.sampling_params import SamplingParams
 from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
 from tests.support.models.numeric_models import NUMERIC_MODELS, StableRandom, write_numeric_model
+from tests.support.models.tiny_adapters import tiny_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +42,13 @@ N_TOKENS = 24
 
 @contextmanager
 def opened(
-    path: Path, *, threads: int = 2, speculate: bool = True, kv_type: str = KV_CHOICES[0], max_sequences: int = 1
+    path: Path,
+    *,
+    threads: int = 2,
+    speculate: bool = True,
+    kv_type: str = KV_CHOICES[0],
+    max_sequences: int = 1,
+    adapters: Sequence[str] = (),
 ) -> Iterator[tuple[Engine, Watcher]]:
     watcher = Watcher()
     options = OpenOptions(
@@ -43,16 +58,19 @@ def opened(
         kv_type=kv_type,
         max_sequences=max_sequences,
         kv_tokens=AUTO if max_sequences > 1 else None,
+        adapters=adapters,
     )
     with Engine.open(path, options, speculate=speculate, watch=watcher) as engine:
         yield engine, watcher
 
 
-def recorded(path: Path, kv_type: str = KV_CHOICES[0], temperature: float = 0.2) -> Recording:
+def recorded(
+    path: Path, kv_type: str = KV_CHOICES[0], temperature: float = 0.2, adapters: Sequence[str] = ()
+) -> Recording:
     request = Request(
         TokenPrompt(PROMPT), max_tokens=N_TOKENS, sampling=SamplingParams(temperature=temperature, seed=11)
     )
-    with opened(path, kv_type=kv_type, speculate=False) as (engine, watcher):
+    with opened(path, kv_type=kv_type, speculate=False, adapters=adapters) as (engine, watcher):
         tokens: list[int] = []
         for event in engine.generate(request):
             if isinstance(event, TextDelta):
@@ -103,6 +121,24 @@ def test_neither_the_machine_nor_the_engine_changes_a_run(tmp_path: Path, name: 
                 if isinstance(event, Finished):
                     assert event.timings.cached_tokens > 0
     assert len(recording.output.logits) == 4
+
+
+def test_a_run_with_adapters_is_repeated(tmp_path: Path, model: Path) -> None:
+    """With another scale, the tokens differ, and with another file, the run cannot be compared."""
+    adapter = tiny_adapter(tmp_path / "a.gguf", model)
+    recording = recorded(model, adapters=[f"{adapter}:0.5"])
+    write_recording(tmp_path / "run.json", recording)
+    read = parse_recording((tmp_path / "run.json").read_bytes())
+    assert read.adapters == recording.adapters
+    [found] = read.adapters
+    assert (found.name, found.path, found.scale) == ("a", str(adapter), 0.5)
+    check_adapters(read, lambda path: adapter_digest(path, Silent()))
+    for scale, is_same in ((0.5, True), (0.25, False)):
+        with opened(model, threads=1, adapters=[f"{adapter}:{scale}"]) as (engine, watcher):
+            assert replay(engine, watcher.backend, read).is_same is is_same
+    tiny_adapter(adapter, model, seed=2)
+    with pytest.raises(Incomparable, match="does not have the recorded sha256"):
+        check_adapters(read, lambda path: adapter_digest(path, Silent()))
 
 
 def test_a_cached_prompt_gives_the_recorded_tokens(model: Path) -> None:

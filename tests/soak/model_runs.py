@@ -1,4 +1,4 @@
-"""Run a model file as `llmrun generate --raw -n 4` does (open, answer, close) and report how it ends."""
+"""Run a model file as `llmrun generate --raw -n 4` or `llmrun embed` does, and report how it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.cli.messages import message_for
 from llmrun.engine.defaults import default_sampling
+from llmrun.engine.embedding.inputs import InputReader
+from llmrun.engine.embedding.jobs import EmbeddingJob
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt
 from llmrun.errors import BackendCrashed
 from llmrun.gguf.reader import open_gguf
+from llmrun.types import Pooling
 
 # Words, single bytes, control tokens of both vocabularies, and one letter.
 PROMPTS = ("Hello world", "\n\t\x01\x7f é 日本 \U0001f600", "the <|im_end|> </s> <s>", "a")
@@ -54,8 +57,30 @@ def _answer(path: Path, backend: str, case: int) -> None:
         if case % 3 == 0:
             sampling = replace(sampling, temperature=0.0)
         logprobs = 3 if case % 5 == 0 else None
-        request = Request(TextPrompt(PROMPTS[case % len(PROMPTS)]), TOKENS, sampling=sampling, logprobs=logprobs)
+        prompt = PROMPTS[case % len(PROMPTS)]
+        if not engine.info.has_logits:
+            _embed(engine, prompt)
+            return
+        request = Request(TextPrompt(prompt), TOKENS, sampling=sampling, logprobs=logprobs)
         deque(engine.generate(request), maxlen=0)
+
+
+def _embed(engine: Engine, text: str) -> None:
+    """Compute the vector of a text, or its score if the model is a reranker. Raises the error of a text that fails."""
+    embedder = engine.embedder()
+    job = EmbeddingJob(
+        [InputReader(engine.info, engine.tokenizer, "truncate it").tokens_of(text, "text", truncate=True)], _end
+    )
+    embedder.check(job, scores=embedder.pooling is Pooling.RANK)
+    embedder.add(job)
+    while not embedder.idle:
+        embedder.step()
+    if job.error is not None:
+        raise job.error
+
+
+def _end(job: EmbeddingJob) -> None:
+    """Leave the results in the job."""
 
 
 def _engine_on_cpu(path: Path, context: int | None, threads: int) -> Engine:

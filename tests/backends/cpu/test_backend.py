@@ -90,24 +90,26 @@ def test_capacity_holds_every_sequence_at_its_full_length(path: Path) -> None:
     try:
         both = rows(0, 0, [7] * 40) + rows(1, 0, [7] * 40)
         assert backend.kv.capacity >= 80
-        assert len(backend.forward(batch_of(both))) == 80
+        assert len(backend.forward(batch_of(both)).logits) == 80
     finally:
         backend.close()
 
 
 def test_a_batch_may_be_longer_than_a_step(backend: CpuBackend) -> None:
     tokens = [int(token) for token in np.random.default_rng(0).integers(3, 250, 2 * MAX_ROWS + 77)]
-    whole = backend.forward(batch_of(rows(0, 0, tokens)))
-    one_by_one = [backend.forward(batch_of(rows(1, at, tokens[at : at + 100]))) for at in range(0, len(tokens), 100)]
+    whole = backend.forward(batch_of(rows(0, 0, tokens))).logits
+    one_by_one = [
+        backend.forward(batch_of(rows(1, at, tokens[at : at + 100]))).logits for at in range(0, len(tokens), 100)
+    ]
     np.testing.assert_array_equal(np.concatenate(one_by_one), whole)
 
 
 def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
     batch = batch_of(rows(0, 0, [5, 6, 7]))
-    none = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, np.zeros(3, np.bool_)))
+    none = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, np.zeros(3, np.uint8))).logits
     assert none.shape == (0, backend.info.vocabulary_size)
-    after = backend.forward(batch_of(rows(0, 3, [8])))
-    np.testing.assert_array_equal(after[0], backend.forward(batch_of(rows(1, 0, [5, 6, 7, 8])))[3])
+    after = backend.forward(batch_of(rows(0, 3, [8]))).logits
+    np.testing.assert_array_equal(after[0], backend.forward(batch_of(rows(1, 0, [5, 6, 7, 8]))).logits[3])
 
 
 # --- invalid batches -------------------------------------------------------------------------------------------------
@@ -141,12 +143,12 @@ def test_a_full_cache_changes_nothing(backend: CpuBackend) -> None:
     """The engine's own batches cannot fill the cache, which has room for everything, so this test makes the cache
     smaller.
     """
-    first = backend.forward(batch_of(rows(0, 0, [5] * 40)))
+    first = backend.forward(batch_of(rows(0, 0, [5] * 40))).logits
     backend.kv.truncate(0, 20)
     with mock.patch.object(backend.kv._pools[0], "_free", []), pytest.raises(KVFull):
         backend.forward(batch_of(rows(1, 0, [5])))
     assert backend.kv.lengths == [20, 0, 0]
-    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 20, [5] * 20))), first[20:])
+    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 20, [5] * 20))).logits, first[20:])
 
 
 # --- cancelling ------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def test_a_stopped_prefill_leaves_no_trace(
     backend = open_cpu(path, context_size=2048, max_sequences=2)
     try:
         backend.forward(batch_of(rows(0, 0, prompt[:50])))
-        expected = backend.forward(batch_of(rows(0, 50, prompt[50:])))
+        expected = backend.forward(batch_of(rows(0, 50, prompt[50:]))).logits
         backend.kv.truncate(0, 50)
         backend.kv.copy(0, 1, 50)
         stopper = after_some_steps(backend, 2, lambda: stop(backend))
@@ -187,7 +189,7 @@ def test_a_stopped_prefill_leaves_no_trace(
         stopper.join()
         assert backend.kv.lengths == [50, 50]
         for seq in (0, 1):
-            np.testing.assert_array_equal(backend.forward(batch_of(rows(seq, 50, prompt[50:]))), expected)
+            np.testing.assert_array_equal(backend.forward(batch_of(rows(seq, 50, prompt[50:]))).logits, expected)
     finally:
         backend.close()
         signal.signal(signal.SIGUSR1, before)
@@ -254,7 +256,7 @@ def test_the_file_may_be_closed_and_deleted_once_the_model_is_open(tmp_path: Pat
     path.unlink()
     try:
         batch = batch_of(rows(0, 0, [5, 6, 7]))
-        np.testing.assert_array_equal(backend.forward(batch), other.forward(batch))
+        np.testing.assert_array_equal(backend.forward(batch).logits, other.forward(batch).logits)
     finally:
         backend.close()
         other.close()

@@ -1,4 +1,4 @@
-"""Tests that the logits of tiny models have the digests in numerics.json, at every instruction-set level.
+"""Tests that the results of tiny models have the digests in numerics.json, at every instruction-set level.
 
 The models cover all architectures, weight types and types of the KV cache. `scripts/numerics` writes the file.
 """
@@ -18,7 +18,7 @@ from tests.support.models.numeric_models import (
     DIGESTS,
     NUMERIC_MODELS,
     StableRandom,
-    digest_of_logits,
+    digest_of_results,
     read_digests,
     write_numeric_model,
 )
@@ -54,9 +54,9 @@ def test_the_models_are_the_recorded_ones(name: str, written: dict[str, tuple[Pa
 
 @pytest.mark.parametrize("name", NUMERIC_MODELS)
 @pytest.mark.parametrize("level", EXECUTABLE_LEVELS)
-def test_logits_have_the_recorded_digests(level: str, name: str, written: dict[str, tuple[Path, str]]) -> None:
+def test_results_have_the_recorded_digests(level: str, name: str, written: dict[str, tuple[Path, str]]) -> None:
     with at_level(level):
-        found = digest_of_logits(written[name][0], NUMERIC_MODELS[name].kv_type)
+        found = digest_of_results(written[name][0], NUMERIC_MODELS[name].kv_type)
     assert found == EXPECTED["models"][name]["logits"], CHANGED
 
 

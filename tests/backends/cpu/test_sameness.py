@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
-from llmrun.types import Batch
+from llmrun.types import LOGITS, Batch
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
@@ -58,7 +58,7 @@ def prompt_of(count: int, vocabulary: int = 290, seed: int = 0) -> list[int]:
 def prefill(backend: CpuBackend, tokens: Sequence[int], chunk: int, *, seq: int = 0) -> NDArray[np.float32]:
     """Return the logits of every token, prefilled in chunks of the given size."""
     parts = range(0, len(tokens), chunk)
-    return np.concatenate([backend.forward(batch_of(rows(seq, at, tokens[at : at + chunk]))) for at in parts])
+    return np.concatenate([backend.forward(batch_of(rows(seq, at, tokens[at : at + chunk]))).logits for at in parts])
 
 
 # --- tiny models -----------------------------------------------------------------------------------------------------
@@ -98,10 +98,10 @@ def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) 
         prefill(backend, TINY_PROMPT, 256)
         for kept in (1, 31, 32, 33, 64, 200, 279):
             backend.kv.copy(0, 1, kept)
-            rest = backend.forward(batch_of(rows(1, kept, TINY_PROMPT[kept:])))
+            rest = backend.forward(batch_of(rows(1, kept, TINY_PROMPT[kept:]))).logits
             np.testing.assert_array_equal(rest, expected[kept:])
             backend.kv.truncate(0, kept)
-            again = backend.forward(batch_of(rows(0, kept, TINY_PROMPT[kept:])))
+            again = backend.forward(batch_of(rows(0, kept, TINY_PROMPT[kept:]))).logits
             np.testing.assert_array_equal(again, expected[kept:])
 
 
@@ -125,7 +125,7 @@ def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads:
                 at[seq] += count
             if triples:
                 batch = batch_of(triples)
-                ours.append(backend.forward(batch)[batch.seq == 5])
+                ours.append(backend.forward(batch).logits[batch.seq == 5])
         np.testing.assert_array_equal(np.concatenate(ours), expected)
 
 
@@ -143,7 +143,7 @@ def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, k
         at = list(lengths)
         for count in (1, 3, 2, 1, 1):
             triples = [row for seq in range(8) for row in rows(seq, at[seq], TINY_PROMPT[at[seq] : at[seq] + count])]
-            logits = backend.forward(batch_of(triples)).reshape(8, count, -1)
+            logits = backend.forward(batch_of(triples)).logits.reshape(8, count, -1)
             for seq in range(8):
                 np.testing.assert_array_equal(logits[seq], expected[at[seq] : at[seq] + count])
                 at[seq] += count
@@ -158,7 +158,8 @@ def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type:
         for rate in (0.5, 0.1, 0.01):
             want = np.random.default_rng(1).random(len(TINY_PROMPT)) < rate
             want[-1] = True
-            logits = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want))
+            flags = want * np.uint8(LOGITS)
+            logits = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, flags)).logits
             np.testing.assert_array_equal(logits, expected[want])
             backend.kv.free(0)
 
@@ -212,7 +213,7 @@ def run_real(backend: CpuBackend, tokens: Sequence[int], chunk: int, *, start: i
     for at in range(start, len(tokens), chunk):
         batch = batch_of(rows(0, at, tokens[at : at + chunk]))
         want = (batch.pos == EARLY) | (batch.pos == LAST)
-        compared.append(backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want)))
+        compared.append(backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want)).logits)
     return np.concatenate(compared)
 
 
@@ -221,7 +222,7 @@ def decode(backend: CpuBackend, logits: NDArray[np.float32]) -> tuple[NDArray[np
     steps, tokens = [], []
     for offset in range(DECODED):
         tokens.append(int(logits.argmax()))
-        logits = backend.forward(batch_of(rows(0, LAST + 1 + offset, tokens[-1:])))[0]
+        logits = backend.forward(batch_of(rows(0, LAST + 1 + offset, tokens[-1:]))).logits[0]
         steps.append(logits)
     return np.stack(steps), tokens
 
@@ -255,8 +256,8 @@ def test_the_real_model_in_a_batch_of_eight_strangers(kv_type: str) -> None:
                 [row for seq in (3, 6, 0, 7, 1, 4, 2, 5) for row in rows(seq, at, strangers[seq][at : at + 30])]
             )
             want = (batch.pos == EARLY) | (batch.pos == LAST)
-            ours.append(backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want))[batch.seq[want] == 0])
+            ours.append(backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want)).logits[batch.seq[want] == 0])
         np.testing.assert_array_equal(np.concatenate(ours), compared)
         for offset, token in enumerate(tokens):
             together = [row for seq in range(8) for row in rows(seq, 300 + offset, [token])]
-            np.testing.assert_array_equal(backend.forward(batch_of(together))[0], steps[offset])
+            np.testing.assert_array_equal(backend.forward(batch_of(together)).logits[0], steps[offset])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.cpu import backend as cpu
 from llmrun.backends.cpu import cache_size, kv_pool
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
@@ -65,7 +64,7 @@ def some_tokens(count: int, seed: int = 1) -> list[int]:
 
 def expected_after(whole: CpuBackend, history: list[int], tokens: list[int]) -> np.ndarray:
     whole.kv.free(0)
-    return whole.forward(batch_of(rows(0, 0, history + tokens)))[len(history) :]
+    return whole.forward(batch_of(rows(0, 0, history + tokens))).logits[len(history) :]
 
 
 class TestSeamOfWindows(SeamContract):
@@ -83,10 +82,10 @@ def test_windows_that_were_given_back_are_not_missed(backend: CpuBackend, whole:
     """The bits are equal for a long prompt in one batch, for chunks of any size, and for one token at a time."""
     tokens = some_tokens(LENGTH)
     expected = expected_after(whole, [], tokens)
-    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens))), expected)
+    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens))).logits, expected)
     at = 0
     for chunk in [*([1] * 40), 300, 33, 31, 256, 257, *([1] * 70), 400, 7, 32]:
-        found = backend.forward(batch_of(rows(1, at, tokens[at : at + chunk])))
+        found = backend.forward(batch_of(rows(1, at, tokens[at : at + chunk]))).logits
         np.testing.assert_array_equal(found, expected[at : at + chunk])
         at += chunk
     assert at > 1400
@@ -102,7 +101,7 @@ def test_some_tokens_can_be_taken_back(backend: CpuBackend, whole: CpuBackend, b
     assert backend.kv.copy(0, 1, n) == n
     assert backend.kv.truncate(0, n) == n
     expected = expected_after(whole, tokens[:n], other)
-    together = backend.forward(batch_of(rows(0, n, other) + rows(1, n, other)))
+    together = backend.forward(batch_of(rows(0, n, other) + rows(1, n, other))).logits
     np.testing.assert_array_equal(together, np.concatenate([expected, expected]))
 
 
@@ -112,7 +111,7 @@ def test_what_is_further_back_is_lost_and_run_again(backend: CpuBackend, whole: 
     assert backend.kv.copy(0, 1, 500) == 0
     assert backend.kv.truncate(0, 500) == 0
     assert backend.kv.lengths == [0, 0]
-    found = backend.forward(batch_of(rows(0, 0, tokens[:500] + other)))[500:]
+    found = backend.forward(batch_of(rows(0, 0, tokens[:500] + other))).logits[500:]
     np.testing.assert_array_equal(found, expected_after(whole, tokens[:500], other))
 
 
@@ -132,8 +131,8 @@ def test_a_stopped_batch_leaves_what_it_was_or_says_that_nothing_is_left(
     start = backend.kv.truncate(0, 300)
     assert start == backend.kv.lengths[0]
     expected = expected_after(whole, [], tokens[:320])
-    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, start, tokens[start:320]))), expected[start:])
-    np.testing.assert_array_equal(backend.forward(batch_of(rows(1, 300, tokens[300:320]))), expected[300:])
+    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, start, tokens[start:320]))).logits, expected[start:])
+    np.testing.assert_array_equal(backend.forward(batch_of(rows(1, 300, tokens[300:320]))).logits, expected[300:])
 
 
 def test_a_model_of_windows_alone_goes_on_to_the_end_of_its_context(path: Path) -> None:
@@ -141,7 +140,7 @@ def test_a_model_of_windows_alone_goes_on_to_the_end_of_its_context(path: Path) 
     try:
         assert backend.kv.capacity >= 3 * CONTEXT
         tokens = some_tokens(CONTEXT)
-        ends = [backend.forward(batch_of(rows(seq, 0, tokens)))[-1] for seq in range(3)]
+        ends = [backend.forward(batch_of(rows(seq, 0, tokens))).logits[-1] for seq in range(3)]
         np.testing.assert_array_equal(ends[1:], ends[:1] * 2)
     finally:
         backend.close()
@@ -174,8 +173,7 @@ def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Pat
 
     known = PagedKV._kept
     with ExitStack() as stack:
-        for module in (cpu, cache_size):
-            stack.enter_context(mock.patch.object(module, "MAX_ROWS", 4))
+        stack.enter_context(mock.patch.object(cache_size, "MAX_ROWS", 4))
         stack.enter_context(mock.patch.object(kv_pool, "_CUT_BACK", 0))
         stack.enter_context(mock.patch.object(PagedKV, "_kept", kept))
         backends = [opened(path, windows=(0, 4, 20), context_size=160, n=n) for n in (3, 1)]

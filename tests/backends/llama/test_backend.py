@@ -65,7 +65,7 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     tokens = smollm.tokenizer.encode("The sea was calm. " * 18, add_special=True, parse_special=True).tolist()
     assert len(tokens) > MOST_WANTED
     smollm.kv.free(0)
-    actual = smollm.forward(batch_of(rows(0, 0, tokens)))
+    actual = smollm.forward(batch_of(rows(0, 0, tokens))).logits
     with LlamaCppModel(smollm2(), kv_type="f16", flash_attention=True) as theirs:
         expected = theirs.logits(tokens)
     assert_close(actual[:MOST_WANTED], expected[:MOST_WANTED])
@@ -78,7 +78,7 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
 def test_logits_with_a_smaller_cache_are_llama_cpps(kv_type: str) -> None:
     tokens = some_tokens(200)
     backend = open_llama(smollm2(), kv_type=kv_type, context_size=512)
-    actual = backend.forward(batch_of(rows(0, 0, tokens)))
+    actual = backend.forward(batch_of(rows(0, 0, tokens))).logits
     backend.close()
     with (
         LlamaCppModel(smollm2(), kv_type=kv_type, flash_attention=True) as theirs,
@@ -106,8 +106,8 @@ def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaB
     with pytest.raises(Cancelled):
         smollm.forward(batch_of(rows(0, 20, long)))
     assert smollm.kv.lengths == [20, 20]
-    stopped = smollm.forward(batch_of(rows(0, 20, other)))
-    assert_close(stopped, smollm.forward(batch_of(rows(1, 20, other))))
+    stopped = smollm.forward(batch_of(rows(0, 20, other))).logits
+    assert_close(stopped, smollm.forward(batch_of(rows(1, 20, other))).logits)
 
 
 @pytest.mark.parametrize("every", [1, 7, 2000])
@@ -118,12 +118,14 @@ def test_a_batch_of_any_size_is_run_in_parts(tmp_path: Path, every: int) -> None
     first, second = tokens[: MAX_ROWS + 200], tokens[MAX_ROWS + 200 :]
     batch = batch_of([*rows(0, 0, first), *rows(1, 0, second)])
     want = np.arange(1, len(tokens) + 1) % every == 0
-    actual = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want))
+    actual = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want)).logits
     assert backend.kv.lengths == [len(first), len(second)]
     expected = []
     for part in (first, second):
         backend.kv.free(0)
-        expected += [backend.forward(batch_of(rows(0, at, part[at : at + 50]))) for at in range(0, len(part), 50)]
+        expected += [
+            backend.forward(batch_of(rows(0, at, part[at : at + 50]))).logits for at in range(0, len(part), 50)
+        ]
     assert_close(actual, np.concatenate(expected)[want])
     backend.close()
 

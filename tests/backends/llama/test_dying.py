@@ -173,7 +173,7 @@ def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: P
     other = tmp_path / "other"
     shutil.copy(path, other)
     other.replace(path)
-    assert backend.forward(batch_of(rows(0, 0, [5]))).shape == (1, backend.info.vocabulary_size)
+    assert backend.forward(batch_of(rows(0, 0, [5]))).logits.shape == (1, backend.info.vocabulary_size)
     backend.close()
 
 
@@ -214,7 +214,7 @@ def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
     """The interruptions are spread over a pass and the moments before and after it."""
     backend = opened(path, context_size=2048)
     long = np.random.default_rng(0).integers(5, 200, 2000).tolist()
-    expected = backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
+    expected = backend.forward(batch_of(rows(0, 0, [5, 6, 7]))).logits
     interrupted = 0
     for moment in range(30):
         finished = False
@@ -228,7 +228,7 @@ def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
         except KeyboardInterrupt:
             interrupted += not finished
         backend.kv.free(0)
-        np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, [5, 6, 7]))), expected)
+        np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, [5, 6, 7]))).logits, expected)
     assert interrupted
     backend.close()
 
@@ -301,9 +301,9 @@ def test_any_request_interrupted_at_any_moment_leaves_the_truth(
         held = known[seq][: backend.kv.lengths[seq]][:500]
         kept = backend.kv.truncate(seq, len(held))
         assert kept == len(held)
-        went_on = backend.forward(batch_of(rows(seq, kept, [8])))
+        went_on = backend.forward(batch_of(rows(seq, kept, [8]))).logits
         backend.kv.free(seq)
-        fresh = backend.forward(batch_of(rows(seq, 0, [*held, 8])))[-1:]
+        fresh = backend.forward(batch_of(rows(seq, 0, [*held, 8]))).logits[-1:]
         np.testing.assert_allclose(went_on, fresh, rtol=0, atol=0.005 * float(np.ptp(fresh)))
     backend.close()
 
@@ -453,5 +453,5 @@ def test_a_busy_rpc_server_is_waited_for(tmp_path: Path, path: Path, monkeypatch
     monkeypatch.setattr(llama_process, "_LOOK_MS", 50)
     backend = opened(path)
     backend._process.rpc_servers = [RpcServer("box:1", "127.0.0.1:1")]
-    backend.forward(replace(batch_of(rows(0, 0, [5])), want=np.zeros(1, np.bool_)))
+    backend.forward(replace(batch_of(rows(0, 0, [5])), want=np.zeros(1, np.uint8)))
     backend.close()

@@ -184,7 +184,7 @@ def test_logits_of_all_weight_types_match_the_cpu(name: str, tmp_path: Path) -> 
     found = []
     for gpu_layers in ("all", 0):
         backend = open_llama(path, gpu_layers=gpu_layers)
-        found.append(np.concatenate([backend.forward(batch) for batch in batches]))
+        found.append(np.concatenate([backend.forward(batch).logits for batch in batches]))
         backend.close()
     (assert_similar if "Q" in name else assert_agree)(*found)
 
@@ -194,7 +194,7 @@ def test_logits_of_a_recurrent_model_match_the_cpu(tmp_path: Path) -> None:
     found = []
     for gpu_layers in ("all", 0):
         backend = open_llama(path, gpu_layers=gpu_layers)
-        found.append(backend.forward(batch_of(rows(0, 0, list(range(5, 85))))))
+        found.append(backend.forward(batch_of(rows(0, 0, list(range(5, 85))))).logits)
         backend.close()
     assert_agree(*found)
 
@@ -346,7 +346,7 @@ def test_another_model_opens_after_the_first(tmp_path: Path) -> None:
         for path in (smollm2(), tiny_model(tmp_path, "F32"), smollm2()):
             with open_gguf(path) as file:
                 backend = LlamaBackend(file, replace(OPTIONS, gpu_layers="all"), process=process)
-            found.append(backend.forward(batch_of(rows(0, 0, [5, 6, 7]))))
+            found.append(backend.forward(batch_of(rows(0, 0, [5, 6, 7]))).logits)
             backend.close()
     finally:
         process.close()

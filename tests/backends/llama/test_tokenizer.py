@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,15 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
 from llmrun.gguf.reader import open_gguf
 from llmrun.sampling_params import SamplingParams
+from tests.support.models.tiny_models import changed_copy, tiny_model
 from tests.support.tokenizers.random_text import random_texts
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
 from tests.support.tokenizers.vocabulary_models import with_vocabulary
 
-OTHERS = ("bert-bge", "nomic-bert-moe")  # WordPiece, Unigram
 SEARCHED = ("deepseek-llm", "falcon")  # split by regular expressions; every byte of a text round-trips
-OURS_TOO = ("llama-spm", "llama-bpe", *SEARCHED)
+# Pieces that begin a word have a space, except at the start of a text.
+SPACE_FIRST = ("llama-spm", "bert-bge", "nomic-bert-moe")
+OURS_TOO = (*SPACE_FIRST, "llama-bpe", *SEARCHED)
 
 
 def opened(path: Path) -> LlamaBackend:
@@ -29,18 +32,27 @@ def opened(path: Path) -> LlamaBackend:
         return LlamaBackend(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
 
 
-@pytest.fixture(scope="module", params=[*OTHERS, *OURS_TOO])
+def rwkv_model(folder: Path) -> Path:
+    """Write a model with a vocabulary that only llama.cpp reads."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        words = [f"word{n}" for n in range(len(metadata["tokenizer.ggml.tokens"]) - 256)]
+        for key in [key for key in metadata if key.startswith("tokenizer.")]:
+            del metadata[key]
+        metadata["tokenizer.ggml.model"] = "rwkv"
+        metadata["tokenizer.ggml.tokens"] = [*(rf"\x{byte:02x}" for byte in range(256)), *words]
+
+    return changed_copy(tiny_model(folder, "F32"), folder / "rwkv.gguf", change)
+
+
+@pytest.fixture(scope="module", params=OURS_TOO)
 def named(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, LlamaTokenizer]]:
     """Yield (name of the vocabulary, llama.cpp's tokenizer for it)."""
     backend = opened(with_vocabulary(tmp_path_factory.mktemp("vocabulary"), request.param))
-    if request.param in OTHERS:
-        assert isinstance(backend.tokenizer, LlamaTokenizer)
-        yield request.param, backend.tokenizer
-    else:
-        prefix = request.param == "llama-spm"
-        yield request.param, LlamaTokenizer(backend._process, backend.info.vocabulary_size, space_prefix=prefix)
+    size = backend.info.vocabulary_size
+    yield request.param, LlamaTokenizer(backend._process, size, space_prefix=request.param in SPACE_FIRST)
     backend.close()
 
 
@@ -92,7 +104,7 @@ def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]
 def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name: str) -> None:
     backend = opened(with_vocabulary(tmp_path, name))
     size = backend.info.vocabulary_size
-    theirs, ours = LlamaTokenizer(backend._process, size, space_prefix=name == "llama-spm"), our_tokenizer(name)
+    theirs, ours = LlamaTokenizer(backend._process, size, space_prefix=name in SPACE_FIRST), our_tokenizer(name)
     assert (theirs.bos_id, theirs.eos_id) == (ours.bos_id, ours.eos_id)
     for text in random_texts(5, 60, ["<|eot_id|>", "</s>", "<s>"]):
         rendered = "<s>" + theirs.protect(text) + "</s>"
@@ -105,7 +117,8 @@ def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name
 
 
 def test_the_engine_answers_with_it(tmp_path: Path) -> None:
-    backend = opened(with_vocabulary(tmp_path, "bert-bge"))
+    backend = opened(rwkv_model(tmp_path))
+    assert isinstance(backend.tokenizer, LlamaTokenizer)
     with Engine(backend) as engine:
         request = Request(TextPrompt("hello world"), max_tokens=4, sampling=SamplingParams(temperature=0))
         finished = list(engine.generate(request))[-1]

@@ -59,10 +59,10 @@ def assert_goes_on(backend: LlamaBackend, history: list[int], seq: int) -> None:
     """Assert that the sequence continues from its length with the logits of a fresh run of the same tokens."""
     other = some_tokens(20, seed=9)
     start = backend.kv.lengths[seq]
-    actual = backend.forward(batch_of(rows(seq, start, history[start:] + other)))[-20:]
+    actual = backend.forward(batch_of(rows(seq, start, history[start:] + other))).logits[-20:]
     backend.kv.free(seq)
     fill(backend, history, seq=seq)
-    expected = backend.forward(batch_of(rows(seq, len(history), other)))
+    expected = backend.forward(batch_of(rows(seq, len(history), other))).logits
     comparison = Comparison()
     comparison.exact = False
     comparison.assert_same(actual, expected)

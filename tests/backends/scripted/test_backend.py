@@ -103,7 +103,7 @@ def spoken(voice_text: str, chat: str) -> str:
     said: list[int] = []
     while len(said) < 100:
         held = len(backend.kv.sequences[0])
-        logits = backend.forward(batch_of(rows(0, held, (tokens + said)[held:])))[-1]
+        logits = backend.forward(batch_of(rows(0, held, (tokens + said)[held:]))).logits[-1]
         token = int(logits.argmax())
         if token == IM_END:
             break
@@ -135,7 +135,7 @@ def test_a_script_can_come_from_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"answers": [["2+2", "4"]], "vocabulary_size": 300}))
     backend = KIND.open(path, OpenOptions(context_size=64, max_sequences=3))
     assert (backend.info.vocabulary_size, backend.info.context_size, backend.info.max_sequences) == (300, 64, 3)
-    logits = backend.forward(batch_of(rows(0, 0, list(b"2+2"))))
+    logits = backend.forward(batch_of(rows(0, 0, list(b"2+2")))).logits
     assert logits[-1].argmax() == ord("4")
 
 

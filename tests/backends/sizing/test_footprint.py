@@ -5,21 +5,29 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmrun.archs.registry import plan_of_header
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.cpu.kind import CpuKind
+from llmrun.backends.kind import BackendKind
 from llmrun.backends.llama import footprint as llama_footprint
 from llmrun.backends.llama.footprint import footprint_on_llama
 from llmrun.backends.llama.gpu_layers import cache_by_context
+from llmrun.backends.llama.kind import LlamaKind
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.gguf.adapter import open_adapter
 from llmrun.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
+from tests.support.models.tiny_adapters import tiny_adapter
+from tests.support.models.tiny_models import tiny_model
 
 PROMPT_WORDS = 300  # more than one batch holds
 CONTEXT = 512
@@ -118,3 +126,23 @@ def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(
         footprint = footprint_on_llama(file, cache=KVBytes(1))
         assert footprint.weights == file.file_bytes + sum(one.nbytes for one in counted if one.shape[1] % 8 == 0)
         assert footprint.mapped == file.file_bytes
+
+
+@pytest.mark.parametrize("kind", [CpuKind(), LlamaKind()])
+def test_adapters_are_counted(tmp_path: Path, kind: BackendKind) -> None:
+    """The CPU engine unpacks their matrices to float32, and llama.cpp reads them as they are."""
+    path = tiny_model(tmp_path, "Q8_0 one KV head")
+    adapters = [tiny_adapter(tmp_path / f"{rank}.gguf", path, rank=rank, weight_type="F16") for rank in (16, 64)]
+    options = OpenOptions(context_size=256, threads=1)
+    with open_gguf(path) as file:
+        files = [open_adapter(adapter, file) for adapter in adapters]
+        plain = kind.footprint(file, options)
+        found = kind.footprint(file, replace(options, adapters=[*map(str, adapters)]))
+    expected = sum(adapter.nbytes for adapter in files)
+    if isinstance(kind, CpuKind):
+        assert found.weights - plain.weights == 2 * expected
+        assert found.scratch - plain.scratch >= MAX_ROWS * (16 + 64) * 4
+    else:
+        assert replace(found, weights=found.weights - expected) == plain
+    for adapter in files:
+        adapter.file.close()

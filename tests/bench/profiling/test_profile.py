@@ -154,7 +154,7 @@ def test_logits_inside_and_after_timed_steps_are_the_same_bits(path: Path) -> No
 
     def answered() -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
         backend.kv.free(0)
-        return [backend.forward(batch_of(prompt)), backend.forward(batch_of(rows(0, 300, [7])))]
+        return [backend.forward(batch_of(prompt)).logits, backend.forward(batch_of(rows(0, 300, [7]))).logits]
 
     before = answered()
     with backend.timed() as team:

@@ -89,4 +89,4 @@ def test_the_backend_gets_all_settings_of_devices() -> None:
     devices = (options.tensor_split, options.split_mode, options.main_gpu, options.rpc, options.rpc_anyway)
     assert devices == ("3,1", "row", 1, "box:1", True)
     assert (options.backend, options.gpu_layers) == ("llama", 7)
-    assert local_options(Settings()) == OpenOptions()
+    assert local_options(Settings()) == OpenOptions(draft_head=True)

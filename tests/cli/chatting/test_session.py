@@ -8,9 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from llmrun.backends.scripted.backend import ScriptedBackend, echo, scripted_answers
 from llmrun.cli.chatting.conversation import new_conversation
@@ -20,7 +18,7 @@ from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.engine.requests import Request
 from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
 from llmrun.settings import Settings
-from llmrun.types import Batch
+from llmrun.types import Batch, Outputs
 from tests.support.cli.chats import Session, events_in, journals, session
 
 Capture = pytest.CaptureFixture[str]
@@ -304,7 +302,7 @@ def test_ctrl_c_before_the_first_word_takes_the_question_back(tmp_path: Path, ca
     with session(tmp_path) as found:
         forward = found.backend.forward
 
-        def stopped(batch: Batch) -> NDArray[np.float32]:
+        def stopped(batch: Batch) -> Outputs:
             interrupt()()
             found.backend.forward = forward  # type: ignore[method-assign]
             raise Cancelled("in the middle of a pass")
@@ -321,7 +319,7 @@ def test_ctrl_c_in_the_prefill_of_regen_keeps_the_old_answer(tmp_path: Path) -> 
     with session(tmp_path) as found:
         found.run("one")
 
-        def stopped(batch: Batch) -> NDArray[np.float32]:
+        def stopped(batch: Batch) -> Outputs:
             interrupt()()
             raise Cancelled("in the middle of a pass")
 
@@ -404,7 +402,7 @@ def test_a_crash_of_the_backend_ends_the_chat_with_everything_saved(tmp_path: Pa
         found.run("before")
         forward, calls = found.backend.forward, [0]
 
-        def crash(batch: Batch) -> NDArray[np.float32]:
+        def crash(batch: Batch) -> Outputs:
             if calls[0] == said_before:
                 raise BackendCrashed("the backend died")
             calls[0] += 1

@@ -43,7 +43,7 @@ def test_commands_are_completed_with_their_summaries() -> None:
 
 
 def test_aliases_are_completed_where_no_command_begins_so() -> None:
-    assert words_for("r") == ["replay", "rm"]
+    assert words_for("r") == ["replay", "rerank", "rm"]
     assert words_for("ru") == ["run"]
     assert words_for("rem") == ["remove"]
 
@@ -107,6 +107,8 @@ def test_files_where_a_file_may_stand() -> None:
     assert takes_files("generate", "-f", "")
     assert takes_files("generate", "--file=re")
     assert takes_files("chat", "./mod")
+    assert takes_files("chat", "--lora", "")
+    assert takes_files("rerank", "model", "query", "")
     assert takes_files("bench", "compare", "before.json", "after")
     assert not takes_files("rm", "./mod")
     assert not takes_files("generate", "why")

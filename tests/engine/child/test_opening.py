@@ -12,13 +12,15 @@ from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open, decode_to_child, encode_to_child
 from llmrun.engine.child.opening import describe, open_engine, portable_options
-from llmrun.types import ModelInfo
+from llmrun.types import Adapter, ModelInfo
 
 INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
 
 
 def test_options_survive_the_journey() -> None:
-    options = OpenOptions(backend="cpu", context_size=512, max_sequences=3, threads=2, kv_type="q8_0", gpu_layers="all")
+    options = OpenOptions(
+        "cpu", 512, max_sequences=3, threads=2, kv_type="q8_0", gpu_layers="all", adapters=("a.gguf",)
+    )
     message = Open("m.gguf", "m", portable_options(options), thinking_tags=("<a>", "</a>"), speculate=False)
     back = decode_to_child(encode_to_child(message))
     assert back == message
@@ -43,6 +45,7 @@ def test_settings_take_precedence_over_the_catalogue() -> None:
         fingerprint(replace(INFO, kv_type="q8_0"), "d", answering=None),
         fingerprint(INFO, "d", answering=["a template", None]),
         fingerprint(replace(INFO, batch_invariant=False), "d", answering=None),
+        fingerprint(replace(INFO, adapters=(Adapter("a", "a.gguf", 1.0, (), "1"),)), "d", answering=None),
     ],
 )
 def test_a_fingerprint_depends_on_what_changes_answers(other: str) -> None:

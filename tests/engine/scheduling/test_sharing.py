@@ -114,10 +114,10 @@ def test_samples_outlive_the_one_that_computes_their_prompt(after_steps: int) ->
 def test_a_failing_pass_does_not_leave_samples_waiting() -> None:
     class Failing(ScriptedBackend):
         def forward(self, batch):  # type: ignore[no-untyped-def]
-            logits = super().forward(batch)
+            outputs = super().forward(batch)
             if len(self.batches) == 2:
                 raise RuntimeError("a worker died")
-            return logits
+            return outputs
 
     engine = Engine(Failing(None, max_sequences=3), rows_per_step=32)
     requests = samples(3, 100)

@@ -11,6 +11,7 @@ from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.thinking import prompting
 from llmrun.engine.thinking.prompting import ModelThinking
+from llmrun.engine.thinking.splitter import Marks, ThinkingSplitter
 from llmrun.engine.thinking.styles import STYLES, ThinkingStyle, pair_style, recognised_style
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS
@@ -96,6 +97,22 @@ def test_an_ending_ends_and_begins_no_thinking(style: ThinkingStyle) -> None:
     assert style.ending
     assert any(text in style.ending for text in style.closing)
     assert style.opening not in style.ending
+
+
+@pytest.mark.parametrize(
+    ("mark", "tag"),
+    [("<answer></answer>", "answer"), ("<|extra_0|>", "answer"), ("<response></response>", "response")],
+)
+def test_tags_around_answers_are_removed(mark: str, tag: str) -> None:
+    """The templates are those of Hunyuan, with and without its tags, and of ERNIE."""
+    source = f"{{{{ messages[0].content }}}}{mark}{{% if enable_thinking is false %}}<think>\n\n</think>{{% endif %}}"
+    style = known_style(source, ScriptedTokenizer())
+    assert style
+    for thought in ("<think>\nHm.\n</think>\n", ""):
+        splitter = ThinkingSplitter(Marks(style.opening, style.closing, style.headers, style.trailers))
+        split, rest = splitter.feed(f"{thought}<{tag}>\nYes.\n</{tag}>"), splitter.finish()
+        assert split.answer + rest.answer == "Yes."
+        assert split.thought + rest.thought == ("Hm." if thought else "")
 
 
 def test_two_tags_alone_make_a_style() -> None:

@@ -172,7 +172,7 @@ def test_what_would_be_read_from_the_disk_is_a_note(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """llama.cpp maps the file, because our own engine does not support the architecture."""
-    path = tiny_llama(tmp_path / "other.gguf", layers=4, extra={"tokenizer.ggml.model": "t5"})
+    path = tiny_llama(tmp_path / "other.gguf", layers=4, extra={"tokenizer.ggml.model": "plamo2"})
     hub.add("o/other", {"m-Q8_0.gguf": path.read_bytes()})
     artifact = huggingface.pin(HubSource("o/other", "m-Q8_0.gguf"), (), name="m")
     with read_header(artifact) as file:

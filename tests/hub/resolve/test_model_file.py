@@ -119,6 +119,15 @@ def test_a_path_to_nothing_is_not_found(machine: Path, name: str, said: str) -> 
     assert caught.value.hint
 
 
+def test_the_folder_of_a_checkpoint_can_be_converted(machine: Path) -> None:
+    folder = machine / "Qwen3-4B-AWQ"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(str(folder), reporter=Silent())
+    assert caught.value.hint == f"convert the checkpoint first: llmrun convert {folder} OUT.gguf"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [("/dev/null", "a device"), ("pipe", "a named pipe"), ("loop", "a symbolic link that leads to itself")],

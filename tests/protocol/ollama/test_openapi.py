@@ -96,13 +96,19 @@ def test_answers_match_their_schemas() -> None:
     validate(whole(generate_answer(prompt=""), []), "OllamaText")
 
 
+def test_models_whose_file_names_a_pooling_only_embed() -> None:
+    for pooling, ability in ((0, "completion"), (1, "embedding"), (4, "embedding")):
+        header = {"general.architecture": "bert", "bert.pooling_type": pooling}
+        assert abilities_of(header, takes_tools=False, thinks=False, fills=False) == [ability]
+
+
 def test_facts_about_models_match_their_schemas() -> None:
     validate(tags_body([MODEL]), "OllamaModels")
     validate(ps_body([LoadedModel(MODEL, FACTS, 100, 3.5)], 1_700_000_000), "OllamaLoadedModels")
     header = {"general.license": "mit", "llama.rope.freq_base": float("inf")}
     for facts in (None, FACTS):
         body = show_body(
-            MODEL, header, "{{ messages }}", abilities_of(takes_tools=True, thinks=True, fills=True), facts
+            MODEL, header, "{{ messages }}", abilities_of(header, takes_tools=True, thinks=True, fills=True), facts
         )
         assert "llama.rope.freq_base" not in body["model_info"]
         jsonschema.Draft202012Validator(

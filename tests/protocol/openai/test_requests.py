@@ -188,6 +188,12 @@ def test_the_header_of_ignored_names_is_safe() -> None:
     assert many.endswith("field31, and 968 more")
 
 
+@pytest.mark.parametrize(("name", "shown"), [("", "''"), (" ", "''"), (" a ", "a")])
+def test_the_header_of_ignored_names_never_ends_in_a_space(name: str, shown: str) -> None:
+    """HTTP forbids it, so the connection would break off."""
+    assert chat(**{"invented": 1, name: 1}).ignored_header == f"invented, {shown}"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "harmless"),
     [

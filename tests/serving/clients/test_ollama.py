@@ -177,8 +177,6 @@ def test_errors_are_response_errors(client: ollama.Client, real: Served) -> None
     with pytest.raises(ollama.ResponseError, match="llmrun pull NAME") as pulled:
         client.pull("qwen3:4b")
     assert pulled.value.status_code == 501
-    with pytest.raises(ollama.ResponseError, match="embeddings"):
-        client.embed(real.model, "text")
     with pytest.raises(ollama.ResponseError, match="llmrun rm NAME"):
         client.delete(real.model)
 

@@ -50,7 +50,7 @@ def test_other_models_are_not_found(tools: Served) -> None:
     asks: tuple[Callable[[], object], ...] = (
         lambda: client_of(tools).chat.completions.create(model="gpt-5", messages=HELLO),
         lambda: client_of(tools).models.retrieve("gpt-5"),
-        lambda: client_of(tools).embeddings.create(model="script", input="x"),
+        lambda: client_of(tools).embeddings.create(model="gpt-5", input="x"),
     )
     for ask in asks:
         with pytest.raises(openai.NotFoundError):

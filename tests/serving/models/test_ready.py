@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.lora_files import LoraOption
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 from llmrun.presets import Preset
 from llmrun.serving.models.known import KnownModel
@@ -49,6 +50,19 @@ def test_requests_take_precedence_over_presets() -> None:
 def test_presets_add_only_what_applies() -> None:
     assert ready().completed(Request(TextPrompt("a"))) == Request(TextPrompt("a"), max_tokens=9)
     assert ready(thinks=False).completed(Request(ChatPrompt([USER]))).think is None
+
+
+def test_names_choose_adapters() -> None:
+    """Requests that choose their own keep them."""
+    base = KnownModel("base", Path("fake"))
+    pirate = base.under(Preset("Pirate", "fake", loras=("/arr.gguf:0.5", "b=/x.gguf")))
+    adapter = base.with_adapter(LoraOption("arr", Path("/arr.gguf"), 0.0))
+    assert (adapter.name, adapter.parent) == ("arr", "base")
+    text = Request(TextPrompt("a"))
+    for known, expected in ((base, None), (pirate, {"arr": 0.5, "b": 1.0}), (adapter, {"arr": 1.0})):
+        made = Ready.under(known, FakeModel())
+        assert made.completed(text).adapters == expected
+        assert made.completed(replace(text, adapters={})).adapters == {}
 
 
 @pytest.mark.parametrize("limit", [-1, None])

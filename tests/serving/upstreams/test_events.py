@@ -121,7 +121,7 @@ def test_endless_events_are_refused() -> None:
                 part,
             )
         ),
-        max_leaves=20,
+        max_leaves=8,
     )
 )
 def test_no_json_object_breaks_the_reader(value: Any) -> None:

@@ -42,6 +42,13 @@ def test_whole_answers_are_passed_on_unchanged() -> None:
         assert f"via 127.0.0.1:{server.port}" in last_line(front)
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/api/embed", "/tokenize"])
+def test_routes_without_streams_ignore_the_wish_for_one(path: str) -> None:
+    with behind(response(b"{}", kind="application/json")) as (front, _):
+        reply = front.send("POST", path, {"model": MODEL, "stream": True})
+        assert (reply.status, reply.body) == (200, b"{}")
+
+
 def test_streams_are_passed_on_unchanged() -> None:
     with behind(chunked(b": ping\n\n", HELLO, is_complete=True)) as (front, _):
         reply = front.chat(model=MODEL, stream=True)

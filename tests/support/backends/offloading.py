@@ -38,8 +38,8 @@ def logits_of_smollm2(tokens: Sequence[int] = PROMPT, **options: Any) -> tuple[N
     """Return the logits for a prompt and then for one token, and where the layers ran."""
     backend = open_llama(smollm2(), context_size=512, **options)
     try:
-        prompt = backend.forward(batch_of(rows(0, 0, tokens[:-1])))
-        last = backend.forward(batch_of(rows(0, len(tokens) - 1, tokens[-1:])))
+        prompt = backend.forward(batch_of(rows(0, 0, tokens[:-1]))).logits
+        last = backend.forward(batch_of(rows(0, len(tokens) - 1, tokens[-1:]))).logits
         return np.concatenate([prompt, last]), backend.info.device
     finally:
         backend.close()
@@ -48,13 +48,13 @@ def logits_of_smollm2(tokens: Sequence[int] = PROMPT, **options: Any) -> tuple[N
 def assert_usable_after_a_stop(backend: LlamaBackend, *, n_tokens: int) -> None:
     """Check that a step that was stopped changes nothing about the next one."""
     tokens = np.random.default_rng(0).integers(5, 40_000, n_tokens).tolist()
-    expected = backend.forward(batch_of(rows(0, 0, tokens[:5])))
+    expected = backend.forward(batch_of(rows(0, 0, tokens[:5]))).logits
     backend.kv.free(0)
     backend.cancel()
     with pytest.raises(Cancelled):
         backend.forward(batch_of(rows(0, 0, tokens)))
     backend.kv.free(0)
-    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens[:5]))), expected)
+    np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens[:5]))).logits, expected)
 
 
 def assert_agree(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:

@@ -24,11 +24,11 @@ class Slowed:
 
     def forward(self, batch: Any) -> Any:
         started = time.perf_counter()
-        logits = self._backend.forward(batch)
+        outputs = self._backend.forward(batch)
         until = started + self._factor * (time.perf_counter() - started)
         while time.perf_counter() < until:
             continue
-        return logits
+        return outputs
 
 
 def main() -> None:

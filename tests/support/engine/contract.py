@@ -23,7 +23,7 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.engine.sampling import sample
 from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch, FinishReason
+from llmrun.types import LOGITS, Batch, FinishReason, Outputs
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ class OverOneBackend:
         assert request.sampling.temperature == 0
         history = [*request.prompt.tokens, *gathered.tokens]
         positions = np.arange(len(history), dtype=np.int32)
-        want = positions >= len(request.prompt.tokens) - 1
+        want = (positions >= len(request.prompt.tokens) - 1) * np.uint8(LOGITS)
         forget_all(backend)
-        logits = backend.forward(Batch(np.array(history, np.int32), np.zeros_like(positions), positions, want))
+        logits = backend.forward(Batch(np.array(history, np.int32), np.zeros_like(positions), positions, want)).logits
         forget_all(backend)
         for row, token in zip(logits, gathered.tokens, strict=False):
             best = sample(row, [], request.sampling, position=0)
@@ -368,6 +368,8 @@ class CancelContract(OverOneBackend):
 class CancelledBefore:
     """A backend that cancels all requests just before pass `number` begins."""
 
+    draft_head = None
+
     def __init__(self, backend: Backend, number: int) -> None:
         self._backend, self._number = backend, number
         self.info, self.tokenizer, self.kv = backend.info, backend.tokenizer, backend.kv
@@ -375,13 +377,13 @@ class CancelledBefore:
         self.cancel_engine: Callable[[], None] = lambda: None
         self.begun = self.done = 0
 
-    def forward(self, batch: Batch) -> np.typing.NDArray[np.float32]:
+    def forward(self, batch: Batch) -> Outputs:
         self.begun += 1
         if self.begun == self._number + 1:
             self.cancel_engine()
-        logits = self._backend.forward(batch)
+        outputs = self._backend.forward(batch)
         self.done += 1
-        return logits
+        return outputs
 
 
 def assert_books_agree(engine: Engine) -> None:

@@ -24,7 +24,7 @@ def logits_in_steps(
     try:
         ends = np.cumsum(steps).tolist()
         parts = [
-            backend.forward(batch_of(rows(0, end - step, tokens[end - step : end])))
+            backend.forward(batch_of(rows(0, end - step, tokens[end - step : end]))).logits
             for end, step in zip(ends, steps, strict=True)
         ]
         return np.concatenate(parts)

@@ -10,16 +10,16 @@ import numpy as np
 from llmrun.backends.base import Backend
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.saved_state.one_file import SavedFile
-from llmrun.types import Batch
+from llmrun.types import LOGITS, Batch
 
 
 def grow(backend: Backend, seq: int, start: int, tokens: Sequence[int]) -> np.typing.NDArray[np.float32]:
     """Run the tokens after the first `start` of a sequence, and return the logits of the last one."""
     new = np.array(tokens[start:], np.int32)
-    want = np.zeros(len(new), np.bool_)
-    want[-1] = True
+    want = np.zeros(len(new), np.uint8)
+    want[-1] = LOGITS
     positions = np.arange(start, len(tokens), dtype=np.int32)
-    return backend.forward(Batch(new, np.full(len(new), seq, np.int32), positions, want))
+    return backend.forward(Batch(new, np.full(len(new), seq, np.int32), positions, want)).logits
 
 
 def saved_file(path: Path, backend: Backend, notes: list[str] | None = None) -> SavedFile:

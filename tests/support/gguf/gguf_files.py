@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.gguf.reader import GGUFFile, open_gguf
+from llmrun.gguf.reader import GGUFFile, no_other, open_gguf, read_source
+from llmrun.gguf.source import OnesSource
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -48,10 +50,7 @@ def write_gguf(path: Path | str, metadata: Mapping[str, Any], tensors: Mapping[s
     NumPy scalars and arrays keep their own type. `general.alignment` is respected.
     """
     with _quiet_writer():
-        writer = gguf.GGUFWriter(path, "")
-        for key, value in metadata.items():
-            _add_value(writer, key, value)
-        writer.data_alignment = int(metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT))
+        writer = _writer(path, metadata)
         for name, tensor in tensors.items():
             _add_tensor(writer, name, tensor)
         writer.write_header_to_file()
@@ -59,6 +58,52 @@ def write_gguf(path: Path | str, metadata: Mapping[str, Any], tensors: Mapping[s
         writer.write_tensors_to_file()
         writer.close()
     return Path(path)
+
+
+def header_of_a_large_file(
+    path: Path, metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], kind: str
+) -> GGUFFile:
+    """Open a file whose tensors have the given shapes and all weights 1.0. Only its header is written to `path`.
+
+    Vectors are F32 and all other tensors `kind`.
+    """
+    with _quiet_writer():
+        writer = _writer(path, metadata)
+        size = 0
+        for name, shape in shapes.items():
+            raw = gguf.GGMLQuantizationType["F32" if len(shape) == 1 else kind]
+            values, bytes_ = gguf.GGML_QUANT_SIZES[raw]
+            nbytes = prod(shape) // values * bytes_
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), nbytes, raw)
+            size += -(-nbytes // writer.data_alignment) * writer.data_alignment
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+    header = path.read_bytes()
+    return read_source(_LargeSource(header, len(header) + writer.data_alignment + size), path, no_other)
+
+
+class _LargeSource(OnesSource):
+    """A header, followed by 32-bit floats with the value 1.0."""
+
+    def __init__(self, header: bytes, size: int) -> None:
+        super().__init__(size)
+        self._header = header
+
+    def read(self, offset: int, into: memoryview) -> None:
+        super().read(offset, into)
+        part = self._header[offset : offset + len(into)]
+        into[: len(part)] = part
+
+
+def _writer(path: Path | str, metadata: Mapping[str, Any]) -> gguf.GGUFWriter:
+    """Return a writer with the metadata and no tensors yet."""
+    writer = gguf.GGUFWriter(path, "")
+    for key, value in metadata.items():
+        _add_value(writer, key, value)
+    writer.data_alignment = int(metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT))
+    return writer
 
 
 def gguf_about_attention(folder: Path, architecture: str, layers: int, **attention: Any) -> GGUFFile:

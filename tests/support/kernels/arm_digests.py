@@ -16,7 +16,7 @@ from llmrun.compiled import store
 from llmrun.compiled.levels import Target
 from llmrun.compiled.store import KernelName
 from tests.support.kernels.runs import PLAIN_TARGETS
-from tests.support.models.numeric_models import digest_of_logits
+from tests.support.models.numeric_models import digest_of_results
 
 TARGET = PLAIN_TARGETS["neondot"]
 
@@ -34,7 +34,7 @@ def main() -> None:
         mock.patch("llmrun.backends.cpu.backend.host_target", return_value=TARGET),
     ):
         for name, (path, kv_type) in json.load(sys.stdin).items():
-            digest = digest_of_logits(Path(path), kv_type, threads=1)
+            digest = digest_of_results(Path(path), kv_type, threads=1)
             sys.stdout.write(json.dumps([name, digest]) + "\n")
 
 

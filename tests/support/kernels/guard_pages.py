@@ -13,12 +13,9 @@ import hashlib
 import mmap
 import sys
 from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from unittest import mock
 
@@ -31,28 +28,23 @@ from llmrun.backends.cpu.speeds import limits
 from llmrun.backends.cpu.weights import filling
 from llmrun.backends.cpu.weights import packed as weights
 from llmrun.backends.cpu.weights.packed import PackedMatrix
-from llmrun.compiled.store import KernelName, load_kernels
+from llmrun.compiled.store import load_kernels
 from llmrun.engine.sampler import Sampler, SequenceRows
-from llmrun.gguf.reader import open_gguf
 from llmrun.layouts import arena, records
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.layouts.kv_types import KV_TYPES
-from llmrun.layouts.splits import STAGE_WORDS
 from llmrun.layouts.states import REPLAY_ROWS
-from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.experts import Gating
+from llmrun.plan.ops.experts import ExpertGroups, Gating
 from llmrun.plan.plan import Plan
+from llmrun.plan.reach import seen_ranges
 from llmrun.plan.rope import Pairing, Rope, rotations_of
 from llmrun.plan.values import Value
 from llmrun.sampling_params import SamplingParams
-from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
-from llmrun.tokenizers.code_points import N_CODE_POINTS
-from llmrun.tokenizers.registry import load_tokenizer
-from llmrun.tokenizers.text_tokenizer import longest_piece
-from tests.support.gguf.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
+from tests.support.kernels.guarded_tokenizers import run_tokenizers
+from tests.support.kernels.random_adapters import some_scales, with_random_adapters
 from tests.support.kernels.row_ops_plan import row_ops_plan
 from tests.support.kernels.runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, random_matrix, width
 
@@ -70,6 +62,7 @@ SHAPES = (
     (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
 )
 AGAIN = 64  # head size of the shape whose layers attend to their cache twice
+RANKS = (3, 16, 17)  # of adapters
 STEPS = (1, 2, 3, 8, 17, 41)  # rows, chosen around the tile sizes of every level
 CAPPED = (48, 48, "f16")  # head size, value size and cache type of the layers with a soft cap on scores
 POSITIONS = 5 * BLOCK  # more than one chunk of attention
@@ -124,7 +117,7 @@ class GuardedMemory:
 def run_plans(memory: GuardedMemory) -> bytes:
     """Run one layer per weight type and shape, and all row ops. Return a checksum of the logits."""
     checksum = hashlib.sha256()
-    plans = [(row_ops_plan(), "f16")]
+    plans = [(row_ops_plan(), "f16"), (with_random_adapters(row_ops_plan(), RANKS), "f16")]
     for index, kind in enumerate(WEIGHT_TYPES):
         shape, kv_type = SHAPES[index % len(SHAPES)]
         plans.append((_plan(kind, shape, kv_type), kv_type))
@@ -190,8 +183,8 @@ def _table(window: int, position: int) -> NDArray[np.int32]:
 
 
 def _experts(plan: Plan, kind: str, x: Value) -> None:
-    """Add five experts with two active per row: so few that the longest step unpacks the weights of each."""
-    n, columns, inner = 5, x.width // 16 * 16, width(kind, 48)
+    """Add six experts in three groups, with two active per row: so few that the longest step unpacks their weights."""
+    n, columns, inner = 6, x.width // 16 * 16, width(kind, 48)
     h = plan.linear(x, random_matrix("f32", columns, x.width, name="to experts"))
     routing = plan.route(
         plan.linear(h, random_matrix("f32", n, columns, name="router")),
@@ -200,6 +193,7 @@ def _experts(plan: Plan, kind: str, x: Value) -> None:
         normalized=True,
         selection_bias=np.ones(n, np.float32),
         expert_scales=np.ones(n, np.float32),
+        groups=ExpertGroups(3, 1),
     )
     gate, up = (
         plan.expert_linear(h, random_matrix(kind, n * inner, columns, name=f"{name} of experts"), routing)
@@ -235,9 +229,11 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
         records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
         records.STEP_POSITIONS: positions,
         records.STEP_TABLES: np.array(of_rows, np.int64),
+        records.STEP_SEEN: seen_ranges(plan.reaches, positions, np.zeros(rows, np.int64)),
         records.STEP_WANTED_ROWS: wanted,
         records.STEP_ROTATIONS: rotations_of(plan.ropes, positions),
         records.STEP_RUN_LIST: _runs(rows),
+        records.STEP_SCALES: some_scales(rows, len(RANKS)),
         records.STEP_RUN_ROWS: np.arange(rows, dtype=np.int32),
     }
     step = np.zeros(records.STEP_WORDS, np.int64)
@@ -245,7 +241,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
         step[offset // records.WORD] = memory.copy(value).ctypes.data
     step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
     step[records.STEP_ROWS // records.WORD] = rows
-    step[records.STEP_WANTED // records.WORD] = len(wanted)
+    step[records.STEP_WANTED // records.WORD] = step[records.STEP_SCORED // records.WORD] = len(wanted)
     step[records.STEP_RUNS // records.WORD] = len(lists[records.STEP_RUN_LIST])
     step[records.STEP_CHOSEN // records.WORD] = rows * plan.experts_used
     step[records.STEP_REPLICATED // records.WORD] = int(rows == 1)
@@ -267,113 +263,6 @@ def _runs(rows: int) -> NDArray[np.int64]:
         base = max(0, start - REPLAY_ROWS)
         words.append([first, count, sequence, base, start, max(base, start + count - REPLAY_ROWS), sequence, 0])
     return np.array([run for run in words if run[1]], np.int64)
-
-
-# --- vocabularies -----------------------------------------------------------------------------------------------------
-
-
-class _GuardedVocabularyKernels:
-    """A stand-in for load_kernel whose kernels run on guarded copies of their arrays. Results are copied back."""
-
-    def __init__(self, memory: GuardedMemory) -> None:
-        self._memory = memory
-        self._n_symbols = 0  # for the last token table; lookups do not receive it
-        self._n_special = self._tree_nodes = 0  # for the last special-token tree
-
-    def load(self, module: str, function: str) -> Callable[..., None]:
-        name = KernelName.of(module, function)
-        kernel = load_kernels([name])[name]
-        sizes = {
-            "build": self._table_sizes if module == "tokens.token_table" else self._tree_sizes,
-            "find": self._find_sizes,
-            "find_joined": self._joined_sizes,
-            "split": self._split_sizes,
-            "merge": self._bpe_sizes if module == "tokens.bpe_merge" else self._spm_sizes,
-        }[function]
-
-        def run(*words: int) -> None:
-            guarded = list(words)
-            copies = {}
-            for index, n_bytes in sizes(words).items():
-                copies[words[index]] = copy = self._memory.take(n_bytes)
-                guarded[index] = copy.ctypes.data
-                ctypes.memmove(guarded[index], words[index], n_bytes)
-            _say(f"{module}.{function}")
-            kernel(*guarded)
-            for original, copy in copies.items():
-                ctypes.memmove(original, copy.ctypes.data, copy.nbytes)
-
-        return run
-
-    # The size in bytes behind each word that is an address, as given in the kernels' docstrings.
-
-    def _table_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        n_tokens, mask, queries, merges, pair_mask = (words[index] for index in (2, 4, 7, 11, 13))
-        self._n_symbols = n_tokens or self._n_symbols
-        texts = {0: 8 * self._n_symbols, 1: 8 * self._n_symbols, 3: 8 * (mask + 1)}
-        asked = {5: 8 * queries, 6: 8 * queries, 8: 4 * queries}
-        return texts | asked | {9: 8 * merges, 10: 8 * merges, 12: 16 * (pair_mask + 1), 14: 4 * merges, 15: 8}
-
-    def _bpe_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        sizes, text_bytes, longest = _text_sizes(words)
-        vocabulary = {6: 1024, 7: 16 * (words[8] + 1), 9: 4 * self._n_symbols, 10: 1024, 11: 8 * self._n_symbols}
-        vocabulary |= {12: 8 * self._n_symbols, 13: 8 * (words[14] + 1), 16: 1024}
-        outputs = {19: SCRATCH_BYTES_PER_BYTE * longest, 20: 4 * (2 * text_bytes + words[5]), 21: 8}
-        return sizes | vocabulary | outputs
-
-    def _spm_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        sizes, text_bytes, longest = _text_sizes(words)
-        vocabulary = {6: 8 * (words[7] + 1), 8: 8 * self._n_symbols, 9: 8 * self._n_symbols}
-        vocabulary |= {11: 4 * self._n_symbols, 12: 1024, 13: 256, 14: KNOWN_WORDS * KNOWN_WORD_BYTES}
-        outputs = {15: SCRATCH_BYTES_PER_BYTE * longest, 16: 4 * (text_bytes + words[5]), 17: 8}
-        return sizes | vocabulary | outputs
-
-    def _joined_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        return {0: 8 * words[2], 1: 8 * words[2], 3: 256}
-
-    def _tree_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        ends = (ctypes.c_int64 * words[2]).from_address(words[1])
-        self._n_special = words[2]
-        self._tree_nodes = 1 + (ends[-1] if words[2] else 0)
-        return {0: self._tree_nodes - 1, 1: 8 * words[2], 3: 16 * (words[4] + 1), 5: 256, 6: 4 * self._tree_nodes}
-
-    def _find_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        n_bytes, n_marks = words[1], words[3]
-        tree = {5: 256, 6: 16 * (words[7] + 1), 8: 4 * self._tree_nodes, 9: self._n_special}
-        return {0: n_bytes, 2: 8 * n_marks} | tree | {10: self._n_special, 11: 8 * n_bytes, 12: 4 * n_bytes, 13: 16}
-
-    def _split_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        """Return sizes without the stages' own tables, whose addresses are inside the stage records."""
-        n_bytes, n_parts, n_stages = words[1], words[3], words[7]
-        stages = {4: N_CODE_POINTS, 6: 8 * STAGE_WORDS * n_stages}
-        return {0: n_bytes, 2: 8 * n_parts} | stages | {8: n_bytes + 1, 9: 8 * n_bytes, 10: 8}
-
-
-def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
-    """Return the sizes for the six words that both merges share, the text's bytes and its longest piece's bytes."""
-    _, ends_address, n_pieces, _, _, n_inserts = words[:6]
-    ends = np.array((ctypes.c_int64 * n_pieces).from_address(ends_address), np.int64)
-    text_bytes = int(ends[-1]) if n_pieces else 0
-    sizes = {0: text_bytes, 1: 8 * n_pieces, 3: 8 * n_inserts, 4: 4 * n_inserts}
-    return sizes, text_bytes, longest_piece(ends)
-
-
-def run_tokenizers(memory: GuardedMemory) -> bytes:
-    """Run both kinds of vocabulary on texts of many lengths, short and long enough for either code path. Return a
-    checksum of the ids."""
-    checksum = hashlib.sha256()
-    kernels = _GuardedVocabularyKernels(memory)
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        for module in (tables, special, pretokenize, bpe, spm):
-            stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
-        by_line = replace(tiny_vocabulary(), pre="gemma4")
-        afmoe = replace(tiny_vocabulary(), pre="afmoe")
-        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary(), by_line, afmoe):
-            metadata = {"general.architecture": "llama", **vocabulary.metadata()}
-            tokenizer = load_tokenizer(open_gguf(write_gguf(Path(folder) / "vocabulary.gguf", metadata, {})))
-            for text in ("", "a", "Hello", "Hello world é", "the " * 40, "x" * 300, "日本" * 20, "<|im_end|>a</s>"):
-                checksum.update(tokenizer.encode(text, add_special=True, parse_special=True).tobytes())
-    return checksum.digest()
 
 
 def run_sampling() -> bytes:
@@ -425,7 +314,7 @@ def main(level: str, end: str, missing: str = "0") -> None:
         stack.enter_context(mock.patch.object(limits, "_ROUNDS", 1000))
         run_machine()
         plans = run_plans(memory)
-        tokenizers = run_tokenizers(memory)
+        tokenizers = run_tokenizers(memory, _say)
         drawn = run_sampling()
     _say(f"{plans.hex()} {tokenizers.hex()} {drawn.hex()}")
 

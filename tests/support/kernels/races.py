@@ -12,14 +12,15 @@ from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
-from llmrun.plan.ops.activations import GatedWords
+from llmrun.plan.ops.activations import GatedWords, XieluWords
+from llmrun.plan.ops.adapters import LowRankWords
 from llmrun.plan.ops.attention import AttentionWords, MergeWords
 from llmrun.plan.ops.convolution import CausalConvolutionWords, ConvolutionWords
 from llmrun.plan.ops.embedding import EmbedWords
 from llmrun.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
 from llmrun.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
 from llmrun.plan.ops.logits import SoftCapWords
-from llmrun.plan.ops.norms import NormWords
+from llmrun.plan.ops.norms import CutOffWords, MatchLengthWords, NormWords
 from llmrun.plan.ops.recurrences import RecurrenceWords
 from llmrun.plan.ops.rope import RopeWords
 from llmrun.plan.ops.rows import AddWords, ConcatWords
@@ -67,16 +68,22 @@ _EXPERT_TABLES = ("tables", "row_numbers")
 USES = {
     "embed": Uses(EmbedWords, ("table",), ("out",)),
     "rmsnorm": _NORM,
+    "match_length": Uses(MatchLengthWords, ("x", "like"), ("out",), second="like"),
+    "cut_off": Uses(CutOffWords, ("x",), ("out",)),
     "layernorm": _NORM,
     "quantize": Uses(QuantizeWords, ("x",), ("out",)),
     "linear.int8": Uses(IntegerWords, ("x",), ("out",)),
     "linear.floats": Uses(FloatWords, ("x",), ("out",)),
+    "reduce": Uses(LowRankWords, ("x",), ("out",)),
+    "look_up": Uses(LowRankWords, (), ("out",)),
+    "expand": Uses(LowRankWords, ("x", "out"), ("out",)),
     "rope_store": Uses(RopeWords, ("q", "k", "v"), ("out", "cache"), second="k", third="v", cache="cache"),
     "rotate": Uses(RopeWords, ("q",), ("out",)),
     "attention": _ATTENTION,
     "capped_attention": _ATTENTION,
     "merge": Uses(MergeWords, ("partials",), ("out",)),
     "gated": Uses(GatedWords, ("gate", "up"), ("out",), second="up"),
+    "xielu": Uses(XieluWords, ("x",), ("out",)),
     "add": Uses(AddWords, ("x", "y", "gate"), ("out",), second="y", third="gate"),
     "concat": Uses(ConcatWords, ("a", "b"), ("out",), second="b"),
     "keep": Uses(ConvolutionWords, ("x",), ("cache",), cache="cache"),
@@ -86,6 +93,7 @@ USES = {
     ),
     "delta_rule": _RECURRENCE,
     "ssd": _RECURRENCE,
+    "selective_scan": _RECURRENCE,
     "soft_cap": Uses(SoftCapWords, (), ()),  # writes the logits only
     "route": Uses(RouteWords, ("logits",), ("chosen", "weights")),
     "group": Uses(GroupWords, ("chosen",), ("head", "slots", "sources", "experts"), tables=("chosen",)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun.gguf.adapter import EMBEDDING
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.activations import Activation
+from llmrun.plan.ops.activations import Activation, XieluCurve
 from llmrun.plan.plan import Plan
 from llmrun.plan.values import Value
 from tests.support.kernels.runs import matrix_of
@@ -19,7 +20,7 @@ def row_ops_plan() -> Plan:
     """Return a plan with two residual streams that only row ops add to. One is private to each thread, the other
     shared."""
     plan = Plan()
-    x = plan.embed(_matrix("embedding", TOKENS, _WIDTH), scale=3.0)
+    x = plan.embed(_matrix(EMBEDDING, TOKENS, _WIDTH), scale=3.0)
     shared = plan.linear(x, _matrix("shared", _WIDTH, _WIDTH))
 
     h = plan.layernorm(x, _vector(_WIDTH), _vector(_WIDTH), 1e-5)
@@ -44,6 +45,11 @@ def row_ops_plan() -> Plan:
         plan.add_gated(made, share, to=x)
         plan.add_gated(plan.bias(made, _vector(_WIDTH)), share, to=shared)
 
+    curved = plan.xielu(up, XieluCurve(positive=1.2, negative=1.7, slope=0.5, least=-1e-6))
+    plan.linear_add(curved, _matrix("from_curved", _WIDTH, _HIDDEN), to=shared)
+
+    _weighted_sums(plan, x, shared)
+
     plan.scale(shared, 0.7)
     plan.add(shared, to=x, scale=0.5)
     plan.scale(x, 1.7)
@@ -55,8 +61,17 @@ def row_ops_plan() -> Plan:
     return plan
 
 
+def _weighted_sums(plan: Plan, x: Value, shared: Value) -> None:
+    """Add a function of both streams to one of them, with factors that come from a row."""
+    factors = plan.activate(plan.linear(x, _matrix("factors", 3, _WIDTH)), Activation.TANH)
+    total = plan.plus_weighted(shared, plan.multiply(x, _vector(_WIDTH)), factors, 1)
+    plan.add_weighted(x, factors, 2, to=total, offset=1.0)
+    above = plan.cut_off(plan.match_length(total, x), 0.7)
+    plan.add(plan.linear(above, _matrix("from weighted", _WIDTH, _WIDTH)), to=shared)
+
+
 def _recurrent_layers(plan: Plan, h: Value, x: Value) -> None:
-    """Add the outputs of a delta rule and of SSD to x. Their heads have different sizes."""
+    """Add the outputs of a delta rule, of SSD and of a selective scan to x. Their heads have different sizes."""
     keys, values, heads = 2 * 16, 4 * 48, 4
     inputs = plan.linear(h, _matrix("delta inputs", 2 * keys + values, _WIDTH))
     q, k, v = plan.causal_convolution(inputs, _taps(inputs.width, 4), None, (keys, keys, values))
@@ -74,6 +89,13 @@ def _recurrent_layers(plan: Plan, h: Value, x: Value) -> None:
     skip = _vector(heads)
     out = plan.ssd(some, b, c, gate, rate=-0.3 * skip, bias=skip, skip=skip, key_heads=1)
     plan.add(plan.linear(out, _matrix("from ssd", _WIDTH, values)), to=x)
+
+    keys, values = 16, 48
+    some, gate = (plan.linear(h, _matrix(name, values, _WIDTH)) for name in ("scanned", "scan steps"))
+    b, c = (plan.linear(h, _matrix(name, keys, _WIDTH)) for name in ("b of scan", "c of the scan"))
+    rate, gate = -_vector(values * keys).reshape(values, keys), plan.bias(gate, _vector(values))
+    out = plan.selective_scan(some, b, c, gate, rate=rate, bias=_vector(values), skip=_vector(values))
+    plan.add(plan.linear(out, _matrix("from scan", _WIDTH, values)), to=x)
 
 
 def _other_heads(plan: Plan, heads: Value) -> Value:

@@ -61,6 +61,7 @@ EXECUTABLE_LEVELS = (
 ALL_KERNELS = (
     *(KernelName.of("linear.int8", "linear", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("linear.floats", "linear", weight=kind) for kind in FLOAT_TYPES),
+    *(KernelName.of("linear.adapters", name) for name in ("reduce", "look_up", "expand")),
     *(KernelName.of("packing.pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("packing.pack", "pack_floats", element_bytes=size) for size in (2, 4)),
     *(KernelName.of("linear.embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
@@ -72,8 +73,9 @@ ALL_KERNELS = (
     *(KernelName.of("attention.attention", "merge", value_size=48, values=kind) for kind in KV_TYPES),
     *(KernelName.of("rows.norms", name) for name in ("rmsnorm", "layernorm")),
     *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
-    *(KernelName.of("rows.rowwise", name) for name in ("add", "soft_cap")),
+    *(KernelName.of("rows.rowwise", name) for name in ("xielu", "add", "soft_cap")),
     *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
+    *(KernelName.of("rows.lengths", name) for name in ("match_length", "cut_off")),
     KernelName.of("rows.slices", "concat"),
     KernelName.of("recurrent.convolution", "causal_convolution"),
     *(
@@ -81,6 +83,7 @@ ALL_KERNELS = (
         for name in ("delta_rule", "ssd")
         for vectors in (1, 2, 4)
     ),
+    KernelName.of("recurrent.recurrences", "selective_scan"),
     KernelName.of("linear.quantize", "quantize"),
     *(KernelName.of("experts.int8", "experts", weight=kind) for kind in EXPERT_TYPES),
     KernelName.of("experts.floats", "experts", weight="f32"),
@@ -89,6 +92,8 @@ ALL_KERNELS = (
     *(KernelName.of("team", name) for name in ("work", "work_timed", "start", "wait", "spin")),
     *(KernelName.of(f"tokens.{model}_merge", "merge") for model in ("bpe", "spm")),
     KernelName.of("tokens.spm_merge", "find_joined"),
+    KernelName.of("tokens.word_pieces", "encode"),
+    *(KernelName.of("tokens.unigram", name) for name in ("normalize", "measure", "encode")),
     KernelName.of("tokens.token_table", "build"),
     *(KernelName.of("tokens.special_tokens", name) for name in ("build", "find")),
     KernelName.of("tokens.split", "split"),
@@ -284,15 +289,23 @@ def whole_matrix(kind: str, rows: int, columns: int, seed: int, name: str = "w")
 
 
 def run_plan(
-    build: Callable[[Plan, Value], None], x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
+    build: Callable[[Plan, Value], None],
+    x: NDArray[np.float32],
+    *,
+    level: str = LEVELS_HERE[0],
+    threads: int = 1,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+    scales: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Run the ops that `build` appends on x, float32[rows, width]. Returns float32[rows, width of the output].
 
-    The rows enter through a float32 embedding in which row i is token i.
+    The rows enter through a float32 embedding in which row i is token i. `change` may add adapters to the plan, with
+    `scales`.
     """
     plan = Plan()
     table = Matrix.of_bytes("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
     build(plan, plan.embed(table))
+    plan = change(plan)
     assert plan.logits is not None
     rows = np.arange(len(x), dtype=np.int32)
     with at_level(level):
@@ -303,7 +316,8 @@ def run_plan(
         team = Team(lowered, threads)
     logits = np.full((len(x), lowered.logits_width), np.nan, np.float32)
     try:
-        team.run(rows, rows, np.zeros(len(x), np.int64), rows, np.zeros((len(x), 0, 2), np.float32), logits)
+        inputs = (rows, rows, np.zeros(len(x), np.int64), rows, np.zeros((len(x), 0, 2), np.float32), logits)
+        team.run(*inputs, scales=scales)
     finally:
         team.close()
     return logits[:, : plan.logits.width]

@@ -17,6 +17,7 @@ import numpy as np
 from llmrun.archs.registry import architecture_of
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
+from llmrun.evaluation.forward import adapted
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan import reference
 from llmrun.plan.matrix import Matrix
@@ -47,8 +48,10 @@ PERPLEXITY_BOUND = 0.005  # relative difference
 class LlmrunModel:
     """A model on the CPU engine with one thread, for the logits of whole sequences."""
 
-    def __init__(self, path: Path, kv_type: str = "f16") -> None:
-        self._backend = open_backend(path, OpenOptions(backend="cpu", context_size=WINDOW, threads=1, kv_type=kv_type))
+    def __init__(self, path: Path, kv_type: str = "f16", adapters: Sequence[str] = ()) -> None:
+        """Open a model with LoRA adapters, in the notation of --lora."""
+        options = OpenOptions(backend="cpu", context_size=WINDOW, threads=1, kv_type=kv_type, adapters=adapters)
+        self._backend = open_backend(path, options)
         self._one_at_a_time = threading.Lock()
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -56,10 +59,10 @@ class LlmrunModel:
         cache."""
         n = len(tokens)
         positions = np.arange(n, dtype=np.int32)
-        batch = Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), positions, np.ones(n, np.bool_))
+        batch = Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), positions, np.ones(n, np.uint8))
         with self._one_at_a_time:
             self._backend.kv.free(0)
-            return self._backend.forward(batch)
+            return self._backend.forward(adapted(self._backend, batch)).logits
 
     def close(self) -> None:
         self._backend.close()
@@ -76,6 +79,13 @@ def plan_of(path: Path) -> Plan:
     file = open_gguf(path)
     architecture = architecture_of(file)
     return architecture.plan(file, architecture.read_config(file))
+
+
+def head_plan_of(path: Path) -> Plan | None:
+    """Return the plan of a model file's draft head, if it has one. The file stays open like that of `plan_of`."""
+    file = open_gguf(path)
+    architecture = architecture_of(file)
+    return architecture.draft_plan(file, architecture.read_config(file))
 
 
 def dequantized_once(plan: Plan) -> Plan:

@@ -1,4 +1,4 @@
-"""Tiny models whose logits are compared with digests in a file: every architecture, weight type and KV cache type.
+"""Tiny models whose results are compared with digests in a file: every architecture, weight type and KV cache type.
 
 The models must be the same on every machine and with every version of NumPy and gguf-py, so random numbers come from
 our own generator, and quantized weights are random blocks instead of the result of a quantizer. What remains are the
@@ -22,14 +22,17 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.engine.embedding.pooling import pooling_of
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts.kv_types import KV_CHOICES, KV_TYPES
 from llmrun.quants.registry import BY_NAME
+from llmrun.types import HIDDEN, Pooling
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import RandomWeights, Tensor, tiny_vocabulary, write_gguf
 from tests.support.kernels.runs import EXPERT_TYPES, FLOAT_TYPES, WEIGHT_TYPES, with_factors
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES
+from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS
 
 DIGESTS = Path(__file__).resolve().parents[2] / "backends" / "cpu" / "numerics.json"
 
@@ -60,6 +63,10 @@ class NumericModel:
 def _models() -> Iterator[tuple[str, NumericModel]]:
     for name, row in TINY_ARCHITECTURES.items():
         yield name, NumericModel(row)
+    for name, row in TINY_ENCODERS.items():
+        yield f"{name}, encoder", NumericModel(row)
+    for name, row in TINY_RERANKERS.items():
+        yield f"{name}, reranker", NumericModel(row)
     for kind in WEIGHT_TYPES:
         yield f"{kind} weights", NumericModel(replace(TINY_ARCHITECTURES["qwen2"], **_SIZES), kind.upper())
     for kind in EXPERT_TYPES:
@@ -140,7 +147,8 @@ def write_numeric_model(path: Path, name: str) -> str:
     model, vocabulary = NUMERIC_MODELS[name], tiny_vocabulary()
     random = StableRandom(1)
     tensors = model.row.tensors_of(random, StableWeights(random, model.weight_type), len(vocabulary.tokens))
-    write_gguf(path, model.row.metadata() | vocabulary.metadata(), tensors)
+    keys = {"tokenizer.ggml.token_type_count": 2} if "token_types" in model.row.once else {}
+    write_gguf(path, model.row.metadata() | vocabulary.metadata() | keys, tensors)
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -154,21 +162,36 @@ def opened(path: Path, kv_type: str, threads: int) -> Iterator[CpuBackend]:
         backend.close()
 
 
-def digest_of_logits(path: Path, kv_type: str, *, threads: int = 2) -> str:
-    """Run the steps and return the first 16 hexadecimal digits of the sha256 of all logits."""
+def digest_of_results(path: Path, kv_type: str, *, threads: int = 2) -> str:
+    """Run the steps and return the first 16 hexadecimal digits of the sha256 of the results.
+
+    They are the logits of all rows, or the hidden states of encoders and rerankers. Each of an encoder's steps is a
+    text of its own, because its rows attend to later ones.
+    """
     digest = hashlib.sha256()
     with opened(path, kv_type, threads) as backend:
+        is_embedder = pooling_of(backend.info) is Pooling.RANK or not backend.info.has_logits
         tokens, at = StableRandom(2).tokens(sum(STEPS), backend.info.vocabulary_size), 0
         for count in STEPS:
-            logits = backend.forward(batch_of(rows(0, at, tokens[at : at + count])))
-            assert np.isfinite(logits).all()
-            digest.update(np.ascontiguousarray(logits, "<f4").tobytes())
+            start = at if backend.info.has_logits else 0
+            batch = batch_of(rows(0, start, tokens[at : at + count]))
+            if is_embedder:
+                batch = replace(batch, want=np.full(count, HIDDEN, np.uint8))
+            found = backend.forward(batch)
+            results = found.hidden if is_embedder else found.logits
+            assert np.isfinite(results).all()
+            digest.update(np.ascontiguousarray(results, "<f4").tobytes())
+            if not backend.info.has_logits:
+                backend.kv.free(0)
             at += count
     return digest.hexdigest()[:16]
 
 
 def read_digests() -> Any:
-    """Return the contents of the file: {"numerics": version, "models": {name: {"file": digest, "logits": digest}}}."""
+    """Return the contents of the file: {"numerics": version, "models": {name: {"file": digest, "logits": digest}}}.
+
+    The second digest of encoders and rerankers is that of their hidden states.
+    """
     return json.loads(DIGESTS.read_text(encoding="utf-8"))
 
 

@@ -17,6 +17,8 @@ from tests.support.protocol.answers import FACTS, SEED, USER, as_json, sent
 OLLAMA_ROUTES = {
     "/api/chat": "post",
     "/api/generate": "post",
+    "/api/embed": "post",
+    "/api/embeddings": "post",
     "/api/tags": "get",
     "/api/ps": "get",
     "/api/show": "post",

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedStandIn, echo
+from llmrun.types import HIDDEN
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.kind import StandIn
+    from llmrun.types import Batch, Outputs
 
-KILLS = "kill the process"  # a prompt that kills the process in its first step
+KILLS = "kill the process"  # a prompt that kills the process in its first step, and a text that cannot be embedded
 KILLS_LATER = "kill it in the middle"  # a prompt that kills the process after 20 tokens
 FAILS = "raise an error"  # a prompt that raises an error in its first step
 
@@ -44,6 +46,14 @@ class DeadlyStandIn(ScriptedStandIn):
     def open(self, path: Path, options: OpenOptions) -> ScriptedBackend:
         backend = super().open(path, options)
         backend._voice = lying_voice if path.name.startswith("lying") else deadly_voice
+        forward = backend.forward
+
+        def deadly_forward(batch: Batch) -> Outputs:
+            if (batch.want & HIDDEN).any() and KILLS in "".join(map(chr, batch.tokens.tolist())):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return forward(batch)
+
+        backend.forward = deadly_forward  # type: ignore[method-assign]
         if path.name.startswith("varying"):
             backend.info = replace(backend.info, batch_invariant=False)
         return backend

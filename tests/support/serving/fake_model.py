@@ -9,9 +9,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from llmrun.engine.child.messages import Embedded
 from llmrun.engine.facts import ModelFacts
-from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta
-from llmrun.engine_process.served_model import Accepted, Arrival, Load, State
+from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta, TextPrompt
+from llmrun.engine_process.served_model import Accepted, Arrival, Embedding, Load, State
 from llmrun.errors import LlmrunError, Unavailable, UsageError
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason, ModelInfo, Timings
@@ -150,6 +153,8 @@ class FakeModel:
     broken    the error with which it then ends, if any
     tenants   whose calls of tokenize and detokenize there were
     counted_prompts  the requests whose prompts were counted
+    embedded  the calls for embeddings and scores
+    embedding_error  the error with which they end, if any
     """
 
     def __init__(self, script: Callable[[int], Script] = lambda number: text("Hello", " there")) -> None:
@@ -159,6 +164,8 @@ class FakeModel:
         self.most_requests = 128
         self.tenants: list[str] = []
         self.counted_prompts: list[Request] = []
+        self.embedded: list[Embedding] = []
+        self.embedding_error: Exception | None = None
         self.refusal: LlmrunError | None = None
         self.wait_s = 0.25
         self.broken: LlmrunError | None = None
@@ -210,6 +217,15 @@ class FakeModel:
         if any(not 0 <= token < 256 for token in tokens):
             raise UsageError("no such token")
         return bytes(tokens)
+
+    async def embed(self, wanted: Embedding) -> Embedded:
+        """Return vectors of [number of characters or tokens, 0.5], or that number as the score of a document."""
+        self.embedded.append(wanted)
+        if self.embedding_error is not None:
+            raise self.embedding_error
+        sizes = [len(each.text if isinstance(each, TextPrompt) else each.tokens) for each in wanted.inputs]
+        rows = [[size] if wanted.query is not None else [size, 0.5] for size in sizes]
+        return Embedded(0, np.array(rows, np.float32).tobytes(), sizes)
 
     async def count_prompt(self, request: Request) -> int:
         self.counted_prompts.append(request)

@@ -23,11 +23,10 @@ BYTE_LEVEL = (
 )
 BY_CHARACTER = ("gemma-4",)
 SENTENCE_PIECE = ("llama-spm", "phi-3", "baichuan")
-ALL = BYTE_LEVEL + BY_CHARACTER + SENTENCE_PIECE
-WITH_VECTORS = tuple(name for name in ALL if name not in (SMOLLM2, "gpt-neox", "aquila", "baichuan"))
-
-# Files with unsupported tokenizers: WordPiece and Unigram.
-UNSUPPORTED = ("bert-bge", "nomic-bert-moe")
+WORD_PIECE = ("bert-bge",)
+UNIGRAM = ("nomic-bert-moe",)
+ALL = BYTE_LEVEL + BY_CHARACTER + SENTENCE_PIECE + WORD_PIECE + UNIGRAM
+WITH_VECTORS = tuple(name for name in ALL if name not in (SMOLLM2, "gpt-neox", "aquila", "baichuan", *UNIGRAM))
 
 
 def vocabulary_path(name: str) -> Path:

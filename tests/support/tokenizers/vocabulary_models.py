@@ -59,7 +59,7 @@ def with_vocabulary(folder: Path, name: str, *, context: int = 512) -> Path:
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         for key in [key for key in metadata if key.startswith("tokenizer.")]:
             del metadata[key]
-        metadata |= _tokenizer_keys(vocabulary)
+        metadata |= tokenizer_keys(vocabulary)
         size = len(metadata["tokenizer.ggml.tokens"])
         metadata["llama.vocab_size"] = size
         weights = np.random.default_rng(0).standard_normal((size, WIDTH)).astype(np.float16)
@@ -70,7 +70,8 @@ def with_vocabulary(folder: Path, name: str, *, context: int = 512) -> Path:
     return changed_copy(tiny, folder / f"{name.replace(' ', '-')}.gguf", change)
 
 
-def _tokenizer_keys(vocabulary: FillVocabulary) -> dict[str, Any]:
+def tokenizer_keys(vocabulary: FillVocabulary) -> dict[str, Any]:
+    """Return the keys of a file with this vocabulary."""
     keys: dict[str, Any] = {}
     with open_gguf(vocabulary_path(vocabulary.base)) as file:
         for key, value in file.metadata.items():

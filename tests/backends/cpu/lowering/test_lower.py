@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llmrun.archs import llama
-from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
-from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate
+from llmrun.layouts.arena import address_of
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
 from llmrun.plan.ops.experts import Gating
@@ -24,22 +20,19 @@ from llmrun.plan.ops.linear import FloatWords, IntegerWords
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Pairing, Rope
 from llmrun.plan.values import Value
+from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_adapters
 from tests.support.kernels.races import accesses, needless_barriers, races, word_of
+from tests.support.kernels.random_adapters import with_random_adapters
 from tests.support.kernels.row_ops_plan import row_ops_plan
 from tests.support.kernels.runs import matrix_of
-from tests.support.models.fidelity import plan_of
+from tests.support.models.fidelity import head_plan_of, plan_of
+from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, tiny_encoder
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
 # One variant per architecture is enough, because all variants have the same ops.
 ARCHITECTURES = list({row.architecture: name for name, row in TINY_ARCHITECTURES.items()}.values())
-
-
-def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
-    shapes = kv_shapes(plan, [4] * len(plan.windows), "f16")
-    kv = [allocate(prod(shape), "a test's cache").reshape(shape) for shape in shapes]
-    states = [allocate(prod(shape), "states").reshape(shape) for shape in state_shapes(plan, 2)]
-    return lower(plan, reserve(plan.matrices), kv, states, kv_type="f16", max_rows=max_rows, n_threads=threads)
 
 
 @pytest.fixture
@@ -64,12 +57,31 @@ def test_no_two_threads_meet_in_a_model_of_any_architecture(tmp_path: Path, name
     assert races(lowered, one_row=False) == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["qwen35 layers by name, with a layer ahead", "glm4moe", "deepseek2 GLM-4.7-Flash, fused, with a layer ahead"],
+)
+def test_no_two_threads_meet_in_a_draft_head(tmp_path: Path, name: str) -> None:
+    plan = head_plan_of(tiny_architecture(tmp_path, name))
+    assert plan is not None
+    lowered = lowered_plan(plan)
+    assert races(lowered, one_row=True) == []
+    assert races(lowered, one_row=False) == []
+
+
+@pytest.mark.parametrize("row", [*TINY_ENCODERS.values(), *TINY_RERANKERS.values()], ids=lambda row: row.architecture)
+def test_no_two_threads_meet_in_an_encoder(tmp_path: Path, row: TinyArchitecture) -> None:
+    lowered = lowered_plan(plan_of(tiny_encoder(tmp_path, row)))
+    assert races(lowered, one_row=True) == []
+    assert races(lowered, one_row=False) == []
+
+
 @pytest.mark.parametrize("one_row", [True, False])
 def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
     lowered = lowered_plan(row_ops_plan())
     kernels = {name.function for name in lowered.kernels}
     assert {"rmsnorm", "layernorm", "add", "gated", "concat", "keep", "convolve", "soft_cap"} <= kernels
-    assert {"causal_convolution", "delta_rule", "ssd"} <= kernels
+    assert {"causal_convolution", "delta_rule", "ssd", "selective_scan", "xielu", "match_length", "cut_off"} <= kernels
     assert races(lowered, one_row=one_row) == []
 
 
@@ -80,12 +92,21 @@ def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_
     assert needless_barriers(lowered, one_row=one_row) == []
 
 
-def count_barriers(lowered: Lowered, *, one_row: bool) -> int:
-    flags = lowered.records[:, records.OP_FLAGS // records.WORD]
-    waits = (flags & records.FLAG_BARRIER) != 0
-    if one_row:
-        waits &= (flags & records.FLAG_REPLICATED) == 0
-    return int(waits.sum())
+@pytest.mark.parametrize("one_row", [True, False])
+def test_no_two_threads_meet_in_adapters(one_row: bool) -> None:
+    lowered = lowered_plan(with_random_adapters(row_ops_plan(), [3, 16]))
+    assert {"reduce", "look_up", "expand"} <= {name.function for name in lowered.kernels}
+    assert races(lowered, one_row=one_row) == []
+    assert races(without_adapters(lowered), one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_steps_without_adapters_take_no_more_barriers(model_plan: Callable[[str], Plan], one_row: bool) -> None:
+    plan = model_plan("Q4_0 untied")
+    plain = without_adapters(lowered_plan(with_random_adapters(plan, [3, 16])))
+    assert races(plain, one_row=one_row) == []
+    assert needless_barriers(plain, one_row=one_row) == []
+    assert count_barriers(plain, one_row=one_row) == count_barriers(lowered_plan(plan), one_row=one_row)
 
 
 def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[str], Plan]) -> None:

@@ -18,6 +18,7 @@ from llmrun.backends.cpu.speeds.machine import Speeds
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.plan import Plan
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 
 NOTHING = 1e-30
 FAST = 1e30
@@ -125,7 +126,7 @@ def test_a_longer_prompt_takes_longer_and_what_follows_is_slower(plan: Plan) -> 
     speeds = changed("attention 4 2 16 16 f16", read=1e6, multiply=1e6)
     short, long = (forecast_of(plan, speeds, prompt) for prompt in (40, 400))
     assert short.ttft_s < long.ttft_s
-    assert short.decode_per_second > long.decode_per_second
+    assert (short.decode_per_second or 0) > (long.decode_per_second or 0)
     assert short.prefill_per_second > long.prefill_per_second
 
 
@@ -134,6 +135,15 @@ def test_the_first_token_comes_after_all_steps_of_the_prompt(plan: Plan) -> None
     assert expected.ttft_s == pytest.approx(3.0, rel=0.01)
     assert expected.prefill_per_second == pytest.approx(50, rel=0.01)
     assert expected.decode_per_second == pytest.approx(1, rel=0.01)
+
+
+def test_encoders_read_whole_texts_and_generate_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "step_seconds", lambda plan, speeds, kv_type, step: step.rows / 100 + step.start)
+    with open_gguf(tiny_encoder(tmp_path, TINY_ENCODERS["bert"])) as file:
+        expected = forecast_of(plan_of_header(file), changed("limits"), 150)
+    assert expected.decode_per_second is None
+    assert expected.ttft_s == pytest.approx(1.5, rel=0.01)
+    assert expected.prefill_per_second == pytest.approx(100)
 
 
 def test_drawing_from_a_larger_vocabulary_takes_longer() -> None:

@@ -78,9 +78,9 @@ def assert_same(actual: Any, expected: Any) -> None:
 def assert_continues(backend: LlamaBackend, seq: int, history: list[int]) -> None:
     """Assert that a sequence continues from its length like a fresh run of the same tokens."""
     start = backend.kv.lengths[seq]
-    actual = backend.forward(batch_of(rows(seq, start, history[start:] + MORE)))[-len(MORE) :]
+    actual = backend.forward(batch_of(rows(seq, start, history[start:] + MORE))).logits[-len(MORE) :]
     backend.kv.free(seq)
-    assert_same(actual, backend.forward(batch_of(rows(seq, 0, history + MORE)))[-len(MORE) :])
+    assert_same(actual, backend.forward(batch_of(rows(seq, 0, history + MORE))).logits[-len(MORE) :])
 
 
 def test_a_sequence_is_saved_whole(backend: LlamaBackend) -> None:
@@ -114,8 +114,8 @@ def test_a_loaded_window_goes_back_as_far_as_it_reaches(tmp_path: Path) -> None:
     assert kept == [1500, 1499] + [0] * (2 * WINDOW - 2)  # llama.cpp saves one position more than the next row sees
     assert backend.kv.load(1, [part]) == 1500
     assert_same(
-        backend.forward(batch_of(rows(1, 1500, MORE))),
-        backend.forward(batch_of(rows(0, 1500, MORE))),
+        backend.forward(batch_of(rows(1, 1500, MORE))).logits,
+        backend.forward(batch_of(rows(0, 1500, MORE))).logits,
     )
     backend.close()
 

@@ -1,0 +1,18 @@
+"""Tests of cold starts: what the new process is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.bench.measuring.cold import cold_start
+from llmrun.bench.measuring.sweep import BenchTarget
+from llmrun.errors import LlmrunError
+
+
+def test_cold_starts_load_adapters(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text('{"answers": []}')
+    target = BenchTarget("m", str(tmp_path / "model.json"), backend="scripted", adapters=["/nowhere/a.gguf"])
+    with pytest.raises(LlmrunError, match=r"no such adapter: /nowhere/a\.gguf"):
+        cold_start(target)

@@ -1,0 +1,65 @@
+"""Tests of the example request that `llmrun serve` prints, and of the adapters with which it opens models."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.cli.answers import serving
+from llmrun.cli.answers.open_model import ModelFiles
+from llmrun.cli.arguments.serving import ServeFlags
+from llmrun.hub.resolve.model_file import ResolvedModel
+from llmrun.presets import Preset
+from llmrun.serving.models.known import GivenOnly, KnownModel
+from llmrun.serving.options import ServingOptions
+from llmrun.settings import Settings
+from llmrun.types import Pooling
+from tests.support.serving.fake_model import FACTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "takes_chats", "route"),
+    [
+        ({}, True, "chat/completions"),
+        ({}, False, "completions"),
+        ({"has_logits": False}, False, "embeddings"),
+        ({"metadata": {"fake.pooling_type": Pooling.LAST}}, True, "embeddings"),
+        ({"metadata": {"fake.pooling_type": Pooling.RANK}}, True, "rerank"),
+        ({"metadata": {"fake.pooling_type": Pooling.NONE}}, True, "chat/completions"),
+    ],
+)
+def test_the_example_is_one_the_model_can_answer(changes: dict[str, Any], takes_chats: bool, route: str) -> None:
+    facts = replace(FACTS, info=replace(FACTS.info, **changes), takes_chats=takes_chats)
+    assert serving.example_for(facts)[0] == route
+
+
+def test_servers_without_a_model_name_one_in_the_example() -> None:
+    assert serving.example_for(None)[1].startswith('"model": "NAME"')
+
+
+def test_models_get_their_own_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of --lora are only for the given model. Those of presets are loaded once, and used only on request."""
+    given, other = KnownModel("given", Path("/given.gguf")), KnownModel("other", Path("/other.gguf"), "other")
+    presets = [
+        other.under(Preset("a", "other", loras=("/a.gguf:0.5", "b=/other.gguf:1.0"))),
+        other.under(Preset("b", "other", loras=("/a.gguf:2.0",))),
+        given.under(Preset("c", "given", loras=("/lora.gguf:0.5",))),
+    ]
+    found = {known.name: ResolvedModel(known.path, known.name, None) for known in (given, other)}
+    monkeypatch.setattr(serving, "_stored", lambda known: found[known.name])
+    monkeypatch.setattr(serving, "ModelProcess", lambda opening, *_, **__: opening)
+    settings = replace(Settings(), loras=("/lora.gguf:0.25",))
+    opener = serving._Opener(
+        ServeFlags(), settings, [(given, ModelFiles(found["given"], None))], None, ServingOptions()
+    )
+
+    async def adapters(known: KnownModel) -> object:
+        process = await opener.process(GivenOnly([given, other, *presets]), known, None)
+        return process.options["adapters"]  # type: ignore[attr-defined]  # the Open in its place
+
+    assert asyncio.run(adapters(given)) == ["/lora.gguf:0.25"]
+    assert asyncio.run(adapters(other)) == ["/a.gguf:0.0", "b=/other.gguf:0.0"]

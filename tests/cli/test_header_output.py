@@ -1,0 +1,88 @@
+"""Tests of what `show` says about draft heads, adapters and embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.backends.model_needs import draft_shares
+from llmrun.cli.header_output import _model, _sections
+from llmrun.engine.drafting.costs import ASSUMED_ROW
+from llmrun.engine.drafting.reach import reachable_speedup
+from llmrun.gguf.reader import open_gguf
+from tests.support.gguf.gguf_files import Tensor
+from tests.support.models.fidelity import head_plan_of, plan_of
+from tests.support.models.tiny_adapters import changed_tensors, tiny_adapter
+from tests.support.models.tiny_architecture import TinyArchitecture
+from tests.support.models.tiny_architectures import tiny_architecture
+from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, tiny_encoder
+from tests.support.models.tiny_models import changed_copy
+
+HEAD = "qwen35 layers by name, with a layer ahead"
+
+
+def shown(path: Path) -> str | None:
+    with open_gguf(path) as file:
+        return dict(_model(file)).get("draft head")
+
+
+def test_the_reachable_speedup_is_computed_from_bytes(tmp_path: Path) -> None:
+    path = tiny_architecture(tmp_path, HEAD)
+    head, found = head_plan_of(path), shown(path)
+    assert head is not None
+    assert found is not None
+    draft, row = draft_shares(plan_of(path), head)
+    speedup, length = reachable_speedup(0.75, draft, ASSUMED_ROW + row)
+    assert found.startswith(f"a draft token reads {draft:.0%} as many bytes as a step; if 75% are right")
+    assert f"drafts of {length} token" in found
+    assert found.endswith(f"make answers {speedup:.1f}x as fast")
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [("nextn.eh_proj", "not used: the CPU engine supports one layer"), ("nextn.hnorm", "not used: tensor missing: ")],
+)
+def test_heads_that_are_not_used_are_told(tmp_path: Path, without: str, words: str) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        del tensors[next(name for name in tensors if without in name)]
+
+    found = shown(changed_copy(tiny_architecture(tmp_path, HEAD), tmp_path / "changed.gguf", change))
+    assert found is not None
+    assert found.startswith(words)
+
+
+def test_drafts_that_do_not_pay_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmrun.engine.drafting.costs.ASSUMED_ROW", 1.0)
+    found = shown(tiny_architecture(tmp_path, HEAD))
+    assert found is not None
+    assert found.endswith("drafts do not pay off")
+
+
+def test_models_without_a_head_say_nothing(tmp_path: Path) -> None:
+    assert shown(tiny_architecture(tmp_path, "qwen3")) is None
+
+
+def sections(path: Path) -> dict[str, dict[str, str]]:
+    with open_gguf(path) as file:
+        return {title: dict(fields) for title, fields in _sections(file, "name", None)}
+
+
+def test_adapters_show_what_they_change(tmp_path: Path) -> None:
+    model = tiny_architecture(tmp_path, "llama Mistral Nemo")
+    found = sections(tiny_adapter(tmp_path / "adapter.gguf", model, rank=8, alpha=16.0))
+    assert "Chat template" not in found
+    about = found["File"]
+    assert about["kind"] == "a LoRA adapter"
+    assert (about["rank"], about["alpha"]) == ("8", "16")
+    assert about["changes"] == f"{len(changed_tensors(model))} tensors"
+    assert "title" not in about
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [(TINY_ENCODERS, "pooling cls (llmrun embed)"), (TINY_RERANKERS, "ranks documents (llmrun rerank)")],
+)
+def test_embedding_models_name_their_command(tmp_path: Path, rows: dict[str, TinyArchitecture], words: str) -> None:
+    assert sections(tiny_encoder(tmp_path, rows["bert"]))["Model"]["embeddings"] == words
