@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from llmrun.tokenizers.base import Tokenizer
 from llmrun.tokenizers.registry import load_tokenizer
 from tests.support.gguf.gguf_files import CONTROL, USER_DEFINED
 from tests.support.models.downloads import LLAMA_CPP_FOLDER, llama_cpp_source, smollm2
-from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
+
+if TYPE_CHECKING:
+    from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
 SMOLLM2 = "smollm2"
 
@@ -42,6 +45,8 @@ def our_tokenizer(name: str) -> Tokenizer:
 
 @cache
 def llama_vocabulary(name: str) -> LlamaVocabulary:
+    from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary  # needs llama.cpp, which the ARM tests lack
+
     return LlamaVocabulary(vocabulary_path(name))
 
 
