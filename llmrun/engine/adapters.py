@@ -1,4 +1,4 @@
-"""Which LoRA adapters apply to which tokens of a request.
+"""Determines which LoRA adapters apply to which tokens of a request.
 
 The keys and values of a token depend on the adapters of all tokens up to it. In the tree of cached prefixes and in
 saved states, tokens with adapters therefore have other numbers than tokens without (`AdaptedTokens.marked`). A prefix

@@ -20,7 +20,7 @@ from tests.support.gguf.gguf_shards import name_of
 pytestmark = pytest.mark.slow
 
 CORPUS = Path(__file__).parent / "corpus"
-CASES = 5_000
+CASES = 20_000
 SEED = 2
 
 
@@ -42,7 +42,7 @@ def test_the_files_that_are_mutated_are_correct() -> None:
     assert [outcome(base.data) for base in base_files()] == ["opened"] * 3
 
 
-def test_mutants_end_in_a_model_file_error_or_a_file() -> None:
+def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
     bases = base_files()
     seen: Counter[str] = Counter()
     for case in range(CASES):
@@ -55,7 +55,7 @@ def test_mutants_end_in_a_model_file_error_or_a_file() -> None:
     assert seen["opened"] > CASES // 20
 
 
-def test_mutants_of_a_model_in_three_files_end_as_well() -> None:
+def test_20_000_mutants_of_a_model_in_three_files_end_as_well() -> None:
     bases = shard_bases()
     assert outcome_of_shards({name_of(number): base.data for number, base in enumerate(bases)}) == "opened"
     seen: Counter[str] = Counter()

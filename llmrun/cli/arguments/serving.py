@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +11,12 @@ import typer
 
 from llmrun.amounts import parse_duration
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.given import given_by
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.folders import prefixes_folder
 from llmrun.remote.url import parse_endpoint
-from llmrun.settings import RULES, Settings, load_settings
+from llmrun.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,10 +146,7 @@ class ServeFlags:
             raise UsageError("--lora: cannot be used with several models", hint="serve one model")
         if len(names) > 1 and self.chat_template is not None:
             raise UsageError("--chat-template: cannot be used with several models", hint="serve one model")
-        known = [flag for flag in fields(self) if flag.name in RULES]
-        given = {flag.name: getattr(self, flag.name) for flag in known}
-        given = {flag: value for flag, value in given.items() if value not in (None, False)}
-        given |= {"model": names[0]} if names else {}
+        given = given_by(self) | ({"model": names[0]} if names else {})
         settings = load_settings(given)
         if settings.preset is not None:
             names = names or [settings.preset.name]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.given import settings_of
 from llmrun.cli.arguments.values import one_of
-from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.remote.url import is_endpoint
-from llmrun.settings import RULES, Settings, load_settings
+from llmrun.settings import Settings
 from llmrun.types import Pooling
 
 _POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}
@@ -36,10 +36,7 @@ class ModelFlags:
 
     def settings(self, model: str) -> Settings:
         """Load the settings for this run and configure `out` with them. Raises UsageError."""
-        given = {flag.name: getattr(self, flag.name) for flag in fields(self) if flag.name in RULES}
-        given = {name: value for name, value in given.items() if value not in (None, False)}
-        settings = load_settings({**given, "model": model})
-        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        settings = settings_of(self, model, verbose=self.verbose)
         if is_endpoint(settings.model):
             raise UsageError(
                 f"{settings.model}: this command runs a model on this machine",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +10,12 @@ import typer
 
 from llmrun.backends.registry import CHOICES
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.given import settings_of
 from llmrun.cli.arguments.values import models, one_of
-from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.layouts.kv_types import KV_CHOICES
 from llmrun.remote.url import is_endpoint
-from llmrun.settings import RULES, SPECULATE_OFF, Settings, load_settings, model_named, with_model, with_values
+from llmrun.settings import RULES, SPECULATE_OFF, Settings, model_named, with_model, with_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,7 @@ class EvalFlags:
 
     def settings(self, model: str) -> Settings:
         """Load the settings for this run and configure `out` with them. Raises UsageError."""
-        given = {flag.name: getattr(self, flag.name) for flag in fields(self) if flag.name in RULES}
-        given = {name: value for name, value in given.items() if value not in (None, False)}
-        settings = load_settings({**given, "model": model})
-        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        settings = settings_of(self, model, verbose=self.verbose)
         for name in (settings.model, *([] if self.against is None else [model_named(self.against)])):
             if is_endpoint(name):
                 raise UsageError(f"{name}: a server does not return all logits", hint="name a model on this machine")

@@ -101,7 +101,7 @@ def test_four_adapters_in_a_batch_equal_each_alone(tmp_path: Path, threads: int)
 
 @pytest.mark.slow
 def test_rows_before_activation_share_the_base(tmp_path: Path) -> None:
-    """As for activated LoRA, the scale of a sequence changes inside a step."""
+    """The scale of a sequence changes inside a step, as it does with activated LoRA."""
     model = tiny_model(tmp_path, "F32")
     adapter = tiny_adapter(tmp_path / "a.gguf", model)
     with opened(model, [adapter]) as backend:

@@ -1,4 +1,4 @@
-"""Tests of cold starts: what the new process is told."""
+"""Tests that a cold start passes its options on to the new process."""
 
 from __future__ import annotations
 

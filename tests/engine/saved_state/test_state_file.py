@@ -79,7 +79,7 @@ def test_a_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_each_flipped_bit_is_refused(tmp_path: Path) -> None:
     """Only tokens before the damage are loaded, and saving again repairs the file."""
-    path, tokens = tmp_path / "a.kv", tokens_of(70)
+    path, tokens = tmp_path / "a.kv", tokens_of(150)
     save(path, tokens)
     whole = path.read_bytes()
     for place in range(len(whole)):

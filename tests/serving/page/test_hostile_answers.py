@@ -25,7 +25,7 @@ from tests.support.serving.servers import RunningServer, serving
 
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 
-N_ANSWERS = 80
+N_ANSWERS = 200
 # The elements that an answer may consist of, with their attributes
 ALLOWED = {
     **dict.fromkeys(("blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "p", "pre"), ""),
@@ -114,7 +114,7 @@ def both_kinds(number: int, answer: str) -> Script:
     return [*thoughts, *(TextDelta(0, piece, (1,)) for piece in pieces(answer, number)), end]
 
 
-def test_hostile_answers_run_nothing_and_fetch_nothing(chromium: Browser) -> None:
+def test_200_hostile_answers_run_nothing_and_fetch_nothing(chromium: Browser) -> None:
     with canary() as bird:
         model = FakeModel(lambda number: both_kinds(number, hostile_answer(number, bird.url)))
         with serving(model) as server:
