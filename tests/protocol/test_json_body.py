@@ -13,7 +13,7 @@ from llmrun.protocol.errors import InvalidField
 from llmrun.protocol.json_body import MOST_DEPTH, parse_json
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
 @given(st.dictionaries(st.text(), VALUES))
