@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import ir
+from numba.core import ir, targetconfig
 from numba.core.types.functions import BaseFunction
 
 # Types of instruction fields that never contain variables.
@@ -25,14 +25,21 @@ def make_faster() -> None:
 
 
 def _remembering(resolve: Any) -> Any:
-    """Cache the results of `get_call_type` for built-in functions. The same types always give the same signature."""
+    """Cache the results of `get_call_type` for built-in functions.
+
+    The result depends on the types and on the caller's flags. Besides returning the signature, `get_call_type` notes
+    which implementation the signature now stands for. A cached result notes it again. Otherwise the implementation
+    would be that of the kernel compiled before, with other flags.
+    """
 
     def get_call_type(function: Any, context: Any, args: Any, kws: Any) -> Any:
         known = function.__dict__.setdefault("llmrun_known", {})
-        key = (context, tuple(args), tuple(kws.items()))
+        key = (context, tuple(args), tuple(kws.items()), targetconfig.ConfigStack.top_or_none())
         if key not in known:
-            known[key] = resolve(function, context, args, kws)
-        return known[key]
+            signature = resolve(function, context, args, kws)
+            known[key] = signature, function._impl_keys[signature.args]
+        signature, function._impl_keys[signature.args] = known[key]
+        return signature
 
     return get_call_type
 

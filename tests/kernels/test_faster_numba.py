@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from llmrun.compiled.store import KernelName, _Child
 from tests.support.cli.commands import ROOT
+from tests.support.kernels.runs import TARGETS
 
 # One kernel of many types, one with tuples, branches and loops, and one outside any kernel family.
 _COMPILE = """
@@ -41,3 +45,17 @@ def test_the_objects_are_the_same_to_the_byte() -> None:
     plain = compiled("as it comes")
     assert len(plain) == 3
     assert compiled("faster") == plain
+
+
+@pytest.mark.slow
+def test_an_object_does_not_depend_on_the_kernels_compiled_before() -> None:
+    """Both kernels call `min` with the same types, but from functions with different flags."""
+    merge = KernelName.of("attention.attention", "merge", value_size=16, values="f16")
+    attention = KernelName.of(
+        "attention.attention", "attention", group=2, head_size=16, value_size=16, keys="f16", values="f16"
+    )
+    fresh, used = _Child(TARGETS["avx512vnni"]), _Child(TARGETS["avx512vnni"])
+    used.compile(merge, "before")
+    assert used.compile(attention, "symbol") == fresh.compile(attention, "symbol")
+    fresh.close()
+    used.close()
