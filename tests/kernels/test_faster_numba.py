@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -54,8 +55,7 @@ def test_an_object_does_not_depend_on_the_kernels_compiled_before() -> None:
     attention = KernelName.of(
         "attention.attention", "attention", group=2, head_size=16, value_size=16, keys="f16", values="f16"
     )
-    fresh, used = _Child(TARGETS["avx512vnni"]), _Child(TARGETS["avx512vnni"])
-    used.compile(merge, "before")
-    assert used.compile(attention, "symbol") == fresh.compile(attention, "symbol")
-    fresh.close()
-    used.close()
+    target = TARGETS["avx512vnni"]
+    with closing(_Child(target)) as fresh, closing(_Child(target)) as used:
+        used.compile(merge, "before")
+        assert used.compile(attention, "symbol") == fresh.compile(attention, "symbol")

@@ -133,7 +133,8 @@ class CpuBackend:
         )
         self.draft_head: CpuDraftHead | None = None
         if head is not None:
-            # As many blocks as layers without a window have; these may share less memory than whole contexts take.
+            # The head gets as many blocks as layers without a window have. All sequences share them, so they may take
+            # less memory than a whole context for each sequence would.
             kv = memory.by_window(self.plan).get(0)
             blocks = full_blocks if kv is None else kv[0].shape[1]
             self.draft_head = CpuDraftHead(head, packed, blocks, kv_type=kv_type, n_threads=n_threads)
