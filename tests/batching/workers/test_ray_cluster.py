@@ -80,14 +80,12 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def test_two_nodes_write_the_same_bytes_as_one_process(ray: TestCluster, tmp_path: Path) -> None:
-    """Ray prints nothing that the user sees."""
+    """Ray prints nothing that the user sees: -q leaves nothing of llmrun's own, not even progress on a slow machine."""
     common = arguments(tmp_path)
     local, distributed = tmp_path / "local.jsonl", tmp_path / "ray.jsonl"
     assert batch(*common, "-o", local).returncode == 0
-    done = batch(*common, "-o", distributed, "--workers", f"ray:{ray.address}")
-    assert (done.returncode, done.stdout) == (0, b"")
-    assert done.stderr.startswith(f"{LINES} lines in ".encode())
-    assert done.stderr.count(b"\n") == 1
+    done = batch(*common, "-o", distributed, "--workers", f"ray:{ray.address}", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert distributed.read_bytes() == local.read_bytes()
 
 
@@ -156,14 +154,17 @@ def test_closed_workers_are_lost_and_leave_no_process(ray: TestCluster, tmp_path
 
 
 def test_a_killed_worker_and_a_removed_node_lose_nothing(ray: TestCluster, tmp_path: Path) -> None:
-    """It is the last test, because the cluster lists the node for a while."""
+    """The second worker may be ready only after the first was killed, because nodes need seconds to start one.
+
+    It is the last test, because the cluster lists the removed node for a while.
+    """
     common = arguments(tmp_path, 0.03)
     local, distributed = tmp_path / "local.jsonl", tmp_path / "ray.jsonl"
     assert batch(*common, "-o", local).returncode == 0
     command = [*LLMRUN, "batch", *map(str, common), "-o", str(distributed), "--workers", f"ray:{ray.address}"]
     running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     journal = distributed.with_name(distributed.name + ".partial")
-    until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > LINES // 10 and len(ray.actors()) == 2)
+    until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > LINES // 10)
     ray.actors()[0].send_signal(signal.SIGKILL)
     until(lambda: journal.read_bytes().count(b"\n") > LINES // 3)
     ray.remove_node(0)
