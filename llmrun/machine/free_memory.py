@@ -2,67 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-_MEMORY = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+from llmrun.machine.cgroups import memory_groups
+from llmrun.machine.system_files import text_of
 
 
-def free_memory(*, reserved: int = 0) -> int | None:
-    """Return the bytes available without swapping, up to the container's memory limit. Returns None if unknown.
+def free_memory(*, reserved: int = 0, root: Path = Path("/")) -> int | None:
+    """Return the bytes available without swapping, up to the limits of this process. Returns None if unknown.
+
+    The limits are those of control groups, such as a container's, and of the address space (`ulimit -v`).
 
     reserved  bytes that are promised to others, but not in use yet; they do not count as free
+    root      the directory that contains Linux's system files
     """
-    bounds = [max(0, bound - reserved) for bound in (_available(), _container_headroom()) if bound is not None]
-    return min(bounds, default=None)
+    bounds = [_meminfo_bytes("MemAvailable", root), *(group.free for group in memory_groups(root)), _address_space()]
+    return min((max(0, bound - reserved) for bound in bounds if bound is not None), default=None)
 
 
-def whole_memory() -> int | None:
+def whole_memory(root: Path = Path("/")) -> int | None:
     """Return this machine's memory in bytes, or the container's limit if that is lower. Returns None if unknown."""
-    bounds = [bound for bound in (_meminfo_bytes("MemTotal"), _container_limit()) if bound is not None]
-    return min(bounds, default=None)
+    bounds = [_meminfo_bytes("MemTotal", root), *(group.limit for group in memory_groups(root))]
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def _available() -> int | None:
-    return _meminfo_bytes("MemAvailable")
-
-
-def _meminfo_bytes(wanted: str) -> int | None:
-    try:
-        for line in _MEMORY.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == wanted:
-                return int(value.split()[0]) << 10
-    except (OSError, ValueError, IndexError):
+def address_space_limit() -> int | None:
+    """Return the limit on this process's address space in bytes (`ulimit -v`), or None if it is unlimited."""
+    if sys.platform == "win32":
         return None
-    return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _container_headroom() -> int | None:
-    limit = _container_limit()
+def _address_space() -> int | None:
+    """Return how much of the address space is left, or None if it is unlimited."""
+    limit = address_space_limit()
     if limit is None:
         return None
-    try:
-        return max(0, limit - int((_CGROUP / "memory.current").read_text()) + _file_pages())
-    except (OSError, ValueError):
-        return None
+    import psutil
+
+    return max(0, limit - psutil.Process().memory_info().vms)
 
 
-def _container_limit() -> int | None:
-    try:
-        return int((_CGROUP / "memory.max").read_text())  # int() raises ValueError for "max", which means no limit
-    except (OSError, ValueError):
-        return None
-
-
-def _file_pages() -> int:
-    """Return the size in bytes of the container's page cache, which may hold a model that was just downloaded.
-
-    These pages count as used memory, but the kernel frees them as soon as memory is needed.
-    """
-    try:
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counts = dict(line.split(" ", 1) for line in lines if " " in line)
-    return int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
+def _meminfo_bytes(wanted: str, root: Path) -> int | None:
+    for line in (text_of(root / "proc/meminfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        number = value.split()[:1]
+        if name == wanted and number and number[0].isdecimal():
+            return int(number[0]) << 10
+    return None

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.machine.processor import text_of
+from llmrun.machine.system_files import text_of
 
 _UDEV = re.compile(r"^E:MEMORY_DEVICE_(\d+)_([A-Z_]+)=(.*)$", re.MULTILINE)
 _MEMORY_DEVICE = 17

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from llmrun.machine.arm_cores import arm_cores
+from llmrun.machine.system_files import text_of
+
 _POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
 _VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # used on CPUs without a hypervisor flag
 
@@ -20,7 +23,7 @@ def processor_name(root: Path = Path("/")) -> str:
     known = _cpuinfo(root)
     return (
         known.get("model name")
-        or text_of(root / "proc/device-tree/model")  # for example "Raspberry Pi 5 Model B Rev 1.0"
+        or _board_and_cores(root)
         or _name_elsewhere()
         or " ".join(f"{key} {known[key]}" for key in ("CPU implementer", "CPU part") if key in known)
         or platform.processor()
@@ -28,9 +31,15 @@ def processor_name(root: Path = Path("/")) -> str:
     )
 
 
+def _board_and_cores(root: Path) -> str:
+    board = text_of(root / "proc/device-tree/model") or ""  # for example "Raspberry Pi 5 Model B Rev 1.0"
+    cores = arm_cores(text_of(root / "proc/cpuinfo") or "")
+    return f"{board} ({cores})" if board and cores else board or cores
+
+
 def _name_elsewhere() -> str | None:
     if sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string")
+        return sysctl("machdep.cpu.brand_string")
     if sys.platform == "win32":
         import winreg
 
@@ -61,7 +70,7 @@ def machine_facts(root: Path = Path("/")) -> dict[str, str | bool | None]:
     vendor = text_of(dmi / "sys_vendor")
     words = [word for word in (vendor, text_of(dmi / "product_name")) if word]
     return {
-        "machine": " ".join(words) or _sysctl("hw.model"),
+        "machine": " ".join(words) or sysctl("hw.model"),
         "virtual": _is_virtual(_cpuinfo(root), vendor),
         "container": _container(root),
     }
@@ -72,7 +81,7 @@ def _is_virtual(known: Mapping[str, str], vendor: str | None) -> bool | None:
         return "hypervisor" in known["flags"].split()
     if vendor is not None:
         return vendor.startswith(_VIRTUAL_VENDORS)
-    present = _sysctl("kern.hv_vmm_present")
+    present = sysctl("kern.hv_vmm_present")
     return None if present is None else present == "1"
 
 
@@ -86,13 +95,6 @@ def _container(root: Path) -> str | None:
     return named
 
 
-def processor_quota(root: Path = Path("/")) -> float | None:
-    """Return the container's CPU limit in processors, or None if there is no limit."""
-    words = (text_of(root / "sys/fs/cgroup/cpu.max") or "").split()
-    quota, period = (_number(words[0]), _number(words[1])) if len(words) == 2 else (None, None)
-    return quota / period if quota and period else None
-
-
 def _cpuinfo(root: Path) -> dict[str, str]:
     """Return the fields of the first processor in /proc/cpuinfo."""
     known: dict[str, str] = {}
@@ -103,7 +105,8 @@ def _cpuinfo(root: Path) -> dict[str, str]:
     return known
 
 
-def _sysctl(name: str) -> str | None:
+def sysctl(name: str) -> str | None:
+    """Return a value that the system's `sysctl` reports, or None if it is unknown or this is not macOS."""
     if sys.platform != "darwin":
         return None
     try:
@@ -122,12 +125,4 @@ def _number(text: str | None) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        return None
-
-
-def text_of(path: Path) -> str | None:
-    """Return a system file's text without surrounding whitespace and NULs, or None if it is empty or unreadable."""
-    try:
-        return path.read_text("utf-8", "replace").strip(" \t\n\0") or None
-    except OSError:
         return None

@@ -11,11 +11,12 @@ from typing import Any
 import psutil
 
 from llmrun import __version__
+from llmrun.machine.cgroups import processor_quota
 from llmrun.machine.cpu_count import default_threads
 from llmrun.machine.energy import gpu_names
-from llmrun.machine.free_memory import free_memory
+from llmrun.machine.free_memory import free_memory, whole_memory
 from llmrun.machine.memory_modules import memory_facts
-from llmrun.machine.processor import frequency_facts, machine_facts, processor_name, processor_quota
+from llmrun.machine.processor import frequency_facts, machine_facts, processor_name
 
 _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 
@@ -32,12 +33,12 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
         "cores_physical": _query_or_none(lambda: psutil.cpu_count(logical=False)),
         "cores_logical": _query_or_none(psutil.cpu_count),
         "cpu_quota": processor_quota(root),
-        "threads": default_threads(),
+        "threads": default_threads(root),
         **frequency_facts(root),
         "load_average": _query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
         **_stolen_time(),
-        "memory_bytes": _query_or_none(lambda: psutil.virtual_memory().total),
-        "memory_free": _free_memory(),
+        "memory_bytes": _or_asked(whole_memory(root), "total"),
+        "memory_free": _or_asked(free_memory(root=root), "available"),
         **memory_facts(root),
         **_power(),
         **machine_facts(root),
@@ -50,11 +51,9 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
-def _free_memory() -> int | None:
-    free = free_memory()
-    if free is None:
-        free = _query_or_none(lambda: psutil.virtual_memory().available)
-    return free
+def _or_asked(known: int | None, field: str) -> int | None:
+    """Return `known`, or what psutil reports if it is None, as on systems other than Linux."""
+    return known if known is not None else _query_or_none(lambda: getattr(psutil.virtual_memory(), field))
 
 
 def _stolen_time() -> dict[str, float | None]:

@@ -17,7 +17,7 @@ import pytest
 from llmrun.bench.system import system_state, warnings_about, warnings_between
 from llmrun.machine import system
 from llmrun.machine.memory_modules import memory_facts
-from llmrun.machine.processor import frequency_facts, machine_facts, processor_name, processor_quota
+from llmrun.machine.processor import frequency_facts, machine_facts, processor_name
 
 
 def put(root: Path, **files: str) -> Path:
@@ -49,7 +49,6 @@ def test_a_machine_that_tells_nothing_has_a_state_all_the_same(tmp_path: Path, m
     for name in ("cpu_count", "getloadavg", "virtual_memory", "cpu_times"):
         monkeypatch.setattr(psutil, name, silent)
     monkeypatch.delattr(psutil, "sensors_battery", raising=False)
-    monkeypatch.setattr(system, "free_memory", lambda: None)
     monkeypatch.setattr(system, "_LIBRARIES", ("no-such-library",))
     state = system_state(tmp_path)
     silent_names = {"cores_physical", "load_average", "memory_bytes", "memory_free", "stolen_seconds", "on_battery"}
@@ -60,6 +59,14 @@ def test_a_machine_that_tells_nothing_has_a_state_all_the_same(tmp_path: Path, m
     assert warnings_between(state, state) == []
 
 
+def cpuinfo(*cores: tuple[int, int]) -> str:
+    """Return what Linux on Arm says about cores with these implementers and parts."""
+    return "".join(
+        f"processor\t: {number}\nFeatures\t: fp asimd\nCPU implementer\t: {implementer:#x}\nCPU part\t: {part:#x}\n\n"
+        for number, (implementer, part) in enumerate(cores)
+    )
+
+
 @pytest.mark.parametrize(
     ("files", "name"),
     [
@@ -68,10 +75,14 @@ def test_a_machine_that_tells_nothing_has_a_state_all_the_same(tmp_path: Path, m
             "Some CPU @ 3GHz",
         ),
         ({"proc__cpuinfo": "processor: 0\nCPU part : 0xd0b\n", "proc__device-tree__model": "Pi 5\0"}, "Pi 5"),
+        ({"proc__cpuinfo": cpuinfo((0x41, 0xD0C), (0x41, 0xD0C))}, "2 x Neoverse-N1"),
         (
-            {"proc__cpuinfo": "CPU implementer : 0x41\nCPU part : 0xd0c\n"},
-            "CPU implementer 0x41 CPU part 0xd0c",
+            {"proc__cpuinfo": cpuinfo((0x41, 0xD05), (0x41, 0xD0B), (0x41, 0xD0B)), "proc__device-tree__model": "Pi\0"},
+            "Pi (2 x Cortex-A76, 1 x Cortex-A55)",
         ),
+        ({"proc__cpuinfo": cpuinfo((0x41, 0xFFF))}, "CPU implementer 0x41 CPU part 0xfff"),
+        ({"proc__cpuinfo": cpuinfo((0x61, 0xD0C))}, "CPU implementer 0x61 CPU part 0xd0c"),  # Apple's
+        ({"proc__cpuinfo": "CPU implementer : ?\nCPU part : 0xd0c\n"}, "CPU implementer ? CPU part 0xd0c"),
     ],
 )
 def test_the_name_of_the_processor(tmp_path: Path, files: dict[str, str], name: str) -> None:
@@ -129,15 +140,6 @@ def test_frequencies_are_megahertz(tmp_path: Path) -> None:
 )
 def test_what_kind_of_machine_it_is(tmp_path: Path, files: dict[str, str], facts: dict[str, Any]) -> None:
     assert machine_facts(put(tmp_path, **files)) == facts
-
-
-@pytest.mark.parametrize(
-    ("text", "quota"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("1 0", None), ("nothing", None)]
-)
-def test_the_share_of_a_container(tmp_path: Path, text: str, quota: float | None) -> None:
-    assert processor_quota(put(tmp_path, sys__fs__cgroup__cpu__max=text)) is None  # cpu/max is another file
-    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(text)
-    assert processor_quota(tmp_path) == quota
 
 
 UDEV = """I:1

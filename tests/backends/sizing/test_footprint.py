@@ -128,6 +128,17 @@ def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(
         assert footprint.mapped == file.file_bytes
 
 
+def test_layers_on_a_gpu_take_no_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type="Q8_0", layers=4)) as file:
+        first, both = (footprint_on_llama(file, cache=KVBytes(1), layers=layers) for layers in (1, 2))
+        layer = [tensor for name, tensor in file.tensors.items() if name.startswith("blk.0.")]
+    whole = sum(tensor.nbytes for tensor in layer)
+    repacked = sum(tensor.nbytes for tensor in layer if len(tensor.shape) > 1)
+    assert (first.mapped, first.weights) == (whole, whole + repacked)
+    assert (both.mapped, both.weights) == (2 * first.mapped, 2 * first.weights)
+
+
 @pytest.mark.parametrize("kind", [CpuKind(), LlamaKind()])
 def test_adapters_are_counted(tmp_path: Path, kind: BackendKind) -> None:
     """The CPU engine unpacks their matrices to float32, and llama.cpp reads them as they are."""

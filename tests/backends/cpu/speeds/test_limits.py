@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llmrun.backends.cpu.speeds import limits
+from llmrun.kernels.code.dots import multiplies_pairs
 from llmrun.layouts.arena import address_of, allocate
 from llmrun.layouts.limits import ReadWords, independent_sums
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
@@ -33,7 +34,11 @@ def test_multiplying_makes_every_product(level: str) -> None:
     result = allocate(64 * n_sums, "results of a test").view(np.int32).reshape(n_sums, 16)
     run_kernel(limits.MULTIPLY, [rounds, address_of(weights), address_of(result)], {}, level=level)
     activations = np.arange(rounds, dtype=np.int32).view(np.int8).reshape(rounds, 4).sum(0, dtype=np.int64)
-    expected = weights.view(np.int32)[..., 0] + (weights.astype(np.int64) * activations).sum(-1)
+    if multiplies_pairs(level):  # the weights are 8 columns of 8 outputs, and each product counts for two rows
+        products = (weights.reshape(n_sums, 8, 8).astype(np.int64) * np.tile(activations, 2)).sum(-1).repeat(2, -1)
+    else:
+        products = (weights.astype(np.int64) * activations).sum(-1)
+    expected = weights.view(np.int32)[..., 0] + products
     assert (result == expected).all()
 
 
