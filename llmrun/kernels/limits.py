@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd
-from llmrun.kernels.code.dots import emit_dots
+from llmrun.kernels.code.dots import emit_dots, emit_pair_sums, multiplies_pairs
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family
@@ -112,7 +112,11 @@ def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
             for index in range(count):
                 weight = builder.bitcast(builder.extract_value(weights, index), simd.I8X64)
                 start = builder.extract_value(sums, index)
-                (total,) = emit_dots(builder, level, packed, [weight], [activation], [start])
+                if multiplies_pairs(level):
+                    pair = builder.bitcast(simd.emit_splat(builder, activation, 4), simd.I8X16)
+                    total = emit_pair_sums(builder, start, weight, pair)
+                else:
+                    (total,) = emit_dots(builder, level, packed, [weight], [activation], [start])
                 sums = builder.insert_value(sums, total, index)
             return sums
 

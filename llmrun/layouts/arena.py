@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _HUGE_PAGE = 2 << 20
-
-# The mapping is private because Python's default is shared memory, for which Linux uses no huge pages unless an
-# administrator enables them. We measured a 1.24B Q4_0 model (763 MB) on 2 threads. With private memory, packing took
-# 181 ms, compared with 327 ms with shared memory, and freeing took 3 ms, compared with 138 ms (one run each). Over
-# 15 rounds, decoding ran at 48.9 tok/s (37 to 63), compared with 46.5 tok/s (38 to 59).
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def allocate(n_bytes: int, what: str) -> NDArray[np.uint8]:
@@ -39,15 +34,22 @@ def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
     token, which would cost 60 MB and 50 ms for SmolLM2.
     """
     region = _mapped(n_bytes, what)
-    if n_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform == "linux" and n_bytes >= _HUGE_PAGE:
         with contextlib.suppress(OSError):  # some Linux kernels are built without support for huge pages
             region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8)[:n_bytes]
 
 
 def _mapped(n_bytes: int, what: str) -> mmap.mmap:
+    size = max(n_bytes, mmap.PAGESIZE)
     try:
-        return mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), **_PRIVATE)
+        if sys.platform == "win32":
+            return mmap.mmap(-1, size)
+        # The mapping is private because Python's default is shared memory, for which Linux uses no huge pages unless an
+        # administrator enables them. We measured a 1.24B Q4_0 model (763 MB) on 2 threads. With private memory, packing
+        # took 181 ms, compared with 327 ms with shared memory, and freeing took 3 ms, compared with 138 ms (one run
+        # each). Over 15 rounds, decoding ran at 48.9 tok/s (37 to 63), compared with 46.5 tok/s (38 to 59).
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise DoesNotFit(
             f"out of memory: {what}: {format_mebibytes(n_bytes)} needed", hint="try a smaller model or a smaller -c"

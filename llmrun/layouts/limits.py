@@ -43,4 +43,4 @@ def independent_sums(level: str) -> int:
 
 def products_a_round(level: str) -> int:
     """Return how many int8 multiply-adds `multiply` performs per round."""
-    return 64 * independent_sums(level)
+    return (128 if level == "neoni8mm" else 64) * independent_sums(level)

@@ -21,6 +21,9 @@ _WIDE = (2, 4)
 #   1 x 3     156   164   248   345
 #   1 x 4     165   153   237   270
 _NARROW = (1, 4)
+#
+# On Arm, a block of a tile of 1 x 2 has 111 instructions with `smmla` (158 with `sdot`), and no vector is spilled. A
+# tile of 1 x 4 with `smmla` has 228, and spills 31 vectors. These are counts for Q4_0, not measurements.
 _NARROWEST = (1, 2)
 
 MOST_GROUPS = 2

@@ -21,14 +21,12 @@ from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
 from llmrun.layouts.kv_types import KVType
 from llmrun.quants.iq4 import VALUES as TABLE
 
-_I8X16 = ir.VectorType(simd.I8, simd.LANES)
-
 # LLVM's names for the vector registers of each instruction-set level.
 _REGISTERS = {
     "avx512vnni": [f"zmm{number}" for number in range(32)],
     "avxvnni": [f"ymm{number}" for number in range(16)],
     "avx2": [f"ymm{number}" for number in range(16)],
-    "neondot": [f"v{number}" for number in range(32)],
+    **{level: [f"v{number}" for number in range(32)] for level in simd.NEON},
 }
 
 
@@ -65,7 +63,7 @@ def _emit_elements(builder: Any, level: str, kind: KVType, address: Any) -> Any:
     if kind.bits == 16:
         return simd.emit_f16_to_f32(builder, level, simd.emit_load(builder, address, simd.F16X16, 2))
     if kind.bits == 8:
-        return _emit_floats(builder, simd.emit_load(builder, address, _I8X16))
+        return _emit_floats(builder, simd.emit_load(builder, address, simd.I8X16))
     return _emit_entries(builder, level, simd.emit_join(builder, _emit_nibbles(builder, address, simd.LANES // 2)))
 
 
@@ -88,7 +86,7 @@ def _emit_nibbles(builder: Any, address: Any, n_bytes: int) -> list[Any]:
 
 def _emit_entries(builder: Any, level: str, indices: Any) -> Any:
     """Look up entries of the table, and return them as floats."""
-    return _emit_floats(builder, emit_lookup(builder, level, ir.Constant(_I8X16, TABLE.tolist()), indices))
+    return _emit_floats(builder, emit_lookup(builder, level, ir.Constant(simd.I8X16, TABLE.tolist()), indices))
 
 
 def _emit_floats(builder: Any, integers: Any) -> Any:

@@ -18,6 +18,7 @@ from numba.extending import intrinsic, models, register_model
 
 from llmrun.kernels.code import software_fma
 
+NEON = ("neoni8mm", "neondot")  # the instruction-set levels for Arm
 LANES = 16  # number of floats in a vector, and of rows in a group of packed weights
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -26,7 +27,7 @@ F32X16 = ir.VectorType(F32, 16)
 F16X16 = ir.VectorType(F16, 16)
 I32X16 = ir.VectorType(I32, 16)
 I16X16 = ir.VectorType(I16, 16)
-I8X64 = ir.VectorType(I8, 64)
+I8X16, I8X64 = ir.VectorType(I8, 16), ir.VectorType(I8, 64)
 
 
 class VectorType(types.Type):
@@ -409,7 +410,7 @@ def _pause(level: str) -> Any:
             if level in ("avx512vnni", "avxvnni", "avx2"):
                 function = ir.FunctionType(ir.VoidType(), [])
                 builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.x86.sse2.pause"), [])
-            elif level == "neondot":
+            elif level in NEON:
                 function = ir.FunctionType(ir.VoidType(), [I32])
                 builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.aarch64.hint"), [I32(1)])
             return context.get_dummy_value()

@@ -16,8 +16,6 @@ from llmrun.kernels.code.dots import takes_unsigned
 from llmrun.kernels.code.simd import F16X16, F32X16, I8, I8X64, I32X16, I64, constant, emit_load, emit_offset
 from llmrun.quants.packed import SUPER_BLOCKS, PackedType, Scales
 
-_I8X16 = ir.VectorType(I8, 16)
-
 
 @dataclass(frozen=True, slots=True)
 class Planes:
@@ -52,7 +50,7 @@ class Weights:
             vector = builder.or_(vector, self._emit_bits(1, packed.planes[0], index))
         if packed.table:
             bias = 128 if takes_unsigned(self._level, packed) else 0
-            table = ir.Constant(_I8X16, [entry + bias for entry in packed.table])
+            table = ir.Constant(simd.I8X16, [entry + bias for entry in packed.table])
             vector = emit_lookup(builder, self._level, table, vector)
         return vector
 
@@ -90,7 +88,9 @@ def emit_scales(builder: Any, level: str, packed: PackedType, planes: Planes, bl
     if packed.scales is Scales.F16:
         return [_emit_halves(builder, level, planes.scales, block)]
     if packed.scales is Scales.E8M0:
-        exponents = builder.zext(emit_load(builder, _emit_at(builder, planes.scales, block, 16), _I8X16, 16), I32X16)
+        exponents = builder.zext(
+            emit_load(builder, _emit_at(builder, planes.scales, block, 16), simd.I8X16, 16), I32X16
+        )
         return [_emit_power_of_two(builder, exponents)]
     if packed.scales is Scales.F32:
         at = _emit_at(builder, planes.scales, block, 64 * packed.sub_blocks)
@@ -111,9 +111,9 @@ def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
     """Look up bytes in a table <16 x i8> by indices <64 x i8> or <16 x i8>, each below 16."""
     narrow = indices.type.count == 16
     if narrow and level in ("avx512vnni", "avxvnni", "avx2"):
-        return simd.call(builder, "llvm.x86.ssse3.pshuf.b.128", _I8X16, [table, indices])
-    if narrow and level == "neondot":
-        return simd.call(builder, "llvm.aarch64.neon.tbl1.v16i8", _I8X16, [table, indices])
+        return simd.call(builder, "llvm.x86.ssse3.pshuf.b.128", simd.I8X16, [table, indices])
+    if narrow and level in simd.NEON:
+        return simd.call(builder, "llvm.aarch64.neon.tbl1.v16i8", simd.I8X16, [table, indices])
     if level == "avx512vnni":
         return simd.call(builder, "llvm.x86.avx512.pshuf.b.512", I8X64, [_repeated(table, 4), indices])
     if level in ("avxvnni", "avx2"):
@@ -122,10 +122,11 @@ def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
         return simd.emit_join(
             builder, [simd.call(builder, "llvm.x86.avx2.pshuf.b", wide.type, [wide, half]) for half in halves]
         )
-    if level == "neondot":
+    if level in simd.NEON:
         name = "llvm.aarch64.neon.tbl1.v16i8"
         parts = [
-            simd.call(builder, name, _I8X16, [table, simd.emit_part(builder, indices, index, 4)]) for index in range(4)
+            simd.call(builder, name, simd.I8X16, [table, simd.emit_part(builder, indices, index, 4)])
+            for index in range(4)
         ]
         return simd.emit_join(builder, [simd.emit_join(builder, parts[:2]), simd.emit_join(builder, parts[2:])])
     found = constant(indices.type, 0)
@@ -156,7 +157,7 @@ def _emit_two_levels(builder: Any, level: str, packed: PackedType, plane: Any, u
     at = _emit_at(builder, plane, block, 16 * packed.sub_blocks)
     scales = []
     for sub in range(packed.sub_blocks):
-        integers = builder.sext(emit_load(builder, emit_offset(builder, at, 16 * sub), _I8X16, 16), I32X16)
+        integers = builder.sext(emit_load(builder, emit_offset(builder, at, 16 * sub), simd.I8X16, 16), I32X16)
         scales.append(builder.fmul(builder.sitofp(integers, F32X16), above))
     return scales
 

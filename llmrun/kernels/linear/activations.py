@@ -22,6 +22,10 @@ class Activations:
         """Emit a load of columns 4 * index to 4 * index + 3 as an i32."""
         return self._load(quantized_rows.INTEGERS + 4 * index, simd.I32)
 
+    def sixteen(self, index: int) -> Any:
+        """Emit a load of columns 16 * index to 16 * index + 15 as a <16 x i8>."""
+        return self._load(quantized_rows.INTEGERS + 16 * index, simd.I8X16)
+
     def scale(self) -> Any:
         """Emit a load of the block's scale as a float."""
         return self._load(quantized_rows.SCALE, simd.F32)

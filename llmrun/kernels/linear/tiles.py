@@ -3,7 +3,8 @@ all sums in registers.
 
 The weights of a tile are read either from the planes of a group or from a panel. A panel is an unpacked copy of a
 group, which is created once for all rows of a step and stays in the CPU cache while they are processed. For each block,
-it contains 8 vectors <64 x i8> for dots.Sum, followed by the scales and minimums, a <16 x float> for each sub-block.
+it contains 8 vectors <64 x i8> for dots.Sum, followed by the scales and minimums, a <16 x float> for each sub-block. At
+levels that multiply pairs of rows, the vectors are in the order of dots.emit_paired.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd, unpack
-from llmrun.kernels.code.dots import broadcast, emit_dots, emit_in_order, emit_total, new_chains
+from llmrun.kernels.code.dots import (
+    broadcast,
+    emit_dots,
+    emit_in_order,
+    emit_pair_dots,
+    emit_paired,
+    emit_total,
+    multiplies_pairs,
+    new_chains,
+)
 from llmrun.kernels.linear.activations import Activations
 from llmrun.quants.packed import PackedType
 
@@ -54,6 +64,8 @@ def unpacking(level: str, packed: PackedType) -> Any:
             number, *addresses, to = args
             planes = unpack.Planes(*addresses)
             vectors = unpack.emit_weights(builder, level, packed, planes, number)
+            if multiplies_pairs(level):
+                vectors = emit_paired(builder, vectors)
             vectors += unpack.emit_scales(builder, level, packed, planes, number)
             vectors += unpack.emit_mins(builder, level, packed, planes, number)
             for index, vector in enumerate(vectors):
@@ -68,8 +80,10 @@ def unpacking(level: str, packed: PackedType) -> Any:
 class Block(Protocol):
     """One block of 32 columns of a group."""
 
+    in_pairs: bool  # whether the weights are in the order of dots.emit_paired
+
     def weights(self, index: int) -> Any:
-        """Return columns 4 * index to 4 * index + 3 of 16 rows as a <64 x i8>."""
+        """Return columns 4 * index to 4 * index + 3 of 16 rows as a <64 x i8>, or a vector of dots.emit_paired."""
         ...
 
     def scales(self, sub: int) -> Any:
@@ -83,6 +97,8 @@ class Block(Protocol):
 
 class PackedBlock:
     """A block read from the planes of a group."""
+
+    in_pairs = False
 
     def __init__(self, builder: Any, level: str, packed: PackedType, planes: unpack.Planes, number: Any) -> None:
         self._of = builder, level, packed, planes, number
@@ -105,8 +121,9 @@ class PackedBlock:
 class _PanelBlock:
     """A block read from a panel."""
 
-    def __init__(self, builder: Any, packed: PackedType, address: Any) -> None:
+    def __init__(self, builder: Any, level: str, packed: PackedType, address: Any) -> None:
         self._builder, self._packed, self._address = builder, packed, address
+        self.in_pairs = multiplies_pairs(level)
 
     def weights(self, index: int) -> Any:
         return self._load(index, simd.I8X64)
@@ -194,7 +211,7 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
 
     def add_block(builder: Any, accumulators: Any, panel: Any, panel_bytes: Any, x: list[Activations]) -> Any:
         panels = [
-            _PanelBlock(builder, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
+            _PanelBlock(builder, level, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
             for group in range(groups)
         ]
         return emit_block(builder, level, packed, accumulators, panels, x)
@@ -336,6 +353,18 @@ def _emit_dots(
     """
     starts = [row.starts(level, packed)[sub] for row in x]
     indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))
+    if blocks[0].in_pairs:
+        return [
+            builder.sitofp(dot, simd.F32X16)
+            for block in blocks
+            for two in range(0, len(x), 2)
+            for dot in emit_pair_dots(
+                builder,
+                [block.weights(index) for index in indices],
+                [[row.sixteen(index // 4) for index in indices[::4]] for row in x[two : two + 2]],
+                starts[two : two + 2],
+            )
+        ]
     if len(blocks) * len(x) == 1:
         weights = [blocks[0].weights(index) for index in indices]
         columns = [x[0].columns(index) for index in indices]

@@ -98,3 +98,29 @@ def test_a_bias_is_a_power_of_two(level: str, kind: str) -> None:
     """A power of two lets the kernel multiply the bias by a sum with a shift."""
     bias = dots.bias_of(level, PACKED_TYPES[kind])
     assert bias & (bias - 1) == 0
+
+
+def test_paired_weights_are_eight_columns_of_each_output() -> None:
+    """This is the order of weights in panels at levels that multiply pairs of rows."""
+
+    @intrinsic
+    def emit(typingctx: Any, weights: Any, paired: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vectors = [
+                simd.emit_load(builder, simd.emit_offset(builder, args[0], 64 * j), simd.I8X64) for j in range(8)
+            ]
+            for j, vector in enumerate(dots.emit_paired(builder, vectors)):
+                simd.emit_store(builder, simd.emit_offset(builder, args[1], 64 * j), vector)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    @numba.njit("void(int64, int64)")
+    def run(weights: Any, paired: Any) -> None:
+        emit(weights, paired)
+
+    by_output = np.random.default_rng(0).integers(0, 256, (16, 32)).astype(np.uint8)
+    weights = np.ascontiguousarray(by_output.reshape(16, 8, 4).transpose(1, 0, 2))
+    found = np.zeros((4, 16, 8), np.uint8)
+    run(weights.ctypes.data, found.ctypes.data)
+    np.testing.assert_array_equal(found.transpose(1, 0, 2).reshape(16, 32), by_output)

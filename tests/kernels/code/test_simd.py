@@ -171,7 +171,9 @@ def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
 
 @EVERY_LEVEL
 def test_every_half_becomes_the_float_it_is(level: str) -> None:
-    assert_same_bits(convert_to_floats(level, ALL_HALVES), ALL_HALVES.astype(np.float32))
+    with np.errstate(invalid="ignore"):  # on Arm, NumPy warns about signaling NaNs
+        expected = ALL_HALVES.astype(np.float32)
+    assert_same_bits(convert_to_floats(level, ALL_HALVES), expected)
 
 
 @EVERY_LEVEL
