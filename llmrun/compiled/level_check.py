@@ -8,6 +8,7 @@ the processor and the code of the probe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import subprocess
 import tempfile
@@ -24,7 +25,10 @@ _TIMEOUT_SECONDS = 60.0  # the probe usually takes half a second
 
 
 def works(level: str, triple: str, cpu: str, features: str) -> bool:
-    """Return whether level_probe.py succeeds for this target, or True if no child process can be started."""
+    """Return whether level_probe.py succeeds for this target.
+
+    Raises OSError if no child process can be started, and TimeoutError if it takes too long, as on a very busy machine.
+    """
     sources = [(_KERNELS / name).read_bytes() for name in _TRIED]
     tried = "\0".join([level, triple, cpu, features, version("llvmlite"), version("numba")]).encode()
     path = folders.cache_folder() / "levels" / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
@@ -40,12 +44,10 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
             timeout=_TIMEOUT_SECONDS,
             check=False,
             env=child_processes.environment(),
-            start_new_session=True,  # the parent handles Ctrl-C
+            **child_processes.in_own_session(),  # the parent handles Ctrl-C
         )
-    except OSError:
-        return True
     except subprocess.TimeoutExpired:
-        return False
+        raise TimeoutError(errno.ETIMEDOUT, f"no result after {_TIMEOUT_SECONDS:g} s") from None
     if done.returncode == 0:
         _remember(path)
     return done.returncode == 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from llmrun.amounts import counted
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
+from llmrun.errors import UsageError
 from llmrun.kernel_warnings import kernel_warnings_told
 from llmrun.machine.shell import unset
 
@@ -16,6 +17,7 @@ _LEVELS = {
     "avx512vnni": "AVX-512 with VNNI",
     "avxvnni": "AVX2 with VNNI",
     "avx2": "AVX2",
+    "neoni8mm": "NEON with int8 matrix products",
     "neondot": "NEON with dot products",
     "portable": "portable instructions (slowest)",
 }
@@ -39,15 +41,15 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
 
     named = [one.name for one in host_levels()]
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
-    if forced and forced not in named:
-        words = f"LLMRUN_CPU_LEVEL: this processor does not support {forced!r}, only {', '.join(named)}"
-        advice = "Let llmrun choose the instructions:"
-        yield Finding(SECTION, "kernels_level", PROBLEM, words, advice, unset("LLMRUN_CPU_LEVEL"))
-        return
     refused: list[str] = []
-    with kernel_warnings_told(refused.append):
-        level = host_target().level.name
-    tried = not forced and level != PORTABLE.name
+    try:
+        with kernel_warnings_told(refused.append):
+            level = host_target().level.name
+    except UsageError as error:
+        advice = "Let llmrun choose the instructions:"
+        yield Finding(SECTION, "kernels_level", PROBLEM, str(error), advice, unset("LLMRUN_CPU_LEVEL"))
+        return
+    tried = level != PORTABLE.name
     facts = {"level": level, "forced": bool(forced), "tried": tried, "named_by_processor": named, "refused": refused}
     words = f"kernels use {_LEVELS.get(level, level)}"
     if forced:

@@ -12,8 +12,19 @@ import llvmlite.binding as llvm
 import pytest
 
 from llmrun.compiled import levels
-from llmrun.compiled.levels import AVX2, AVX512_VNNI, LEVELS, NEON_DOT, PORTABLE, host_levels, host_target, target_for
+from llmrun.compiled.levels import (
+    AVX2,
+    AVX512_VNNI,
+    LEVELS,
+    NEON_DOT,
+    NEON_I8MM,
+    PORTABLE,
+    host_levels,
+    host_target,
+    target_for,
+)
 from llmrun.errors import UsageError
+from llmrun.machine import arm_features
 
 
 def test_portable_runs_everywhere_and_is_the_last_choice() -> None:
@@ -31,6 +42,9 @@ def test_portable_runs_everywhere_and_is_the_last_choice() -> None:
         ("x86_64", {"sse2"}, [PORTABLE]),
         ("aarch64", {"neon", "dotprod"}, [NEON_DOT, PORTABLE]),
         ("arm64", {"neon", "dotprod"}, [NEON_DOT, PORTABLE]),
+        ("ARM64", {"neon", "dotprod"}, [NEON_DOT, PORTABLE]),
+        ("aarch64", {"neon", "dotprod", "i8mm"}, [NEON_I8MM, NEON_DOT, PORTABLE]),
+        ("aarch64", {"neon", "i8mm"}, [PORTABLE]),
         ("aarch64", {"neon"}, [PORTABLE]),
         ("riscv64", {"neon", "dotprod", *AVX2.features}, [PORTABLE]),
     ],
@@ -42,8 +56,24 @@ def test_a_level_needs_its_machine_and_all_its_features(
     with (
         mock.patch.object(platform, "machine", return_value=machine),
         mock.patch.object(llvm, "get_host_cpu_features", return_value=present),
+        mock.patch.object(arm_features, "arm_features", return_value={}),
     ):
         assert host_levels() == expected
+
+
+def test_arm_features_that_llvm_does_not_report_count() -> None:
+    """LLVM 22 reports no dot products on Linux. For unknown processors, it compiles them only if they are named."""
+    with (
+        mock.patch.object(platform, "machine", return_value="aarch64"),
+        mock.patch.object(llvm, "get_host_cpu_name", return_value="generic"),
+        mock.patch.object(
+            llvm, "get_host_cpu_features", side_effect=lambda: llvm.FeatureMap(aes=True, neon=True, sve=False)
+        ),
+        mock.patch.object(arm_features, "arm_features", return_value={"neon": True, "dotprod": True, "i8mm": False}),
+    ):
+        assert host_levels() == [NEON_DOT, PORTABLE]
+        target = target_for(NEON_DOT, NEON_DOT)
+    assert (target.cpu, target.features) == ("generic", "+aes,+dotprod,-i8mm,+neon,-sve")
 
 
 def test_a_feature_that_is_switched_off_does_not_count() -> None:
