@@ -18,9 +18,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from llmrun import folders
 from llmrun.errors import KernelWarning
+from llmrun.open_flags import O_BINARY
 
 if sys.platform != "win32":
     import fcntl
@@ -64,10 +66,9 @@ class KernelCache:
 
     def paths(self) -> list[Path]:
         """Return the paths of all entries. Raises OSError if the folder exists but cannot be read."""
-        try:
-            return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
-        except (FileNotFoundError, NotADirectoryError):
+        if not self.folder.is_dir():
             return []
+        return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
 
     def read(self, key: str) -> bytes | None:
         """Return the object of an entry, or None if the entry is missing or damaged."""
@@ -119,31 +120,32 @@ class KernelCache:
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"
 
-    def _claim(self, key: str) -> int | None:
-        """Lock the file that will become the entry. Returns its descriptor, or None if another process has locked it.
+    def _claim(self, key: str) -> BinaryIO | None:
+        """Lock and open the file that will become the entry. Returns None if another process has locked it.
 
         The lock is released when its process ends. If a process is killed, the next process that needs the entry
         takes over the file. Raises OSError.
         """
         path = self._claim_path(key)
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | O_BINARY, 0o600)
+        file = os.fdopen(descriptor, "wb")
         try:
-            if _lock(file) and os.path.samestat(os.fstat(file), path.stat()):
+            if _lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return file
         except FileNotFoundError:
             pass  # another process has already renamed it to the entry
         except BaseException:
-            os.close(file)
+            file.close()
             raise
-        os.close(file)
+        file.close()
         return None
 
     def _claim_path(self, key: str) -> Path:
         # Windows has no such locks, so two processes may create the same entry there, and the last one to finish wins.
         return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
-    def _make_claimed(self, key: str, claim: int, compile_object: Callable[[], bytes]) -> bytes:
+    def _make_claimed(self, key: str, claim: BinaryIO, compile_object: Callable[[], bytes]) -> bytes:
         kept = False
         try:
             image = self.read(key)  # another process may have created it since the first read
@@ -152,28 +154,38 @@ class KernelCache:
                 kept = self._save(key, claim, image)
             return image
         finally:
+            _close_on_windows(claim)
             if not kept:  # otherwise the file was renamed, and another process may be using the name again
                 with contextlib.suppress(OSError):
                     self._claim_path(key).unlink()
-            os.close(claim)
+            with contextlib.suppress(OSError):  # the disk is full, and the buffer is not empty
+                claim.close()
 
-    def _save(self, key: str, claim: int, image: bytes) -> bool:
+    def _save(self, key: str, claim: BinaryIO, image: bytes) -> bool:
         """Write the locked file, then rename it to the entry, so that entries are always complete."""
         try:
-            os.ftruncate(claim, 0)
-            with os.fdopen(claim, "wb", closefd=False) as file:
-                file.write(_digest(key, image) + image)
-                file.flush()
-                os.fsync(claim)
+            claim.truncate(0)
+            claim.write(_digest(key, image) + image)
+            claim.flush()
+            os.fsync(claim.fileno())
+            _close_on_windows(claim)
             self._claim_path(key).replace(self._path(key))
         except OSError as error:
-            self._trouble = self._trouble or error
+            if sys.platform != "win32" or not self._path(key).exists():  # else another process has just saved it
+                self._trouble = self._trouble or error
             return False
         return True
 
 
 def _digest(key: str, image: bytes) -> bytes:
     return hashlib.sha256(key.encode() + image).digest()
+
+
+def _close_on_windows(claim: BinaryIO) -> None:
+    """Close the file on Windows, which cannot rename or remove open files. Elsewhere, this would release its lock."""
+    if sys.platform == "win32":
+        with contextlib.suppress(OSError):  # the disk is full
+            claim.close()
 
 
 def _lock(file: int) -> bool:

@@ -28,7 +28,8 @@ import llvmlite.binding as llvm
 
 from llmrun import child_processes
 from llmrun.compiled.cache import KernelCache
-from llmrun.compiled.levels import Target, host_target
+from llmrun.compiled.levels import Target, elf_triple, host_target
+from llmrun.compiled.linker import create_linker
 from llmrun.errors import LlmrunError
 from llmrun.machine.cpu_count import most_threads
 
@@ -81,12 +82,13 @@ class Kernel:
 
 
 class KernelCompileError(LlmrunError):
-    """A kernel could not be compiled, because of a bug in llmrun or a Numba installation that does not work."""
+    """A kernel could not be compiled or loaded, because of a bug in llmrun or an installation that does not work."""
 
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}
-_engines: list[llvm.ExecutionEngine] = []  # the engines own the machine code, so they are never freed
+_libraries: list[llvm.ResourceTracker] = []  # they own the machine code, so they are never freed
+_numbers = itertools.count()  # part of the names of libraries, which must be unique
 
 
 def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
@@ -141,19 +143,25 @@ def _symbol(name: KernelName, target: Target) -> str:
 
 
 def _link(images: dict[KernelName, bytes], target: Target) -> dict[KernelName, int]:
-    engine = _execution_engine()
-    _engines.append(engine)
-    for image in images.values():
-        engine.add_object_file(llvm.ObjectFileRef.from_data(image))
-    engine.finalize_object()
-    return {name: engine.get_function_address(_symbol(name, target)) for name in images}
+    """Load objects and return the addresses of their kernels."""
+    builder = llvm.JITLibraryBuilder().add_current_process()  # which has memcpy
+    for name, image in images.items():
+        builder.add_object_img(image).export_symbol(_symbol(name, target))
+    try:
+        library = builder.link(_linker(), f"kernels {next(_numbers)}")
+    except RuntimeError as error:
+        raise KernelCompileError(f"cannot load compiled kernels: {error}") from error
+    _libraries.append(library)
+    return {name: library[_symbol(name, target)] for name in images}
 
 
-def _execution_engine() -> llvm.ExecutionEngine:
+@functools.cache
+def _linker() -> llvm.LLJIT:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine(jit=True)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    # Names in ELF objects have no prefix, as they would have on macOS.
+    machine = llvm.Target.from_triple(elf_triple()).create_target_machine(jit=True)
+    return create_linker(machine)
 
 
 # --- the key --------------------------------------------------------------------------------------------------------
@@ -306,7 +314,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # the parent handles Ctrl-C
+            **child_processes.in_own_session(),  # the parent handles Ctrl-C
         )
         self._errors = bytearray()  # stderr is kept in memory because the disk may be full
         self._listener = threading.Thread(target=self._listen, daemon=True)

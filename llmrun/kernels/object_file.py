@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 
 # LLVM may replace loops with calls to these functions, which exist in every process. Any other function may be
-# missing in the process that loads the kernel. For example, a call to `__extendhfsf2` jumped to address zero.
-ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
+# missing in the process that loads the kernel. For example, a call to `__extendhfsf2` jumped to address zero. On
+# Windows, functions with more than a page of local variables call `__chkstk`, which grows the stack page by page. Below
+# AVX-512, about 20 kernels do. Every Windows process has that function in ntdll.dll.
+ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", "__chkstk"})
 
 _SYMBOL_TABLE = 2  # SHT_SYMTAB, a value of sh_type
 _UNDEFINED = 0  # SHN_UNDEF, a value of st_shndx

@@ -57,6 +57,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pyt
     def refuse(self: Path) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
+    folder.mkdir()
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(PermissionError):
         survey()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -139,6 +137,10 @@ def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> No
 
 
 def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_entry: tuple[str, bytes]) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX locks")
+    import fcntl
+
     cold.mkdir(parents=True)
     entry = sound_entry[1]
     with (
@@ -242,6 +244,8 @@ def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entr
 
 
 def test_an_entry_that_is_a_pipe_or_huge_is_not_read(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs named pipes")
     os.mkfifo(damaged)
     assert_mends(damaged, sound_entry[1])
     with damaged.open("wb") as file:
@@ -270,6 +274,10 @@ def test_a_file_in_the_folders_place_costs_a_warning(
 
 
 def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs resource limits")
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # maximum file size in bytes; Python ignores the signal
     try:
@@ -280,6 +288,10 @@ def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[s
 
 
 def test_a_file_system_without_locks_is_written_all_the_same(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX locks")
+    import fcntl
+
     with mock.patch.object(fcntl, "flock", side_effect=OSError(errno.ENOLCK, "No locks available")):
         assert_silent(sound_entry[1])
     assert damaged.read_bytes() == sound_entry[1]
@@ -457,8 +469,9 @@ def test_the_key_changes_with_the_kernels_file_and_every_file_it_imports(tmp_pat
 
 
 SOURCES = [path for room in ("kernels", "layouts", "quants") for path in sorted((PACKAGE / room).rglob("*.py"))]
-# These cannot change machine code: amounts, errors, the notation of settings, and the levels that the probe receives.
-OTHERS = {"amounts", "errors", "sampling_texts", "compiled.levels"}
+# These cannot change machine code: amounts, errors, the notation of settings, the linker, and the levels that the probe
+# receives.
+OTHERS = {"amounts", "errors", "sampling_texts", "compiled.levels", "compiled.linker"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(PACKAGE)) for path in SOURCES])

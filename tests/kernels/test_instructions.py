@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from llmrun import kernels
 from llmrun.compiled.store import KernelName, object_images
 from llmrun.kernels import object_file
+from llmrun.kernels.code.simd import NEON
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, PLAIN_TARGETS, TARGETS, own_kernels, stand_in
 
 # Capstone's names for the extensions that each level may use.
@@ -49,7 +51,7 @@ def code_sections(image: bytes) -> Iterator[bytes]:
 
 def disassembled(level: str, image: bytes) -> list[capstone.CsInsn]:
     """Return every instruction; fail on bytes that do not decode."""
-    arm = level == "neondot"
+    arm = level in NEON
     machine = (capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM) if arm else (capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     decoder = capstone.Cs(*machine)
     decoder.detail = True
@@ -91,7 +93,7 @@ def code(level: str) -> dict[str, list[capstone.CsInsn]]:
 
 
 def test_no_instruction_is_above_its_level(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
-    if level == "neondot":
+    if level in NEON:
         allowed = {"neon", "jump", "branch_relative", "return", "fparmv8", "crc", "call"}
     else:
         allowed = GROUPS[level]
@@ -112,15 +114,18 @@ def test_no_register_is_above_its_level(level: str, code: dict[str, list[capston
 
 def test_the_integer_kernels_use_their_levels_dot_product(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
     wanted = {
-        "portable": "pmaddwd",
-        "avx2": "vpmaddubsw",
-        "avxvnni": "vpmaddubsw",  # see with_vpmaddubsw
-        "avx512vnni": "vpdpbusd",
-        "neondot": "sdot",
+        "portable": {"pmaddwd"},
+        "avx2": {"vpmaddubsw"},
+        "avxvnni": {"vpmaddubsw"},  # see with_vpmaddubsw
+        "avx512vnni": {"vpdpbusd"},
+        "neoni8mm": {"smmla", "sdot"},  # for panels and for planes
+        "neondot": {"sdot"},
     }[level]
     for kernel, instructions in code.items():
         if kernel.startswith(("linear.int8.", "experts.int8.")):
-            assert any(instruction.mnemonic == wanted for instruction in instructions), kernel
+            found = {instruction.mnemonic for instruction in instructions}
+            assert wanted <= found, kernel
+            assert level == "neoni8mm" or "smmla" not in found, kernel
 
 
 def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
@@ -150,8 +155,8 @@ def loops(instructions: list[capstone.CsInsn]) -> Iterator[list[capstone.CsInsn]
     places = {instruction.address: index for index, instruction in enumerate(instructions)}
     last_end = -1
     for index, instruction in enumerate(instructions):
-        if instruction.mnemonic.startswith("j") and instruction.op_str.startswith("0x"):
-            start = places.get(int(instruction.op_str, 16), index + 1)
+        if instruction.mnemonic.startswith(("j", "b.", "cbnz")) and "0x" in instruction.op_str:
+            start = places.get(int(instruction.op_str.rpartition("0x")[2], 16), index + 1)
             if last_end < start <= index:
                 last_end = index
                 yield instructions[start : index + 1]
@@ -209,8 +214,19 @@ def test_single_rows_stay_in_registers_and_prefetch(level: str, dot: str, weight
     assert not any("rsp" in one.op_str and "mm" in one.op_str for one in row)
 
 
+@pytest.mark.parametrize("weight", ["q4_0", "q4_k", "q6_k", "q8_0", "mxfp4"])
+def test_matrix_products_of_panels_stay_in_registers(weight: str) -> None:
+    """A tile of 2 rows has one loop over its blocks, with 32 `smmla` and nothing on the stack."""
+    name = KernelName.of("linear.int8", "linear", weight=weight)
+    instructions = disassembled("neoni8mm", object_images([name], PLAIN_TARGETS["neoni8mm"])[name])
+    [tile] = [loop for loop in loops(instructions) if any(one.mnemonic == "smmla" for one in loop)]
+    found = Counter(one.mnemonic for one in tile)
+    assert (found["smmla"], found["sdot"]) == (32, 0)
+    assert not any("[sp" in one.op_str for one in tile)
+
+
 def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
-    pause = {"portable": None, "neondot": "yield"}.get(level, "pause")
+    pause = {"portable": None, **dict.fromkeys(NEON, "yield")}.get(level, "pause")
     workers = [instructions for kernel, instructions in code.items() if kernel.startswith("team.work")]
     assert len(workers) == sum(name.function.startswith("work") for name in own_kernels(ALL_KERNELS, level))
     for work in workers:

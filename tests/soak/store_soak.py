@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -141,7 +140,7 @@ class Soak:
             warnings.simplefilter("always")
             images = object_images([name], host_target())
             linked = store._link(images, host_target())[name]
-        store._engines.pop()
+        store._libraries.pop()
         if compiled.call_count != 1:
             raise Finding("the damage was not seen")
         if images[name] != image or not linked:
@@ -289,6 +288,10 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
 
 def _no_room() -> None:
     """Forbid writing to files in a child process. Pipes are not affected."""
+    if sys.platform == "win32":
+        raise NotImplementedError("needs resource limits")
+    import resource
+
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 

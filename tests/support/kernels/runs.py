@@ -23,7 +23,17 @@ from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.compiled import store
-from llmrun.compiled.levels import AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOT, PORTABLE, Target, host_levels, target_for
+from llmrun.compiled.levels import (
+    AVX2,
+    AVX512_VNNI,
+    AVX_VNNI,
+    NEON_DOT,
+    NEON_I8MM,
+    PORTABLE,
+    Target,
+    host_levels,
+    target_for,
+)
 from llmrun.compiled.store import KernelName, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
@@ -119,6 +129,7 @@ PLAIN_TARGETS = {
     "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
     "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
     "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
+    "neoni8mm": Target(NEON_I8MM, ARM_LINUX, NEON_I8MM.baseline, NEON_I8MM.baseline_features),
     "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
 }
 
@@ -155,14 +166,14 @@ def stand_in(name: KernelName, level: str) -> str:
     """Return the level to compile instead of `level`, where compiling both would prove nothing more.
 
     A kernel that never asks for its level is compiled for the best level here, the lowest and another architecture.
-    AVX-VNNI adds one instruction to AVX2, and kernels use it only through dots.py.
+    AVX-VNNI adds one instruction to AVX2, and I8MM one to NEON. Kernels use them only through dots.py.
     """
     if level in (LEVELS_HERE[0], "portable", "neondot"):
         return level
     if not _takes_level(name.module, name.function):
         return LEVELS_HERE[0]
-    if level == "avxvnni" and "kernels.code.dots" not in store.sources(name.module):
-        return "avx2"
+    if "kernels.code.dots" not in store.sources(name.module):
+        return {"avxvnni": "avx2", "neoni8mm": "neondot"}.get(level, level)
     return level
 
 
