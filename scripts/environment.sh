@@ -1,14 +1,19 @@
 # Sourced by the other scripts. `prepare EXTRA` creates .venv and installs llmrun with an extra into it ("" for none).
 # It requires only a POSIX shell and Python 3.11 to 3.14 with venv; the extra "test" also requires a C++ compiler. A stamp
-# file has the checksum of the files that an installation depends on, so later calls are quick.
+# file has the checksum of the files that an installation depends on, so later calls are quick. LLMRUN_VENV names a
+# folder to use instead of .venv, so that several versions of Python can be used side by side.
 
 set -eu
 cd "$(dirname "$0")/.."
-python=.venv/bin/python
+venv=${LLMRUN_VENV:-.venv}
+unset LLMRUN_VENV # llmrun refuses variables that are not its settings
+python=$venv/bin/python
 
-# A version manager's shim may be on PATH but fail, so every candidate is run once before it is chosen.
+# A version manager's shim may be on PATH but fail, so every candidate is run once before it is chosen. Free-threaded
+# builds (3.14t) are untested, and some libraries have no wheels for them.
 find_python() {
-    suitable='import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
+    suitable='import sys, sysconfig, venv, ensurepip
+sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14) or bool(sysconfig.get_config_var("Py_GIL_DISABLED")))'
     if [ -n "${PYTHON:-}" ]; then
         candidates=$PYTHON
     else
@@ -29,7 +34,7 @@ find_python() {
     done <<EOF
 $candidates
 EOF
-    echo "error: no Python 3.11 to 3.14 with venv was found: set PYTHON=/path/to/python3" >&2
+    echo "error: no Python 3.11 to 3.14 with venv was found (except free-threaded): set PYTHON=/path/to/python3" >&2
     return 1
 }
 
@@ -88,22 +93,27 @@ flags_without_amx() {
     ! grep -q amx /proc/cpuinfo 2>/dev/null || printf '%s\n' "-DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags'"
 }
 
-# pip's cache does not record the flags that a wheel was built with, so it is not used here.
+# The libraries that builds by scripts/build_cuda need at run time. CUDA 13.0 runs with driver 580 or later. A later 13.x
+# might require a later driver for the same GPUs.
+cuda_libraries="nvidia-cuda-runtime==13.0.* nvidia-cublas==13.0.*"
+
+# Prints the version of llama-cpp-python that the extra "test" pins.
+llama_cpp_requirement() {
+    sed -n 's/^ *"\(llama-cpp-python[^"]*==[^"]*\)".*/\1/p' pyproject.toml
+}
+
+# pip's cache does not record the flags that a wheel was built with, so builds with flags do not use it.
 install_llama_cpp_without_amx() {
-    requirement=$("$python" -c '
-import tomllib
-extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"]
-print(next(line for line in extra if line.startswith("llama-cpp-python")))')
     export CMAKE_ARGS="${CMAKE_ARGS:-} $(flags_without_amx)"
     run_step "compiling llama.cpp without AMX (a few minutes, once)" \
-        "$python" -m pip install --no-cache-dir "$requirement"
+        "$python" -m pip install --no-cache-dir "$(llama_cpp_requirement)"
 }
 
 prepare() {
     extra=$1
     if ! "$python" -c 'import pip' 2>/dev/null; then
         found=$(find_python)
-        run_step "making .venv with $found" "$found" -m venv --clear .venv
+        run_step "making $venv with $found" "$found" -m venv --clear "$venv"
     fi
     case $extra in
         dev) enough="dev" ;;
@@ -112,7 +122,7 @@ prepare() {
     esac
     wanted=$(cksum <pyproject.toml)
     for installed in $enough; do
-        [ "$(cat ".venv/installed-$installed" 2>/dev/null)" = "$wanted" ] && return
+        [ "$(cat "$venv/installed-$installed" 2>/dev/null)" = "$wanted" ] && return
     done
     words="installing llmrun"
     if [ -n "$extra" ]; then
@@ -123,5 +133,5 @@ prepare() {
         fi
     fi
     run_step "$words" "$python" -m pip install --editable ".${extra:+[$extra]}"
-    printf '%s\n' "$wanted" >".venv/installed-${extra:-core}"
+    printf '%s\n' "$wanted" >"$venv/installed-${extra:-core}"
 }
