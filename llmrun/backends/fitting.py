@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from llmrun.archs.parts.encoders import is_encoder
 from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.backends.base import OpenOptions
+from llmrun.backends.kind import Gpus
 from llmrun.backends.registry import BACKENDS
 from llmrun.errors import UnsupportedModel
 from llmrun.machine.cpu_count import default_threads
@@ -60,7 +61,10 @@ class Resources:
         """
         wanted = options or OpenOptions()
         seen = (support.memory(wanted) for entry in BACKENDS if (support := entry.kind().gpus) is not None)
-        return cls(free_memory(), next(filter(None, seen), []), threads or default_threads(), speeds)
+        found = next(filter(None, seen), [])
+        if Gpus(tuple(gpu["description"] for gpu in found)).are_software:
+            found = []  # "auto" does not use them
+        return cls(free_memory(), found, threads or default_threads(), speeds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrun.errors import DoesNotFit
+from llmrun.machine.software_devices import is_software_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,11 @@ class Gpus:
 
     names: tuple[str, ...]
     reason: str = ""
+
+    @property
+    def are_software(self) -> bool:
+        """Whether all devices compute on the processor, where our own engine is faster. False if there are none."""
+        return bool(self.names) and all(map(is_software_device, self.names))
 
 
 class GpuSupport(Protocol):

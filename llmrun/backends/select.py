@@ -23,8 +23,9 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
     """Open a model file with the backend from the options, or with the best one if that is "auto".
 
     "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first backend
-    that supports the model. RPC servers select the backend that can use them. Raises ModelFileError, UnsupportedModel,
-    DoesNotFit, BackendCrashed, NetworkError and UsageError.
+    that supports the model. Software drivers count as GPUs only if the options ask for GPU layers. RPC servers select
+    the backend that can use them. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, NetworkError and
+    UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -107,7 +108,9 @@ def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
             continue
         found = kind.gpus.find(options.progress)
         reason = found.reason
-        if found.names:
+        if found.are_software and options.gpu_layers == AUTO:
+            reason = f"{' and '.join(found.names)} is not a GPU but a software driver"
+        elif found.names:
             try:
                 opened = kind.open(file, options)
             except (NoRoomOnGpu, UnsupportedModel) as refusal:

@@ -15,10 +15,12 @@ from llmrun.backends.llama.build_command import (
     rebuild_command,
 )
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
+from llmrun.backends.llama.gpu_errors import REBUILD, advice_for
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
 from llmrun.machine.gpus import Gpu
-from llmrun.machine.processor import text_of
+from llmrun.machine.software_devices import is_software_device
+from llmrun.machine.system_files import text_of
 
 SECTION = "GPU"
 LLAMA = "llama.cpp"
@@ -36,7 +38,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
         words = f"{gpu.name}, {gpu.driver or 'no driver loaded'}"
         if gpu.memory:
             words += f", {format_bytes(gpu.memory_free)} of {format_bytes(gpu.memory)} free"
-        status, advice = (OK, "") if gpu.driver else (NOTE, f"Install {gpu.maker}'s driver to use it.")
+        status, advice = (OK, "") if gpu.is_usable else (NOTE, f"Install {gpu.maker}'s driver to use it.")
         yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
     if not machine.gpus:
         yield Finding(SECTION, "gpu_none", OK, "no GPU found; models run on the processor")
@@ -71,14 +73,16 @@ def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str)
     name = f"llama-cpp-python {trial.version}" if trial.version else "llama-cpp-python"
     if trial.failure:
         words = f"{name} {'crashes' if trial.crashed else 'does not work'} on this machine: {trial.failure}"
-        advice, flags = _after_a_failure(trial, flags)
-        return Finding(LLAMA, "llama_cpp", NOTE, words, advice, rebuild_command(flags), facts)
+        advice, command = _after_a_failure(trial, flags)
+        return Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
     if trial.gpus:
-        names = " and ".join(str(gpu["description"]) for gpu in trial.gpus)
-        return Finding(LLAMA, "llama_cpp", OK, f"{name} works and can use {names}", facts=facts)
+        return Finding(LLAMA, "llama_cpp", OK, f"{name} works and can use {_device_names(trial)}", facts=facts)
+    usable = any(gpu.is_usable for gpu in gpus)
+    if trial.why_none and usable:
+        words = f"{name} works, but it finds no GPU: {trial.why_none}"
+        return Finding(LLAMA, "llama_cpp", NOTE, words, _sentence(advice_for(trial.why_none)), facts=facts)
     if trial.offloads:
         words = f"{name} works; it has GPU support but finds no GPU"
-        usable = any(gpu.driver for gpu in gpus)
         advice, command = (_for_the_gpu(needed), rebuild_command(flags)) if usable else ("", "")
         return Finding(LLAMA, "llama_cpp", NOTE if usable else OK, words, advice, command, facts)
     words = f"{name} works; it was built without GPU support"
@@ -87,17 +91,34 @@ def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str)
     return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), rebuild_command(flags), facts)
 
 
+def _device_names(trial: LlamaTrial) -> str:
+    names = [str(gpu["description"]) for gpu in trial.gpus]
+    return " and ".join(f"{name}, a software driver" if is_software_device(name) else name for name in names)
+
+
 def _for_the_gpu(needed: str) -> str:
     return f"To use the GPU, install {needed} first, then run:" if needed else "To use the GPU:"
 
 
 def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
-    """Return (advice, CMake flags). If the processor has AMX, the likeliest cause of a crash is a compiler bug."""
+    """Return (advice, command). The command is "" if rebuilding or reinstalling llama.cpp would change nothing.
+
+    If the processor has AMX, the likeliest cause of a crash without a GPU error is a compiler bug.
+    """
+    about_the_gpu = advice_for(trial.failure)
+    if about_the_gpu == REBUILD:
+        return "Rebuild it for this GPU:", rebuild_command(flags)
+    if about_the_gpu:
+        return _sentence(about_the_gpu), ""
     if trial.crashed and _has_amx():
-        return "Rebuild it without AMX:", f"{flags} {WITHOUT_AMX}".strip()
+        return "Rebuild it without AMX:", rebuild_command(f"{flags} {WITHOUT_AMX}".strip())
     if trial.crashed:
-        return "Use --backend cpu, or rebuild it for this machine:", flags
-    return "Use --backend cpu, or reinstall it:", flags
+        return "Use --backend cpu, or rebuild it for this machine:", rebuild_command(flags)
+    return "Use --backend cpu, or reinstall it:", rebuild_command(flags)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def _has_amx(root: Path = Path("/")) -> bool:

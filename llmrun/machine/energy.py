@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from llmrun.machine.processor import text_of
+from llmrun.machine.system_files import text_of
 
 Value = TypeVar("Value")
 
@@ -125,9 +126,10 @@ def rapl_sources(root: Path = Path("/")) -> list[EnergySource]:
 
 
 def nvml_sources() -> list[EnergySource]:
+    """Return the counters of the GPUs that CUDA can use. Other programs may be using hidden GPUs."""
     sources: list[EnergySource] = []
     nvml = _nvml()
-    for device in _devices(nvml):
+    for device in _visible(nvml, _devices(nvml)):
         for kind in (NvmlCounter, NvmlPower):
             with contextlib.suppress(OSError):  # older GPUs and MIG slices have no energy counter
                 sources.append(kind(nvml, device))
@@ -191,6 +193,33 @@ def _devices(nvml: Any) -> list[Any]:
         return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError:
         return []
+
+
+def _visible(nvml: Any, devices: list[Any]) -> list[Any]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES does not hide, or an empty list if that is unknown.
+
+    The variable contains numbers or prefixes of UUIDs. CUDA ignores everything after the first invalid entry. It
+    numbers the fastest GPU first, but NVML follows the order on the bus, so numbers are ambiguous if the GPUs differ.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or not devices:
+        return devices
+    try:
+        names = {nvml.nvmlDeviceGetName(device) for device in devices}
+        identifiers = [nvml.nvmlDeviceGetUUID(device) for device in devices]
+    except nvml.NVMLError:
+        return []
+    numbers_match = len(names) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    visible = []
+    for entry in map(str.strip, listed.split(",")):
+        if entry.isdecimal():
+            matching = devices[int(entry) : int(entry) + 1] if numbers_match else []
+        else:
+            matching = [device for device, uuid in zip(devices, identifiers, strict=True) if uuid.startswith(entry)]
+        if not entry or len(matching) != 1:
+            break
+        visible += matching
+    return visible
 
 
 @dataclass(slots=True)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.machine.energy import nvidia_cards
-from llmrun.machine.processor import processor_name, text_of
+from llmrun.machine.processor import processor_name
+from llmrun.machine.system_files import number_of, text_of
 
 _DISPLAY_CLASS = "0x03"  # the PCI class of VGA, 3D and display controllers
 _ACCELERATOR_CLASS = "0x12"
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _NVIDIA = "NVIDIA"
+_RESERVED = "vfio-pci"  # passes the GPU through to a virtual machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,14 @@ class Gpu:
     driver: str
     memory: int = 0
     memory_free: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a driver is loaded that can run models. NVIDIA GPUs need NVIDIA's, because nouveau only draws."""
+        name = self.driver.removeprefix("driver ")
+        if self.maker == _NVIDIA:
+            return name[:1].isdecimal() or name == "nvidia"
+        return name not in ("", _RESERVED)
 
 
 def gpus(root: Path = Path("/")) -> list[Gpu]:
@@ -52,20 +62,15 @@ def _pci_gpus(root: Path) -> list[Gpu]:
             kind.startswith(_DISPLAY_CLASS) or (kind.startswith(_ACCELERATOR_CLASS) and maker == "AMD")
         ):
             continue
-        driver = device / "driver"
+        driver, total = device / "driver", number_of(device / "mem_info_vram_total") or 0
         name = text_of(device / "product_name") or f"{maker} GPU {text_of(device / 'device') or ''}".strip()
         found.append(
             Gpu(
                 maker,
                 name,
                 f"driver {driver.resolve().name}" if driver.exists() else "",
-                _bytes(device / "mem_info_vram_total"),
-                max(0, _bytes(device / "mem_info_vram_total") - _bytes(device / "mem_info_vram_used")),
+                total,
+                max(0, total - (number_of(device / "mem_info_vram_used") or 0)),
             )
         )
     return found
-
-
-def _bytes(path: Path) -> int:
-    text = text_of(path) or ""
-    return int(text) if text.isdecimal() else 0

@@ -16,7 +16,7 @@ from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, bes
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.gguf.reader import GGUFFile, open_gguf
-from tests.support.backends.fake_gpus import GIB
+from tests.support.backends.fake_gpus import GIB, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 
@@ -89,6 +89,12 @@ def test_this_machine_has_memory() -> None:
     found = Resources.of_this_machine(threads=3)
     assert found.memory is not None
     assert found.threads == 3
+
+
+@pytest.mark.parametrize(("name", "expected"), [("GPU", 1), ("llvmpipe", 0)])
+def test_software_drivers_do_not_count_as_gpus(name: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 9 * GIB, name=name)
+    assert len(Resources.of_this_machine().gpus) == expected
 
 
 # --- the best choice --------------------------------------------------------------------------------------------------

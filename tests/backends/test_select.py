@@ -84,6 +84,28 @@ def test_what_auto_takes_and_why(
     assert backend is (LlamaBackend if "chose llama" in expected else CpuBackend)
 
 
+@pytest.mark.parametrize(("gpu_layers", "expected"), [("auto", CpuBackend), ("all", LlamaBackend), (1, LlamaBackend)])
+def test_auto_uses_software_drivers_only_on_request(
+    gpu_layers: int | str, expected: type[Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 9 * GIB, name="llvmpipe")
+    backend, [reason] = opened(tiny_llama(tmp_path / "tiny.gguf"), gpu_layers=gpu_layers)
+    assert backend is expected
+    if expected is CpuBackend:
+        assert reason == "auto chose cpu: llvmpipe 0 is not a GPU but a software driver"
+
+
+def test_a_software_driver_beside_a_gpu_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 9 * GIB, 9 * GIB)
+    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("llvmpipe", "Radeon")))
+    assert opened(tiny_llama(tmp_path / "tiny.gguf"))[0] is LlamaBackend
+
+
+def test_backend_llama_uses_software_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 9 * GIB, name="llvmpipe")
+    assert opened(tiny_llama(tmp_path / "tiny.gguf"), backend="llama") == (LlamaBackend, [])
+
+
 @dataclass
 class MadeUp:
     """A fake backend that is its own registry entry and kind."""

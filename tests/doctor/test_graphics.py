@@ -27,12 +27,15 @@ WHAT = shlex.quote(name if (name := llama_requirement()).startswith("llama-cpp")
 PIP = f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir {WHAT}"
 FRESH = f"{sys.executable} -m pip install --no-cache-dir {WHAT}"
 
+SDK_ADVICE = "To use the GPU, install the Vulkan SDK 1.3.272 or later (glslc, vulkan.hpp, spirv.hpp) first, then run:"
+
 
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(build_command, "_ROCM", Path("/no such folder"))
     monkeypatch.setattr(build_command, "_CUDA", Path("/no such file"))
+    monkeypatch.setenv("VULKAN_SDK", "/opt/vulkan")
     tools(monkeypatch)
 
 
@@ -86,7 +89,7 @@ def test_the_command_builds_for_the_gpu_that_is_there(
     assert finding.command == f'CMAKE_ARGS="{flags}" {PIP}'
 
 
-@pytest.mark.parametrize(("gpu", "tool"), [(H200, "CUDA toolkit (nvcc)"), (RADEON, "Vulkan SDK (glslc)")])
+@pytest.mark.parametrize(("gpu", "tool"), [(H200, "CUDA toolkit (nvcc)"), (RADEON, "Vulkan SDK 1.3.272 or later")])
 def test_what_a_build_needs_and_is_not_there_is_said(gpu: Gpu, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tool in llama(monkeypatch, LlamaTrial("0.3.36"), gpu).advice
 
@@ -105,8 +108,11 @@ def test_without_a_gpu_a_build_without_one_is_right(monkeypatch: pytest.MonkeyPa
     assert found.facts["system"] == "CPU : AVX2 = 1"
 
 
-def test_a_gpu_without_a_driver_is_built_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert llama(monkeypatch, LlamaTrial("0.3.36"), Gpu("AMD", "AMD GPU", "")).status == OK
+@pytest.mark.parametrize("gpu", [Gpu("AMD", "AMD GPU", ""), Gpu("NVIDIA", "NVIDIA GPU", "driver nouveau")])
+def test_gpus_without_a_driver_need_no_build(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llama(monkeypatch, LlamaTrial("0.3.36"), gpu).status == OK
+    (found,) = look_at_gpus(machine(gpu))
+    assert (found.status, found.advice) == (NOTE, f"Install {gpu.maker}'s driver to use it.")
 
 
 def test_a_build_that_uses_the_gpu_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +121,82 @@ def test_a_build_that_uses_the_gpu_is_right(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.status, found.words) == (OK, "llama-cpp-python 0.3.36 works and can use NVIDIA H200")
 
 
+def test_a_software_driver_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = LlamaTrial("0.3.36", offloads=True, gpus=({"description": "llvmpipe (LLVM 15)", "free": 1, "total": 2},))
+    found = llama(monkeypatch, trial)
+    words = "llama-cpp-python 0.3.36 works and can use llvmpipe (LLVM 15), a software driver"
+    assert (found.status, found.words) == (OK, words)
+
+
+@pytest.mark.parametrize(
+    ("header", "spirv", "advice"),
+    [
+        ("#define VK_EXT_layer_settings 1", True, "To use the GPU:"),
+        ("#define VK_EXT_layer_settings 1", False, SDK_ADVICE),
+        ("#define VK_HEADER_VERSION 239", True, SDK_ADVICE),
+        (None, True, SDK_ADVICE),
+    ],
+    ids=["complete", "no SPIRV-Headers", "Debian 12", "no headers"],
+)
+def test_old_vulkan_headers_are_detected(
+    header: str | None, spirv: bool, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, text in (("vulkan/vulkan_core.h", header), ("spirv/unified1/spirv.hpp", "" if spirv else None)):
+        if text is not None:
+            (tmp_path / path).parent.mkdir(parents=True)
+            (tmp_path / path).write_text(text)
+    tools(monkeypatch, "glslc")
+    monkeypatch.delenv("VULKAN_SDK")
+    monkeypatch.setattr(build_command, "_HEADERS", tmp_path)
+    assert llama(monkeypatch, LlamaTrial("0.3.36"), RADEON).advice == advice
+
+
+def test_a_missing_vulkan_driver_is_not_a_wrong_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = LlamaTrial("0.3.36", offloads=True, why_none="Vulkan has no driver")
+    found = llama(monkeypatch, trial, RADEON)
+    assert (found.status, found.command) == (NOTE, "")
+    assert found.words == "llama-cpp-python 0.3.36 works, but it finds no GPU: Vulkan has no driver"
+    assert found.advice == "Install a Vulkan driver, such as mesa-vulkan-drivers on Debian and Ubuntu."
+
+
 @pytest.mark.parametrize(("gpus", "status"), [((), OK), ((H200,), NOTE)])
 def test_a_build_for_gpus_that_sees_none_is_wrong_where_there_is_one(
     gpus: tuple[Gpu, ...], status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = llama(monkeypatch, LlamaTrial("0.3.36", offloads=True), *gpus)
     assert (found.status, bool(found.command)) == (status, bool(gpus))
+
+
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [
+        ("CUDA driver version is insufficient for CUDA runtime version", "Update NVIDIA's driver and restart "),
+        ("the variable CUDA_VISIBLE_DEVICES is ''", "Unset the variable to use the GPU."),
+    ],
+)
+def test_a_gpu_that_cannot_be_found_is_explained(why: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rebuilding llama.cpp would change nothing."""
+    trial = LlamaTrial("0.3.36", offloads=True, why_none=why)
+    found = llama(monkeypatch, trial, H200)
+    assert (found.status, found.command) == (NOTE, "")
+    assert found.words == f"llama-cpp-python 0.3.36 works, but it finds no GPU: {why}"
+    assert found.advice.startswith(advice)
+    assert llama(monkeypatch, trial).status == OK
+
+
+def test_a_build_for_other_gpus_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMX is not blamed for a GPU error."""
+    why = "llama.cpp died while multiplying on a GPU: SIGABRT: no kernel image is available for execution on the device"
+    tools(monkeypatch, "nvcc")
+    found = llama(monkeypatch, LlamaTrial("0.3.36", failure=why, crashed=True), H200, amx=True)
+    assert (found.advice, found.command) == ("Rebuild it for this GPU:", f'CMAKE_ARGS="-DGGML_CUDA=on" {PIP}')
+
+
+def test_a_gpu_without_memory_needs_no_rebuilding(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "llama.cpp died while multiplying on a GPU: SIGABRT: out of memory"
+    found = llama(monkeypatch, LlamaTrial("0.3.36", failure=why, crashed=True), H200)
+    assert found.command == ""
+    assert found.advice.startswith("Check with nvidia-smi which programs use the GPU's memory; ")
 
 
 def test_what_is_not_installed_is_a_note_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

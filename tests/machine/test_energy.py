@@ -53,6 +53,9 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetName(self, device: int) -> str:  # noqa: N802
         return f"GPU {device}"
 
+    def nvmlDeviceGetUUID(self, device: int) -> str:  # noqa: N802
+        return f"GPU-{'ab'[device]}1c5"
+
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
         return "570.1"
 
@@ -75,6 +78,7 @@ class FakeNvml(ModuleType):
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, FakeNvml([], driver=False))
     yield
     energy._nvml.cache_clear()
@@ -166,6 +170,48 @@ def test_gpus_that_count_energy_are_read_at_the_ends_only(monkeypatch: pytest.Mo
     assert reading.joules == pytest.approx(3.5)
     assert reading.source == "NVML"
     assert gpu_names() == ["GPU 0", "GPU 1"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "order", "joules"),
+    [
+        ("1", "PCI_BUS_ID", 1.0),
+        ("1,0", "PCI_BUS_ID", 3.5),
+        ("0", "FASTEST_FIRST", None),  # either GPU may have this number
+        ("GPU-a1", "FASTEST_FIRST", 2.5),
+        ("GPU-b1c5, GPU-a1c5", "FASTEST_FIRST", 3.5),
+        ("GPU-", "FASTEST_FIRST", None),  # not unique
+        ("0,7,1", "PCI_BUS_ID", 2.5),  # CUDA ignores what follows an error
+        ("-1", "PCI_BUS_ID", None),
+        ("", "PCI_BUS_ID", None),
+        ("MIG-0b2f", "PCI_BUS_ID", None),
+    ],
+)
+def test_hidden_gpus_are_not_counted(
+    listed: str, order: str, joules: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = install(monkeypatch, FakeNvml([0, 0]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    with EnergyMeter(energy.nvml_sources()).measure() as reading:
+        nvml.energies = [2_500, 1_000]
+    assert reading.joules == joules
+    assert len(nvidia_cards()) == 2
+
+
+def test_numbers_of_equal_gpus_are_unambiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = install(monkeypatch, FakeNvml([0, 0]))
+    monkeypatch.setattr(nvml, "nvmlDeviceGetName", lambda device: "NVIDIA H100")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with EnergyMeter(energy.nvml_sources()).measure() as reading:
+        nvml.energies = [2_500, 1_000]
+    assert reading.joules == 1.0
+
+
+def test_the_only_gpu_can_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeNvml([0]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert energy.nvml_sources() == []
 
 
 def test_cards_are_told_with_their_driver_and_their_memory_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

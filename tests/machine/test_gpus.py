@@ -59,6 +59,24 @@ def test_a_gpu_that_no_driver_has_taken_is_there_all_the_same(tmp_path: Path) ->
     assert gpus.gpus(tmp_path) == [Gpu("NVIDIA", "NVIDIA GPU 0x1234", "")]
 
 
+@pytest.mark.parametrize(
+    ("maker", "driver", "usable"),
+    [
+        ("NVIDIA", "driver 580.1", True),
+        ("NVIDIA", "driver nvidia", True),  # loaded, but NVML does not answer
+        ("NVIDIA", "driver nouveau", False),
+        ("NVIDIA", "driver vfio-pci", False),
+        ("NVIDIA", "", False),
+        ("AMD", "driver amdgpu", True),
+        ("AMD", "driver vfio-pci", False),
+        ("Intel", "driver xe", True),
+        ("Apple", "Metal", True),
+    ],
+)
+def test_only_drivers_that_run_models_count(maker: str, driver: str, usable: bool) -> None:
+    assert Gpu(maker, "GPU", driver).is_usable is usable
+
+
 def test_amds_driver_tells_its_memory_and_perhaps_its_name(tmp_path: Path) -> None:
     plug(
         tmp_path,

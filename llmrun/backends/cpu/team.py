@@ -82,10 +82,10 @@ class Team:
             raise
 
     def _describe_system(self) -> None:
-        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
+        libc = ctypes.CDLL(None) if sys.platform != "win32" else ctypes.CDLL("kernel32")
         # Without a futex, threads wait by sleeping for 50 us, or for 1 ms on Windows (its minimum). Yielding instead
         # would keep all cores busy while a chat is idle.
-        doze, doze_for = (libc.usleep, 50) if os.name == "posix" else (libc.Sleep, 1)
+        doze, doze_for = (libc.usleep, 50) if sys.platform != "win32" else (libc.Sleep, 1)
         futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
         self._set_sync(records.SYNC_DOZE, function_address(doze))
         self._set_sync(records.SYNC_DOZE_FOR, doze_for)
@@ -212,7 +212,7 @@ def function_address(function: object) -> int:
 
 
 def _run_worker(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
-    if hasattr(signal, "pthread_sigmask"):
+    if sys.platform != "win32":
         # Signals must go to the main thread to interrupt its sleep.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     work.run(0, address_of(step), thread, n_threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -51,14 +50,15 @@ class _Clock:
     @classmethod
     def here(cls) -> _Clock:
         """Return the clock of this system. On Linux, a call takes about 25 ns through the vDSO."""
-        if os.name == "nt":
+        if sys.platform == "win32":
             kernel32 = ctypes.CDLL("kernel32")
             frequency = ctypes.c_int64()
             kernel32.QueryPerformanceFrequency(ctypes.byref(frequency))
             return cls(function_address(kernel32.QueryPerformanceCounter), -1, 1, float(frequency.value))
-        identity = time.CLOCK_MONOTONIC
-        if sys.platform == "darwin":
-            identity = time.CLOCK_UPTIME_RAW  # on macOS, CLOCK_MONOTONIC only has microsecond resolution
+        if sys.platform == "darwin":  # where CLOCK_MONOTONIC only has microsecond resolution
+            identity = time.CLOCK_UPTIME_RAW
+        else:
+            identity = time.CLOCK_MONOTONIC
         return cls(function_address(ctypes.CDLL(None).clock_gettime), identity, 10**9, 1e9)
 
 

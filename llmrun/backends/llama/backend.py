@@ -45,6 +45,7 @@ from llmrun.errors import (
 from llmrun.gguf.problems import shown
 from llmrun.layouts.arena import round_up
 from llmrun.machine.cpu_count import default_threads
+from llmrun.open_flags import O_BINARY
 from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
 
@@ -305,7 +306,7 @@ class _Watch:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self._descriptor: int | None = os.open(path, os.O_RDONLY | O_BINARY)
         except OSError as error:
             raise ModelFileError(f"cannot open model file: {shown(str(path), 300)}: {error.strerror}") from error
         self._size, self._written = self._state()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,11 +11,14 @@ from pathlib import Path
 from llmrun import DISTRIBUTION
 from llmrun.machine.gpus import Gpu
 from llmrun.machine.shell import with_variable, words
+from llmrun.machine.system_files import text_of
 
 RPC_FLAG = "-DGGML_RPC=on"
+VULKAN_FLAG = "-DGGML_VULKAN=on"
 
 _PACKAGE = "llama-cpp-python"
 _ROCM = Path("/opt/rocm")
+_HEADERS = Path("/usr/include")
 _CUDA = Path("/usr/local/cuda/bin/nvcc")
 _NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 # GCC 12 miscompiles AMX code: the tile configuration is lost, and the first matmul crashes.
@@ -27,7 +30,7 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
 
     Both are "" if there is no supported GPU. The SDK is "" if it is already installed or none is required.
     """
-    makers = [gpu.maker for gpu in gpus if gpu.driver]
+    makers = [gpu.maker for gpu in gpus if gpu.is_usable]
     if "NVIDIA" in makers:
         has_compiler = shutil.which("nvcc") is not None or _CUDA.exists()
         return "-DGGML_CUDA=on", "" if has_compiler else "the CUDA toolkit (nvcc)"
@@ -36,9 +39,22 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
     if "AMD" in makers and (shutil.which("hipcc") is not None or _ROCM.exists()):
         return "-DGGML_HIP=on", ""
     if makers:
-        has_compiler = shutil.which("glslc") is not None
-        return "-DGGML_VULKAN=on", "" if has_compiler else "the Vulkan SDK (glslc)"
+        sdk = "the Vulkan SDK 1.3.272 or later (glslc, vulkan.hpp, spirv.hpp)"
+        return VULKAN_FLAG, "" if _has_vulkan_sdk() else sdk
     return "", ""
+
+
+def _has_vulkan_sdk() -> bool:
+    """Return whether llama.cpp can be compiled for Vulkan. On Linux, the SDK may be packages of the distribution.
+
+    llama.cpp uses an extension of Vulkan 1.3.272. Debian 12 has glslc, but its headers are older.
+    """
+    if shutil.which("glslc") is None:
+        return False
+    if sys.platform != "linux" or "VULKAN_SDK" in os.environ:
+        return True
+    headers = text_of(_HEADERS / "vulkan/vulkan_core.h") or ""
+    return "VK_EXT_layer_settings" in headers and (_HEADERS / "spirv/unified1/spirv.hpp").exists()
 
 
 def build_command(flags: str) -> str:
@@ -71,7 +87,7 @@ def _pip(flags: str, options: Sequence[str]) -> str:
 
 def install_command() -> str:
     """Return the shell command that installs llama.cpp."""
-    return f'{shlex.quote(sys.executable)} -m pip install "{llama_requirement()}"'
+    return words([sys.executable, "-m", "pip", "install", llama_requirement()])
 
 
 def llama_requirement() -> str:

@@ -56,6 +56,8 @@ def supports_gpus(ggml: Any) -> bool:
 
     llama.cpp's own answer, `llama_supports_gpu_offload`, is true only if a GPU is found or the build has RPC.
     """
+    if vulkan_starts(ggml) is not None:
+        return True
     ggml.ggml_backend_reg_count.restype = ctypes.c_size_t
     ggml.ggml_backend_reg_get.restype = ctypes.c_void_p
     ggml.ggml_backend_reg_name.restype = ctypes.c_char_p
@@ -64,6 +66,17 @@ def supports_gpus(ggml: Any) -> bool:
         if ggml.ggml_backend_reg_name(backend).decode(errors="replace") not in _WITHOUT_GPUS:
             return True
     return False
+
+
+def vulkan_starts(ggml: Any) -> bool | None:
+    """Return whether Vulkan works on this machine, or None if this build of llama.cpp does not use it.
+
+    If there is no driver, llama.cpp does not list its Vulkan backend, but the library still has its functions.
+    """
+    if not hasattr(ggml, "ggml_backend_vk_reg"):
+        return None
+    ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    return ggml.ggml_backend_reg_by_name(b"Vulkan") is not None
 
 
 def supports_rpc(ggml: Any) -> bool:

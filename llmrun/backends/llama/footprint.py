@@ -1,4 +1,4 @@
-"""Computes how much memory llama.cpp and the llmrun process together need to run a model without a GPU."""
+"""Computes how much main memory llama.cpp and the llmrun process together need to run a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.archs.parts.encoders import is_encoder
-from llmrun.backends.llama.gpu_layers import resident_activations, row_bytes
+from llmrun.backends.llama.gpu_layers import is_of_first_layers, resident_activations, row_bytes
 from llmrun.backends.sizing.footprint import CLIENT_PROCESS, LLAMA_PROCESS, Footprint, header_bytes, vocabulary_bytes
 
 if TYPE_CHECKING:
@@ -19,23 +19,30 @@ if TYPE_CHECKING:
     from llmrun.gguf.tensors import TensorInfo
 
 
-def footprint_on_llama(file: GGUFFile, adapters: Iterable[AdapterFile] = (), *, cache: KVBytes) -> Footprint:
+def footprint_on_llama(
+    file: GGUFFile, adapters: Iterable[AdapterFile] = (), *, cache: KVBytes, layers: int | None = None
+) -> Footprint:
     """Return the footprint of a model with LoRA adapters on llama.cpp.
 
     llama.cpp maps the file. For matrices of some types it also makes a copy in the layout that its kernels need. It
     reads the matrices of adapters into memory of their own.
 
-    cache  bytes of the KV cache as a function of the context size
+    cache   bytes of the KV cache as a function of the context size
+    layers  the number of layers that stay in main memory while the others are on GPUs, or None without a GPU
     """
     scratch = resident_activations(file)
     if is_encoder(file):
         # The batch has as many rows as the context. llama.cpp also reserves and clears logits, which it never computes.
         vocabulary = len(file.strings("tokenizer.ggml.tokens"))
         scratch, cache = 0, replace(cache, token=cache.token + row_bytes(file) + 4 * vocabulary)
-    repacked = sum(tensor.nbytes for tensor in file.tensors.values() if _is_repacked(tensor, file))
+    tensors, mapped = list(file.tensors.values()), file.file_bytes
+    if layers is not None:  # the output matrix is on a GPU, and only a few rows of the embeddings are ever read
+        tensors = [tensor for tensor in tensors if is_of_first_layers(tensor.name, layers)]
+        mapped = sum(tensor.nbytes for tensor in tensors)
+    repacked = sum(tensor.nbytes for tensor in tensors if _is_repacked(tensor, file))
     return Footprint(
-        weights=file.file_bytes + repacked + sum(adapter.nbytes for adapter in adapters),
-        mapped=file.file_bytes,
+        weights=mapped + repacked + sum(adapter.nbytes for adapter in adapters),
+        mapped=mapped,
         cache=cache,
         scratch=scratch,
         vocabulary=2 * vocabulary_bytes(file),

@@ -25,6 +25,7 @@ from llmrun.gguf.problems import shown
 from llmrun.machine.cpu_count import default_threads
 
 PATIENCE_S = 20.0  # time limit of the trial; a GPU driver may need several seconds to wake eight GPUs
+_SHADERS = 3  # the GPU may take this many times longer, because Vulkan compiles shaders on first use
 _ROWS = 32  # rows in the prompt; llama.cpp uses different kernels for many rows than for a single row
 _CACHE = 256
 _ALL_LAYERS = -1
@@ -39,6 +40,7 @@ class LlamaTrial:
     offloads  whether this build supports GPUs
     rpc       whether this build can use RPC servers
     gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
+    why_none  why a build that supports GPUs found none, or "" if unknown
     failure   why the trial failed, or "" if llama.cpp works
     crashed   whether llama.cpp crashed or hung; false if the installation is merely incomplete
     """
@@ -50,6 +52,7 @@ class LlamaTrial:
     failure: str = ""
     crashed: bool = False
     rpc: bool = False
+    why_none: str = ""
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
@@ -73,7 +76,9 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
     try:
         built = _answer(process, "describe", doing)
         devices = tuple(built["devices"])
-        found = LlamaTrial(found.version, built["system"], built["offloads"], devices, rpc=built["rpc"])
+        found = LlamaTrial(
+            found.version, built["system"], built["offloads"], devices, rpc=built["rpc"], why_none=built["why_none"]
+        )
         with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
             path = Path(folder) / "trial.gguf"
             path.write_bytes(trial_model())
@@ -81,6 +86,10 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
             _multiply(process, path, 0, doing)
             if found.gpus:
                 doing = "multiplying on a GPU"
+                timer.cancel()
+                patience *= _SHADERS
+                timer = threading.Timer(patience, give_up)
+                timer.start()
                 _multiply(process, path, _ALL_LAYERS, doing)
     except (LlmrunError, OSError) as error:
         words = f"llama.cpp did not answer within {patience:g} s while {doing}" if late.is_set() else str(error)

@@ -113,21 +113,36 @@ def _of_all_layers(file: GGUFFile) -> int:
     return 0 if table is None else table.shape[0]
 
 
-def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> int:
+def is_of_first_layers(name: str, layers: int) -> bool:
+    """Return whether a tensor belongs to one of the first `layers` layers."""
+    layer = _LAYER.match(name)
+    return layer is not None and int(layer[1]) < layers
+
+
+def cache_bytes(
+    file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1, layers: int | None = None
+) -> int:
     """Return the size in bytes of llama.cpp's KV cache and recurrent states.
 
     cache_tokens  capacity of the cache for all sequences together
+    layers        count only the first `layers` layers, or all if it is None
     """
-    return sum(_layer_caches(file, cache_tokens, kv_type, max_sequences))
+    return sum(_layer_caches(file, cache_tokens, kv_type, max_sequences)[:layers])
 
 
-def cache_by_context(file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1) -> KVBytes:
-    """Return the size of llama.cpp's cache, with recurrent states, as a function of each sequence's context size."""
+def cache_by_context(
+    file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1, layers: int | None = None
+) -> KVBytes:
+    """Return the size of llama.cpp's cache, with recurrent states, as a function of each sequence's context size.
+
+    layers  count only the first `layers` layers, or all if it is None
+    """
     windows = layer_windows(file, layers_of(file))
     most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]
+    kv = [max_sequences * n_bytes for n_bytes in _kv_bytes(file, kv_type)]
     return KVBytes.of_layers(
-        zip(most, [max_sequences * kv for kv in _kv_bytes(file, kv_type)], strict=True),
-        states=max_sequences * sum(memory.state_bytes for memory in layer_memories(file)),
+        list(zip(most, kv, strict=True))[:layers],
+        states=max_sequences * sum(memory.state_bytes for memory in layer_memories(file)[:layers]),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import sys
 import time
 from typing import Any
 
@@ -65,7 +66,7 @@ def read_soon(descriptor: int) -> bytes:
     Use this if data is expected soon. A blocked process wakes up late. We measured 50 to 110 us on a virtual machine
     whose processor had gone idle.
     """
-    if hasattr(select, "poll"):  # not on Windows
+    if sys.platform != "win32":
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         end = time.monotonic() + _WATCHED_S

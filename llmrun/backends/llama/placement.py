@@ -20,6 +20,7 @@ from llmrun.backends.llama.gpu_layers import (
 )
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.sizing.layers_kept import layers_of
 from llmrun.errors import UsageError
 from llmrun.gguf.problems import shown
 from llmrun.machine.free_memory import free_memory
@@ -97,6 +98,8 @@ def decide_placement(
     if asked.gpu_layers == 0:
         return _context_in_memory(asked, file, adapters, train_context), 0
     found = asked.used(devices())
+    if not found and asked.gpu_layers is not None:  # all layers then run on the CPU
+        return _context_in_memory(asked, file, adapters, train_context), asked.gpu_layers
     known = all(device["total"] for device in found)  # Drivers that do not know the memory size report 0 bytes.
     free = [device["free"] for device in found] if known else []
 
@@ -104,29 +107,36 @@ def decide_placement(
         return layers_that_fit(asked.sizes_with(file, context_size), free, asked.tensor_split)
 
     context_size = asked.context_size or _context_on_gpus(fitting, train_context, asked.gpu_layers)
-    if asked.gpu_layers is not None:
-        return context_size, asked.gpu_layers
-    gpu_layers = fitting(context_size)
+    gpu_layers = fitting(context_size) if asked.gpu_layers is None else asked.gpu_layers
     if gpu_layers == 0:
         raise NoRoomOnGpu(_no_room(found))
+    on_cpu = 0 if gpu_layers == ALL_LAYERS else layers_of(file) + 1 - gpu_layers
+    if on_cpu > 0:
+        context_size = _context_in_memory(asked, file, adapters, context_size, layers=on_cpu)
     return context_size, gpu_layers
 
 
-def _context_in_memory(asked: Placement, file: GGUFFile, adapters: Sequence[AdapterFile], train_context: int) -> int:
+def _context_in_memory(
+    asked: Placement, file: GGUFFile, adapters: Sequence[AdapterFile], train_context: int, layers: int | None = None
+) -> int:
     """Return the context size for a model in main memory. Raises DoesNotFit.
+
+    layers  the number of layers in main memory if the others are on GPUs; `train_context` is then the largest default
 
     llama.cpp fills its whole cache with zeros when it opens the model. If the system has overcommitted its memory, it
     kills the process at that point, so this function checks the size beforehand.
     """
-    cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences)
+    cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences, layers=layers)
     if asked.cache_tokens is not None:
-        n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences)
+        n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences, layers=layers)
         cache = KVBytes(0, ((1, n_bytes),))  # The cache size does not depend on the context size.
+    footprint = footprint_on_llama(file, adapters, cache=cache, layers=layers)
+    # The number of parameters is for a hint about the whole model, so a part of it has none.
     return context_for(
         asked.context_size,
         train_context=train_context,
-        largest_default=LARGEST_FILLED_DEFAULT,
-        needs=MemoryNeeds(footprint_on_llama(file, adapters, cache=cache), free_memory(), parameter_count(file)),
+        largest_default=LARGEST_FILLED_DEFAULT if layers is None else LARGEST_DEFAULT,
+        needs=MemoryNeeds(footprint, free_memory(), parameter_count(file) if layers is None else 0),
         kv_type=asked.kv_type,
         path=str(file.path),
     )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.backends.kind import Gpus
 from llmrun.errors import LlmrunError
 from llmrun.folders import cache_folder
+from llmrun.machine.system_files import NVIDIA_DRIVER
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Progress
@@ -46,7 +47,6 @@ _GPU_VARIABLES = (
     LIBRARY_FOLDER,
 )
 _GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # device names used by NVIDIA, AMD, WSL, and all vendors
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def is_installed() -> bool:
@@ -101,9 +101,12 @@ def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
 
 
 def _find_gpus() -> Gpus:
+    """Ask llama.cpp for its GPUs. Raises LlmrunError if it fails, or finds none for a reason that may be temporary."""
     answer = _devices()
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
+    if answer["why_none"]:
+        raise LlmrunError(f"llama.cpp found no GPU: {answer['why_none']}")
     names = tuple(str(device["description"]) for device in answer["devices"])
     return Gpus(names, "" if names else "llama.cpp found no GPU")
 
@@ -150,7 +153,7 @@ def _state(package: Path) -> str:
             digest.update(f"{name}={os.environ[name]}\n".encode(errors="surrogateescape"))
     digest.update("\n".join(sorted(_gpu_devices())).encode(errors="surrogateescape"))
     with contextlib.suppress(OSError):
-        digest.update(_DRIVER.read_bytes())
+        digest.update(NVIDIA_DRIVER.read_bytes())
     return digest.hexdigest()[:24]
 
 
@@ -180,7 +183,7 @@ def _write_cached(path: Path, known: Gpus, until: float | None) -> None:
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"names": known.names, "reason": known.reason, "until": until}))
+        partial.write_text(json.dumps({"names": known.names, "reason": known.reason, "until": until}), encoding="ascii")
         partial.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

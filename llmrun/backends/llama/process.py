@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from llmrun import child_processes
+from llmrun.backends.llama.gpu_errors import advice_for, gpu_error
 from llmrun.backends.llama.kv.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import read_answer, request_line
 from llmrun.backends.llama.shared_layout import FLAG_BYTES
@@ -133,9 +134,10 @@ class LlamaProcess:
             if answer.get("number") != number:
                 continue
             if "broken" in answer:
+                reinstall = f"reinstall it: {sys.executable} -m pip install --force-reinstall llama-cpp-python"
                 raise LlmrunError(
                     f"llama-cpp-python does not work: {shown(answer['broken'], 300)}",
-                    hint=f"reinstall it: {sys.executable} -m pip install --force-reinstall llama-cpp-python",
+                    hint=advice_for(answer["broken"]) or reinstall,
                 )
             if "progress" not in answer:
                 return answer
@@ -203,7 +205,7 @@ class LlamaProcess:
     def _next_answer(self, doing: str) -> dict[str, Any]:
         descriptor = _pipe(self._process.stdout).fileno()
         while b"\n" not in self._unread:
-            if self.rpc_servers and hasattr(select, "poll"):  # not on Windows
+            if self.rpc_servers:
                 self._wait_for_servers(descriptor)
             data = os.read(descriptor, 1 << 16)
             if not data:
@@ -216,7 +218,10 @@ class LlamaProcess:
         """Wait until the process has answered or ended. Kill it if it does not stop within _STOP_S of `stop`.
 
         While llama.cpp waits for an RPC server, it does not look at the stop flag, and a server can be stuck forever.
+        On Windows, waiting for a pipe has no time limit, so this does nothing there.
         """
+        if sys.platform == "win32":
+            return
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         since: float | None = None
@@ -241,10 +246,12 @@ class LlamaProcess:
                 self._lost = lost_connection(self.rpc_servers, reasons[-1])
             if self._lost:
                 return BackendCrashed(f"{self._lost} while {doing}", hint=LOST_HINT)
-        why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
+        cause = gpu_error(self.last_words)
+        reason = cause or (reasons[-1].strip() if reasons else "")
+        why = f": {shown(reason, 200)}" if reason else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",
-            hint="try the CPU engine, which may support this model: --backend cpu",
+            hint=advice_for(cause) or "try the CPU engine, which may support this model: --backend cpu",
         )
 
     def _listen(self, pipe: IO[bytes]) -> None:
@@ -265,8 +272,7 @@ def _start_worker(worker: str, memory: SharedMemory, transfers: MemorySender) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=memory.inherited + transfers.inherited,
-        process_group=0 if os.name == "posix" else None,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        **child_processes.in_own_group(),
         # Without GGML_NO_BACKTRACE, llama.cpp attaches a debugger to itself when it crashes.
         env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
     )

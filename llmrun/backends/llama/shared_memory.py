@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -26,7 +27,8 @@ class SharedMemory:
 
             return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
         if hasattr(os, "memfd_create"):
-            return cls(str(os.memfd_create("llmrun")))
+            with contextlib.suppress(OSError):  # a sandbox may forbid the call
+                return cls(str(os.memfd_create("llmrun")))
         import tempfile
 
         with tempfile.TemporaryFile() as file:

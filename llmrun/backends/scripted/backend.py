@@ -354,7 +354,7 @@ class ScriptedStandIn:
         if path.suffix != ".json":
             return ScriptedBackend(path=path, **asked)
         try:
-            script = json.loads(path.read_text())
+            script = json.loads(path.read_text(encoding="utf-8"))
             controls = script.get("control_tokens", ())
             voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
             return ScriptedBackend(voice, path=path, **{**script, **asked})

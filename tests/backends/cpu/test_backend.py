@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -163,6 +164,8 @@ def stop_by_cancel(backend: CpuBackend) -> None:
 
 
 def stop_by_signal(backend: CpuBackend) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
@@ -171,6 +174,8 @@ def test_a_stopped_prefill_leaves_no_trace(
     path: Path, stop: Callable[[CpuBackend], None], error: type[BaseException]
 ) -> None:
     """The prefill shares a prefix with another sequence. It is cancelled between steps and then repeated."""
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
 
     def raise_interrupt(number: int, frame: object) -> None:
         raise Interrupt

@@ -199,6 +199,9 @@ class Interrupt(BaseException):
 
 
 def test_an_exception_from_a_signal_handler_waits_for_the_workers() -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
+
     def raise_interrupt(number: int, frame: object) -> None:
         raise Interrupt
 
@@ -355,6 +358,7 @@ running.wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_a_forked_child_refuses_and_its_parent_goes_on() -> None:
     done = run_program(
         """

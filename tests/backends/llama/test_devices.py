@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
+from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus, vulkan_starts
 
 CPU, GPU, INTEGRATED, ACCELERATOR = 0, 1, 2, 3
 CUDA, VULKAN, RPC = 0x1000, 0x2000, 0x3000  # addresses of ggml's registrations
@@ -84,6 +84,7 @@ class FakeBuild:
         self.ggml_backend_reg_count = _Function(lambda: len(names))
         self.ggml_backend_reg_get = _Function(lambda index: index.value + 1)
         self.ggml_backend_reg_name = _Function(lambda backend: names[backend.value - 1].encode())
+        self.ggml_backend_reg_by_name = _Function(lambda name: 1 if name.decode() in names else None)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,20 @@ class FakeBuild:
 )
 def test_a_build_supports_gpus_even_if_there_are_none(backends: list[str], expected: bool) -> None:
     assert supports_gpus(FakeBuild(*backends)) is expected
+
+
+def test_a_vulkan_build_without_a_driver_supports_gpus() -> None:
+    """Without a driver, ggml does not register its Vulkan backend."""
+    build = FakeBuild("CPU")
+    build.ggml_backend_vk_reg = _Function(lambda: None)  # type: ignore[attr-defined]
+    assert (supports_gpus(build), vulkan_starts(build)) == (True, False)
+
+
+def test_whether_vulkan_starts_is_known() -> None:
+    assert vulkan_starts(FakeBuild("CPU")) is None
+    build = FakeBuild("CPU", "Vulkan")
+    build.ggml_backend_vk_reg = _Function(lambda: None)  # type: ignore[attr-defined]
+    assert vulkan_starts(build) is True
 
 
 class FakeRpc:

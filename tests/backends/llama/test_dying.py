@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
+
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama import backend as llama_cpp
 from llmrun.backends.llama import process as llama_process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,15 @@ def test_a_build_that_answers_nonsense_does_not_work(
 
 
 def test_gpus_multiply_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The build has no GPU, so layers assigned to a GPU run on the CPU."""
+    """The build has no GPU, so layers assigned to a GPU run on the CPU. The GPU may take three times as long."""
+    limits: list[float] = []
+    start_timer = threading.Timer.start
+
+    def noted(timer: threading.Timer) -> None:
+        limits.append(timer.interval)
+        start_timer(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", noted)
     asked: list[int] = []
     answer_of = gpu_check._answer
 
@@ -120,8 +129,9 @@ def test_gpus_multiply_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return answer
 
     monkeypatch.setattr(gpu_check, "_answer", answered)
-    trial = tried()
+    trial = tried(patience=20)
     assert trial.failure == ""
+    assert limits == [20, 60]
     assert [gpu["description"] for gpu in trial.gpus] == ["GPU 0"]
     assert asked == [0, -1]
 

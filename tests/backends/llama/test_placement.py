@@ -1,13 +1,23 @@
-"""Tests of the devices that get layers, and of options that do not match the devices."""
+"""Tests of the devices that get layers, of options that do not match the devices, and of layers on the CPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmrun.backends.llama.placement import Placement
-from llmrun.errors import UsageError
+from llmrun.backends.llama import placement as module
+from llmrun.backends.llama.footprint import footprint_on_llama
+from llmrun.backends.llama.gpu_layers import ALL_LAYERS
+from llmrun.backends.llama.placement import Placement, decide_placement
+from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.errors import DoesNotFit, UsageError
+from llmrun.gguf.reader import open_gguf
+from tests.support.backends.fake_gpus import GIB
+from tests.support.gguf.gguf_files import tiny_llama
 
 DEVICES = [{"description": name, "free": 1, "total": 2} for name in ("10.0.0.2:50052", "NVIDIA H200", "NVIDIA L4")]
 NAMES = "10.0.0.2:50052, NVIDIA H200, NVIDIA L4"
@@ -46,3 +56,62 @@ def test_without_devices_there_is_nothing_to_check() -> None:
     """All layers then run on the CPU, and a note says so."""
     assert placement(tensor_split=(1.0, 1.0)).used([]) == []
     assert placement(split_mode="none", main_gpu=3).used([]) == []
+
+
+MIB = 1 << 20
+TRAINED = 1 << 20
+LAYERS = 8
+LAYER_TOKEN = 2 * 2 * 32 * 2  # bytes of a token in the cache of a layer: keys and values of two heads as f16
+
+
+def decided(
+    path: Path, monkeypatch: pytest.MonkeyPatch, room: int, asked: Placement, gpus: tuple[int, ...] = (64 * GIB,)
+) -> tuple[int, int]:
+    """Decide the placement of a model of eight layers with `room` free bytes in main memory for the cache."""
+    tiny_llama(path, layers=LAYERS, head_size=32, context=TRAINED, weight_type="F32")
+    devices = [{"description": "GPU", "free": free, "total": 80 * GIB} for free in gpus]
+    with open_gguf(path) as file:
+        buffers = footprint_on_llama(file, cache=KVBytes(0)).pinned
+        monkeypatch.setattr(module, "free_memory", lambda: buffers + room)
+        return decide_placement(asked, file, (), TRAINED, lambda: devices)
+
+
+@pytest.mark.parametrize(("gpu_layers", "on_cpu"), [(0, 8), (1, 8), (2, 7), (8, 1), (9, 0), (100, 0), (ALL_LAYERS, 0)])
+def test_the_cache_of_layers_on_the_cpu_must_fit_in_main_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_layers: int, on_cpu: int
+) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=4096, gpu_layers=gpu_layers)
+    enough = on_cpu * 4096 * LAYER_TOKEN
+    assert decided(path, monkeypatch, enough, asked) == (4096, gpu_layers)
+    if on_cpu:
+        with pytest.raises(DoesNotFit, match=r"a KV cache of 4,096 tokens .*need") as caught:
+            decided(path, monkeypatch, enough - 1, asked)
+        assert caught.value.hint.startswith("try --ctx-size 4064, the largest that fits")
+
+
+def test_a_default_context_is_smaller_if_layers_on_the_cpu_have_little_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=None, gpu_layers=5)
+    assert decided(path, monkeypatch, 4 * GIB, asked) == (LARGEST_DEFAULT, 5)
+    context, _ = decided(path, monkeypatch, 8 * MIB, asked)
+    assert 512 < context <= 8 * MIB // 2 // (4 * LAYER_TOKEN)
+
+
+def test_layers_that_auto_leaves_on_the_cpu_must_fit_in_main_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=1 << 20, gpu_layers=None)
+    gpus = (3 * GIB,)  # a GiB of which is left free
+    _, gpu_layers = decided(path, monkeypatch, 64 * GIB, asked, gpus)
+    assert 0 < gpu_layers <= LAYERS
+    with pytest.raises(DoesNotFit, match="not enough memory"):
+        decided(path, monkeypatch, MIB, asked, gpus)
+
+
+def test_without_devices_all_layers_must_fit_in_main_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "tiny.gguf", replace(placement(), context_size=4096, gpu_layers=ALL_LAYERS)
+    enough = LAYERS * 4096 * LAYER_TOKEN
+    assert decided(path, monkeypatch, enough, asked, gpus=()) == (4096, ALL_LAYERS)
+    with pytest.raises(DoesNotFit):
+        decided(path, monkeypatch, enough - 1, asked, gpus=())

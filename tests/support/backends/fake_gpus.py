@@ -13,16 +13,16 @@ from llmrun.backends.llama.process import LlamaProcess
 GIB = 1 << 30
 
 
-def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *free: int, total: int = 80 * GIB) -> None:
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *free: int, total: int = 80 * GIB, name: str = "GPU") -> None:
     """Report one GPU per number of free bytes. Offloaded layers still run on the CPU, because the build has no GPU
     support."""
-    names = tuple(f"GPU {index}" for index in range(len(free)))
+    names = tuple(f"{name} {index}" for index in range(len(free)))
     devices = [{"description": name, "free": n, "total": total} for name, n in zip(names, free, strict=True)]
     ask = LlamaProcess.ask
 
     def answered(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
         if operation == "devices":
-            return {"offloads": True, "devices": devices}
+            return {"offloads": True, "devices": devices, "why_none": ""}
         return ask(process, operation, doing, **fields)
 
     monkeypatch.setattr(LlamaProcess, "ask", answered)

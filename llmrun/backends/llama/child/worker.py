@@ -19,16 +19,17 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from llmrun import child_processes
 from llmrun.backends.llama.child.adapter_operations import AdapterOperations
 from llmrun.backends.llama.child.vocabulary_operations import VocabularyOperations
 from llmrun.backends.llama.child.worker_process import (
     end_with_the_parent,
     ignore_ctrl_c,
     leave_no_core_file,
-    private_streams,
     requests_from,
 )
-from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus
+from llmrun.backends.llama.devices import add_rpc_server, supports_gpus, supports_rpc, usable_gpus, vulkan_starts
+from llmrun.backends.llama.gpu_errors import why_no_gpu
 from llmrun.backends.llama.kv.memory_transfers import MemoryReceiver
 from llmrun.backends.llama.kv.saved_sequences import SavedSequences
 from llmrun.backends.llama.messages import NEARLY, answer_line
@@ -49,7 +50,7 @@ _PROGRESS_STEPS = 50
 
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
-    requests, answers = private_streams()
+    requests, answers = child_processes.private_streams()
     ignore_ctrl_c()
     leave_no_core_file()
     end_with_the_parent(requests)
@@ -92,10 +93,14 @@ class LlamaWorker(VocabularyOperations, AdapterOperations):
         self._llama.llama_backend_init()
 
     def do_devices(self) -> dict[str, Any]:
-        """Return the GPUs with their free memory."""
+        """Return the GPUs with their free memory, or why there are none, if known."""
         # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
         devices = usable_gpus(self._llama._lib)
-        return {"offloads": supports_gpus(self._llama._lib) or bool(devices), "devices": devices}
+        offloads = supports_gpus(self._llama._lib) or bool(devices)
+        why = ""
+        if offloads and not devices:
+            why = why_no_gpu("\n".join(self._log_lines()), vulkan_starts(self._llama._lib))
+        return {"offloads": offloads, "devices": devices, "why_none": why}
 
     def do_describe(self) -> dict[str, Any]:
         """Return llama.cpp's build information and the GPUs it can use."""
@@ -281,7 +286,7 @@ class LlamaWorker(VocabularyOperations, AdapterOperations):
         # llama.cpp calls the abort callback at every node of the graph. A Python callback would take the GIL each time,
         # which costs 1 to 2 ms per token. Instead, the callback is the C function strlen. The abort flag is two bytes
         # of shared memory, which form a string of length 0 or 1.
-        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt
+        libc = ctypes.CDLL(None) if sys.platform != "win32" else ctypes.cdll.msvcrt
         strlen = ctypes.cast(libc.strlen, ctypes.c_void_p).value
         parameters.abort_callback = llama.ggml_abort_callback(strlen)
         parameters.abort_callback_data = _address(self._flag)

@@ -27,19 +27,6 @@ def requests_from(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
                 yield request
 
 
-def private_streams() -> tuple[int, int]:
-    """Move standard input and output to new descriptors, so that output from libraries cannot mix with answers.
-
-    Standard output is redirected to stderr. Returns the descriptors of the requests and of the answers.
-    """
-    requests, answers = os.dup(0), os.dup(1)
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    os.dup2(2, 1)
-    return requests, answers
-
-
 def ignore_ctrl_c() -> None:
     """Ignore Ctrl-C, because the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -58,8 +45,8 @@ def end_with_the_parent(requests: int) -> None:
     Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it sends the signal as soon as the thread that
     started this process ends, even if the parent is still alive.
     """
-    if not hasattr(select, "poll"):
-        return  # On Windows, the worker notices when it reads the next request.
+    if sys.platform == "win32":
+        return  # The worker notices when it reads the next request.
     hung_up = select.poll()
     hung_up.register(requests, 0)
 

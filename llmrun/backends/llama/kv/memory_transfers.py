@@ -51,7 +51,9 @@ class MemorySender:
         try:
             with contextlib.closing(SharedMemory.create()) as memory:
                 mapping = memory.map(n_bytes)
-                return mapping, memory.handle if sys.platform == "win32" else self._send(int(memory.handle))
+                if sys.platform == "win32":
+                    return mapping, memory.handle
+                return mapping, self._send(int(memory.handle))
         except OSError as error:
             raise LlmrunError(f"cannot share {n_bytes:,} bytes of memory with llama.cpp: {error.strerror}") from error
 

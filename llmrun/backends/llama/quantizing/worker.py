@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun import child_processes
 from llmrun.backends.llama.child.worker import declarations
 from llmrun.backends.llama.child.worker_process import (
     end_with_the_parent,
     ignore_ctrl_c,
     leave_no_core_file,
-    private_streams,
     requests_from,
 )
 from llmrun.backends.llama.messages import answer_line
@@ -33,7 +33,7 @@ _REASON_PREFIX = "llama_model_quantize: failed to quantize: "
 
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
-    requests, answers = private_streams()
+    requests, answers = child_processes.private_streams()
     ignore_ctrl_c()
     leave_no_core_file()
     end_with_the_parent(requests)

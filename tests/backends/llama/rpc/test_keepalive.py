@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from llmrun.backends.llama.rpc.keepalive import keep_connections_alive
+if sys.platform != "linux":
+    pytest.skip("only Linux has all of these options", allow_module_level=True)
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not list the sockets of a process")
+from llmrun.backends.llama.rpc.keepalive import keep_connections_alive
 
 
 def test_open_connections_are_checked() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
 
 from llmrun.backends.base import AUTO, Backend
 from llmrun.backends.llama import process as llama_process
