@@ -20,6 +20,7 @@ from llmrun.hub.local.safe_writes import require_space, sync_folder
 from llmrun.machine import shell
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNRESOLVABLE: Final = 1921  # Windows: ERROR_CANT_RESOLVE_FILENAME
 _CONTINUE: Final = "free up space, then run the same command again to continue"
 MORE_ROOM: Final = "free up space, or write to a folder on a larger disk"
 
@@ -41,10 +42,11 @@ def resolved(path: Path) -> Path:
     Raises UsageError for links that lead in a circle.
     """
     try:
-        found = path.resolve()
-    except (OSError, RuntimeError):
-        raise UsageError(f"{path}: the symbolic links form a loop") from None
-    return found if path.is_symlink() else path
+        path.stat()  # since Python 3.13, Path.resolve accepts loops
+    except OSError as error:
+        if error.errno == errno.ELOOP or getattr(error, "winerror", 0) == _UNRESOLVABLE:
+            raise UsageError(f"{path}: the symbolic links form a loop") from None
+    return path.resolve() if path.is_symlink() else path
 
 
 @contextmanager

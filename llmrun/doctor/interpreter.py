@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def look_at_python(machine: Machine) -> Iterator[Finding]:
         advice = "Install a 64-bit Python, because models need more than 4 GB of address space."
     elif not _OLDEST <= sys.version_info[:2] <= _NEWEST:
         advice = f"Use Python 3.{_OLDEST[1]} to 3.{_NEWEST[1]}. Other versions are not tested."
+    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
+        advice = "Use a build of Python that is not free-threaded. Free-threaded builds are not tested."
     yield Finding(SECTION, "python", PROBLEM if advice else OK, words, advice, facts=facts)
     yield _libraries()
 
