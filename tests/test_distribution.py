@@ -17,7 +17,18 @@ from llmrun import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 # The contents of a source distribution, and the files that only a clone has.
-TEXTS = ("llmrun", "tests", "scripts", "docs", ".ci", "README.md", "CHANGELOG.md", "pyproject.toml", "models.toml")
+TEXTS = (
+    "llmrun",
+    "tests",
+    "scripts",
+    "docs",
+    ".ci",
+    ".github",
+    "README.md",
+    "CHANGELOG.md",
+    "pyproject.toml",
+    "models.toml",
+)
 NAME = r"\bllmrun(?![\w.-]|/)"  # not llmrun-gguf, llmrun.lock or a path
 STRANGER = re.compile(
     rf"(?:pip|pipx|uv tool|uv) (?:install|download|wheel|add)\b[^\n`]*[ \t\"'=]{NAME}"  # `pip install llmrun`

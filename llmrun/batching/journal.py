@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from llmrun.batching.files import new_file, remove_leftovers, stamp_of, writing
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.folders import cache_folder
+from llmrun.open_flags import O_BINARY, O_NOFOLLOW, O_NONBLOCK
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -268,7 +269,7 @@ def _append(file: FileIO, end: int, data: bytes) -> int:
 
 def _opened(path: Path, mode: int = os.O_RDWR) -> FileIO:
     """Open a journal, which must be a file and not a link. Raises OSError and UsageError."""
-    flags = mode | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags = mode | O_BINARY | O_NOFOLLOW | O_NONBLOCK
     file = FileIO(os.open(path, flags), "rb" if mode == os.O_RDONLY else "r+b")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

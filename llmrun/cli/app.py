@@ -18,6 +18,9 @@ from llmrun.cli.arguments.options import Debug
 from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for
 from llmrun.cli.registry import Commands
+from llmrun.ending_signals import TERMINATING
+from llmrun.errors import LlmrunError
+from llmrun.machine.baseline import missing_instructions
 
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
@@ -53,8 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command line and return the process's exit code."""
     if not _prepare_streams():
         return 1
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in TERMINATING:
+        signal.signal(number, _terminate)
     try:
+        _check_processor()
         return _run(arguments)
     except KeyboardInterrupt:
         out.clear_progress()
@@ -70,6 +75,15 @@ def main(arguments: Sequence[str]) -> int:
         message = message_for(error)
         out.error(message.sentence, message.hint)
         return message.exit_code
+
+
+def _check_processor() -> None:
+    """Raise LlmrunError if NumPy cannot run here. Otherwise, importing it would kill the process (SIGILL)."""
+    if missing := missing_instructions():
+        raise LlmrunError(
+            f"this processor cannot run NumPy: it lacks {', '.join(missing)} (x86-64-v2)",
+            hint="in a virtual machine, select the CPU type host",
+        )
 
 
 def _run(arguments: Sequence[str]) -> int:

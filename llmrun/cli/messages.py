@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -53,6 +54,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, OSError | ImportError) or not (unmapped := re.match(_UNMAPPED, str(error))):
         return False
+    if sys.platform != "linux":
+        return True
     # The loader reports the same error if the file system is mounted with noexec.
     try:
         return not os.statvfs(unmapped["library"]).f_flag & os.ST_NOEXEC
@@ -62,8 +65,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _out_of_memory() -> Message:
     from llmrun.amounts import format_bytes
+    from llmrun.machine.free_memory import address_space_limit
 
-    limit = _memory_limit()
+    limit = address_space_limit()
     if limit is None:
         sentence = "not enough memory for this request"
         hint = "try a smaller model or a smaller --ctx-size"
@@ -71,16 +75,6 @@ def _out_of_memory() -> Message:
         sentence = f"not enough memory for this request: the process is limited to {format_bytes(limit)}"
         hint = "raise the limit with ulimit -v, or try a smaller model or a smaller --ctx-size"
     return Message(sentence, hint, DoesNotFit.exit_code)
-
-
-def _memory_limit() -> int | None:
-    """Return the limit on this process's address space in bytes (`ulimit -v`), or None if it is unlimited."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _system(error: OSError) -> Message:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from llmrun.ending_signals import TERMINATING
+
 
 class StopSignals:
     """SIGINT and SIGTERM. A server drains after the first one, and stops at once after the second one.
@@ -34,7 +36,7 @@ class StopSignals:
             loop.call_soon_threadsafe(self.receive, number)
 
         # The loop wakes up for signals only if it knows of them; Windows has no such function, and needs none.
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = (signal.SIGINT, *TERMINATING)
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
             if sys.platform == "win32":

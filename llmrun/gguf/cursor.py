@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
-import os
 import struct
+import sys
 from array import array
 from pathlib import Path
 
@@ -205,5 +205,6 @@ class Cursor:
 
 def _reserved(n: int) -> memoryview:
     """Allocate n zero bytes, which take up no physical memory until they are written."""
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
-    return memoryview(mmap.mmap(-1, max(n, 1), **private))[:n]
+    if sys.platform == "win32":
+        return memoryview(mmap.mmap(-1, max(n, 1)))[:n]
+    return memoryview(mmap.mmap(-1, max(n, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:n]

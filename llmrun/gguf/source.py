@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -147,7 +148,7 @@ class FileSource:
             rest, offset = rest[n:], offset + n
 
     def _read_some(self, offset: int, into: memoryview) -> int:
-        if hasattr(os, "preadv"):
+        if sys.platform != "win32":
             return os.preadv(self._file.fileno(), [into], offset)
         with self._lock:  # Windows has no preadv, and all threads share the file position
             self._file.seek(offset)

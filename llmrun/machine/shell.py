@@ -7,11 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+_ESCAPED = {ord(character): f"`{character}" for character in '"$`'}  # in PowerShell's double quotes
+
 
 def words(command: Sequence[str]) -> str:
     if sys.platform != "win32":
         return shlex.join(command)
-    return "& " + " ".join(f'"{word}"' if not word.replace("-", "").isalnum() else word for word in command)
+    line = " ".join(map(quoted, command))
+    return f"& {line}" if line.startswith('"') else line  # without &, PowerShell would print a quoted word
+
+
+def quoted(word: str) -> str:
+    """Quote a word if necessary."""
+    if sys.platform != "win32":
+        return shlex.quote(word)
+    return word if word.replace("-", "").isalnum() else f'"{word.translate(_ESCAPED)}"'
 
 
 def with_variable(name: str, value: str, command: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from llmrun.hub.local.safe_writes import digest, put_in_place, writing
 from llmrun.hub.names.file_names import shards_of
 from llmrun.layouts.numerics import NUMERICS
 from llmrun.machine.processor import processor_name
+from llmrun.open_flags import O_BINARY, O_NOFOLLOW
 from llmrun.replaying.recording import ModelFile, Opening, Output, RecordedAdapter, Recording, first_tokens
 from llmrun.replaying.watching import WatchedBackend
 
@@ -120,7 +121,7 @@ def write_recording(path: Path, recording: Recording) -> None:
     text = json.dumps(recording.as_json(), ensure_ascii=False, allow_nan=False)
     try:
         with writing(path):
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY | O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text + "\n")
                 file.flush()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -127,7 +127,7 @@ def kept_secret(folder: Path) -> bytes:
 
 def others_can_read(path: Path) -> bool:
     """Return whether other users of this machine can read a file. False on systems without such permissions."""
-    return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    return sys.platform != "win32" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
 def _digest(key: str) -> bytes:

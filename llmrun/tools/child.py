@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,9 +44,7 @@ class Child:
                 bufsize=0,
                 cwd=folder,
                 env=environment,
-                start_new_session=os.name == "posix",
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-                | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                **child_processes.in_own_session(),
             )
         except (OSError, ValueError) as error:  # ValueError means that an argument contains a NUL character
             reason = error.strerror if isinstance(error, OSError) else error
@@ -76,7 +75,7 @@ class Child:
             # Do this immediately and only once, because the system may give the process ID to another process.
             if ended and not self._swept:
                 self._swept = True
-                self._signal(signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+                self._end_all(at_once=True)
             return ended
 
     def wait(self, seconds: float) -> bool:
@@ -88,7 +87,7 @@ class Child:
     def kill(self) -> None:
         """Kill the process and its descendants immediately. Idempotent."""
         if not self.ended():
-            self._signal(signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+            self._end_all(at_once=True)
 
     def end(self, seconds: float) -> None:
         """End the process, whose standard input has been closed: wait, then SIGTERM, then SIGKILL.
@@ -97,7 +96,7 @@ class Child:
         """
         if self.wait(seconds):
             return
-        self._signal(signal.SIGTERM)
+        self._end_all(at_once=False)
         if self.wait(seconds):
             return
         self.kill()
@@ -114,14 +113,14 @@ class Child:
         how = [child_processes.ending(self.status)] if self.ended() else []
         return ": ".join([*how, *([shown(line.strip(), 200)] if line else [])])
 
-    def _signal(self, number: int) -> None:
-        """Send a signal to the process and its descendants. On Windows, every signal kills them."""
-        if os.name == "nt":
+    def _end_all(self, *, at_once: bool) -> None:
+        """Send SIGKILL or SIGTERM to the process and its descendants. On Windows, kill them in both cases."""
+        if sys.platform == "win32":
             command = ["taskkill", "/T", "/F", "/PID", str(self._process.pid)]
             subprocess.run(command, capture_output=True, check=False)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to dead processes
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL if at_once else signal.SIGTERM)
 
     def _read_stderr(self, stream: io.RawIOBase) -> None:
         with contextlib.suppress(OSError), stream:

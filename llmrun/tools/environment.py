@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 # The MCP SDK's list, plus the variables for language, time zone and temporary files.
@@ -19,5 +20,5 @@ _LANGUAGE = (
 
 def environment(declared: Mapping[str, str]) -> dict[str, str]:
     """Return the listed variables of this process, and `declared`, which takes precedence."""
-    listed = (*(_WINDOWS if os.name == "nt" else _POSIX), *_LANGUAGE)
+    listed = (*(_WINDOWS if sys.platform == "win32" else _POSIX), *_LANGUAGE)
     return {name: os.environ[name] for name in listed if name in os.environ} | dict(declared)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def _with_program(table: Table, command: Sequence[str], variables: Mapping[str, 
     if found is None:
         hint = f"make it executable: chmod +x {wanted}" if Path(wanted).is_file() else "install it, or give its path"
         raise table.error("command", f"{program!r}: no such program", hint)
-    if os.name == "nt" and found.lower().endswith((".bat", ".cmd")) and any(map(placeholders, arguments)):
+    if sys.platform == "win32" and found.lower().endswith((".bat", ".cmd")) and any(map(placeholders, arguments)):
         raise table.error("command", f"{program!r} is a batch file, whose arguments a shell would interpret")
     return (os.path.abspath(found), *arguments)  # noqa: PTH100
 

@@ -39,6 +39,8 @@ def waiting(path: Path) -> subprocess.Popen[bytes]:
 
 
 def test_files_of_killed_processes_are_removed_by_the_next(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     out, other = tmp_path / "out.gguf", tmp_path / ".other.gguf.llmrun-0123456789abcdef"
     other.write_text("not ours")
     process = waiting(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -188,6 +189,8 @@ def test_a_file_that_is_no_journal_is_left_alone(output: Path, data: bytes) -> N
 
 
 def test_a_pipe_is_no_journal(output: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs named pipes")
     os.mkfifo(partial(output))
     with pytest.raises(UsageError, match="not a file"):
         Journal.open(output)

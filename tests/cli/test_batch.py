@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,8 @@ def test_the_output_behind_a_link_is_written(tmp_path: Path, output: Path) -> No
 
 def test_an_interrupted_run_keeps_its_context_size(tmp_path: Path, output: Path) -> None:
     """The default depends on the free memory, which is different every time."""
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(40)])
     model = slow_model(tmp_path)
     command = [*LLMRUN, "batch", str(source), "-o", str(output), *model, "-c", "2048"]
@@ -231,6 +234,8 @@ def test_sigterm_stops_a_run_cleanly(tmp_path: Path, output: Path) -> None:
 
 
 def test_a_killed_run_continues_with_the_same_bytes(tmp_path: Path, output: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     source = write_lines(tmp_path / "in.jsonl", random_lines(3, 60))
     model = slow_model(tmp_path, 0.005)
     expected = tmp_path / "expected.jsonl"

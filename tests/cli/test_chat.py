@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -191,6 +192,8 @@ def test_continue_without_a_conversation_is_one_line(tmp_path: Path) -> None:
 
 
 def test_kill_9_in_the_middle_of_an_answer_loses_nothing_that_was_shown(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     turn = "<|im_end|>\n<|im_start|>assistant\n"
     script = script_file(tmp_path, [(f"one{turn}", LONG), (f"again{turn}", "yes")], step_seconds=0.01)
     with open_chat(tmp_path, script) as process:
@@ -210,17 +213,19 @@ def test_kill_9_in_the_middle_of_an_answer_loses_nothing_that_was_shown(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+    ("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)], ids=["INT", "TERM", "HUP"]
 )
 def test_a_signal_in_the_middle_of_an_answer_ends_the_chat_with_everything_saved(
-    tmp_path: Path, number: int, code: int
+    tmp_path: Path, name: str, code: int
 ) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.01)
     with open_chat(tmp_path, script) as process:
         assert process.stdout
         say(process, "one\ntwo\n")
         shown = process.stdout.read(22)
-        process.send_signal(number)
+        process.send_signal(signal.Signals[name])
         rest, told = process.communicate(timeout=120)
     assert process.returncode == code
     ((_, answer),) = answered(journals(tmp_path)[0])
@@ -231,15 +236,17 @@ def test_a_signal_in_the_middle_of_an_answer_ends_the_chat_with_everything_saved
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+    ("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)], ids=["INT", "TERM", "HUP"]
 )
-def test_a_signal_between_turns_ends_the_chat_in_silence(tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_between_turns_ends_the_chat_in_silence(tmp_path: Path, name: str, code: int) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     with open_chat(tmp_path, "-q") as process:
         assert process.stdout
         say(process, "one\n")
         assert process.stdout.readline() == b"You said: one\n"
         until_saved(journals(tmp_path)[0])
-        process.send_signal(number)
+        process.send_signal(signal.Signals[name])
         rest, told = process.communicate(timeout=120)
     assert (process.returncode, rest, told) == (code, b"", b"")
     assert answered(journals(tmp_path)[0]) == [("one", "You said: one")]

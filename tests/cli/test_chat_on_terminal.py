@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,11 @@ from pathlib import Path
 
 import pexpect
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs a POSIX terminal", allow_module_level=True)
+
+import termios
 
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, events_in, journals

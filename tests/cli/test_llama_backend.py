@@ -149,7 +149,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(tmp_path: Path)
     assert error == "error: llama.cpp is not installed: --backend llama"
     command = re.escape(f"{shlex.quote(sys.executable)} -m pip install ")
     # When run from a clone that is not installed, the hint names the clone's own extra.
-    assert re.fullmatch(rf'hint: install it: {command}"(llama-cpp-python.*|\.\[llama\])"', hint)
+    assert re.fullmatch(rf"hint: install it: {command}'(llama-cpp-python.*|\.\[llama\])'", hint)
 
     other = changed_copy(path, tmp_path / "abacus.gguf", as_abacus)
     refused = llmrun_without_the_extra("generate", "--raw", "-m", str(other), "-q", "a")

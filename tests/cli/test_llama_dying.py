@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import time
-from pathlib import Path
+import sys
 
 import pytest
 
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
+
 from llmrun.backends.llama.probe import gpus
-from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S
-from tests.support.models.downloads import smollm2
+from tests.support.cli.dying_llama import assert_ends_in_one_line
 
 pytestmark = pytest.mark.slow
 
@@ -23,41 +22,7 @@ def _gpus_are_known() -> None:
     gpus()
 
 
-def worker_of(process: subprocess.Popen[bytes]) -> int:
-    """Wait for llama.cpp's process and return its id."""
-    end = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < end and process.poll() is None:
-        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if b"llama.child.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-        time.sleep(0.005)
-    raise AssertionError("llama.cpp was not started")
-
-
 @pytest.mark.parametrize("doing", ["loading", "running"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_in_one_line_and_leaves_no_process(number: signal.Signals, doing: str) -> None:
-    """SIGKILL goes to llama.cpp's process and SIGINT to ours."""
-    options = ["--backend", "llama", "--gpu-layers", "0", "-t", "1", "-n", "4000", "-q", "--raw", "Once"]
-    command = [*LLMRUN, "generate", "-m", str(smollm2()), *options]
-    terminal, stdout = os.openpty()  # a terminal gets each word, and a pipe only whole lines
-    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT)
-    os.close(stdout)
-    worker = worker_of(process)
-    if doing == "running":
-        os.read(terminal, 5)
-    os.kill(worker if number == signal.SIGKILL else process.pid, number)
-    _, error = process.communicate(timeout=TIMEOUT_S)
-    os.close(terminal)
-    if number == signal.SIGKILL:
-        assert process.returncode == 3
-        first, hint = error.decode().splitlines()
-        assert first == f"error: llama.cpp died while {doing} {smollm2()}: SIGKILL"
-        assert hint.startswith("hint: ")
-    else:
-        assert process.returncode == 130
-        assert error == b""
-    end = time.monotonic() + TIMEOUT_S  # a process that was just starting exits when it sees that its parent is gone
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{worker}").exists()
+    assert_ends_in_one_line(number, doing, "0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_a_log_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:
     assert b"note: this answer was not logged: " in done.stderr
 
 
-@pytest.mark.skipif(os.name != "posix", reason="a terminal's Ctrl-C")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal's Ctrl-C")
 def test_an_answer_stopped_by_ctrl_c_is_logged_as_cancelled(tmp_path: Path) -> None:
     slow = script_file(tmp_path, [("assistant\n", "word " * 1000)], step_seconds=0.05)
     process = on_terminal("generate", "--backend", "scripted", "-m", slow, "--log", "hi")

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -386,6 +387,8 @@ def test_a_log_has_a_line_now_and_then_and_no_control_characters(machine: Machin
 
 
 def on_terminal(machine: Machine, *arguments: str, columns: int = 80, **environment: str) -> pexpect.spawn[str]:
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
     return pexpect.spawn(
         LLMRUN[0],
         [*LLMRUN[1:], "pull", *arguments],
@@ -458,6 +461,8 @@ def _largest(folder: Path) -> int:
 
 
 def test_killed_in_the_middle_the_next_pull_goes_on(machine: Machine) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     machine.hub.faults.append(Fault(stall_after=len(MODEL) // 2))
     process = subprocess.Popen(
         [*LLMRUN, "pull", "tiny:1b"],

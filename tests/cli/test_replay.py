@@ -15,6 +15,7 @@ from llmrun.layouts.numerics import NUMERICS
 from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import LEVELS_HERE
+from tests.support.named_pipes import named_pipe
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +137,7 @@ def test_runs_that_cannot_be_recorded_are_refused(tmp_path: Path, model: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("make", [lambda path: path.write_text("precious"), os.mkfifo])
+@pytest.mark.parametrize("make", [lambda path: path.write_text("precious"), named_pipe])
 def test_other_files_are_not_overwritten(tmp_path: Path, model: Path, make: Callable[[Path], object]) -> None:
     path = tmp_path / "x"
     make(path)

@@ -6,14 +6,17 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
+if sys.platform == "win32":
+    pytest.skip("needs a POSIX terminal", allow_module_level=True)
+
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun
+from tests.support.cli.served import status_of, status_within
 from tests.support.models.downloads import smollm2
 from tests.support.servers.rpc_server import RealServer, real_server
 
@@ -108,29 +111,6 @@ def test_serve_restarts_when_the_server_is_back(server: RealServer) -> None:
         finally:
             if process.poll() is None:
                 process.kill()
-
-
-def status_within(seconds: float, url: str, expected: int) -> bool:
-    """Send requests until one has the expected status. Requests shortly after a crash wait for the restart."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if status_of(url) == expected:
-            return True
-        time.sleep(0.2)
-    return False
-
-
-def status_of(url: str) -> int:
-    """Return the status of a completion, or 0 if there is none within 2 s."""
-    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
-    asked = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(asked, timeout=2.0) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except TimeoutError:
-        return 0
 
 
 def test_a_draft_model_runs_on_this_machine(server: RealServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.support.cli.chats import chat, environment, events_in, journals, words
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, scripted, shell
 from tests.support.models.downloads import smollm2
+from tests.support.named_pipes import named_pipe
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +109,7 @@ def test_a_script_processes_a_long_prompt_once(tmp_path: Path) -> None:
     [
         (lambda path: path.write_text("GGUF"), "this file has other contents and is not overwritten"),
         (lambda path: path.mkdir(), "not a regular file"),
-        (lambda path: os.mkfifo(path), "not a regular file"),
+        (named_pipe, "not a regular file"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     ],
 )
@@ -138,6 +140,8 @@ def test_a_prompt_cache_needs_a_folder_and_a_local_model(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_folder_that_cannot_be_written_to_is_a_note(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs user IDs")
     if os.geteuid() == 0:
         folder = Path("/proc")  # root may write to any ordinary folder
     else:

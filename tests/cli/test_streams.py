@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
@@ -154,6 +153,8 @@ def test_a_terminal_that_wants_no_color_gets_none(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_terminal_gets_color_on_stderr_and_a_pipe_beside_it_none(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
     screen, code = screen_of("generate", "--backend", "scripted", "hello")
     assert screen.startswith("You said: hello\n\x1b[2m")
     assert code == 0
@@ -212,6 +213,10 @@ def slow_script(folder: Path) -> str:
 
 
 def test_ctrl_c_ends_the_answer_keeps_the_text_and_still_reports(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
+    import termios
+
     process = on_terminal("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "hello", NO_COLOR="1")
     modes = termios.tcgetattr(process.child_fd)
     process.expect_exact("abcdefghij")
@@ -268,6 +273,8 @@ def test_sigterm_ends_the_answer_with_its_own_code(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
     """The user must not be trapped when cancelling hangs, so the handler's `cancel` does nothing here."""
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
     program = """
 import signal, sys, time
 from llmrun.cli.answers.answering import cancelling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,6 +152,10 @@ def test_wrong_indexes_are_refused(change: Callable[[dict[str, str]], None], mes
 
 
 def test_too_many_shards_for_the_process_get_a_hint(folder: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs resource limits")
+    import resource
+
     sharded(folder)
     os.close(next_descriptor := os.dup(0))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
 import warnings
 from typing import Any
 
@@ -50,6 +51,13 @@ def test_a_python_that_nobody_has_tried_is_a_problem(version: tuple[int, int], m
     monkeypatch.setattr(sys, "version_info", version)
     python, _ = look_at_python(Machine())
     assert (python.status, python.advice) == (PROBLEM, "Use Python 3.11 to 3.14. Other versions are not tested.")
+
+
+def test_free_threaded_builds_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", 1)
+    python, _ = look_at_python(Machine())
+    assert python.status == PROBLEM
+    assert "free-threaded" in python.advice
 
 
 def test_outside_of_any_environment_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,4 +45,33 @@ def test_killed_processes_end() -> None:
         assert await child.receive() is None
         return await child.end(30.0)
 
-    assert asyncio.run(run()) == "SIGKILL"
+    assert asyncio.run(run()) == ("SIGKILL" if sys.platform != "win32" else "exit status 1")
+
+
+def test_a_process_can_end_while_its_next_message_is_awaited() -> None:
+    """As when a command is interrupted while it opens a model."""
+
+    async def run() -> str:
+        child = await ChildProcess.start([sys.executable, "-c", "input()"])
+        receiving = asyncio.create_task(child.receive())
+        await asyncio.sleep(0)
+        ended = await child.end()
+        assert await receiving is None
+        return ended
+
+    assert asyncio.run(run()) == ("SIGKILL" if sys.platform != "win32" else "exit status 1")
+
+
+@pytest.mark.parametrize("finally_", ["", "; input()"], ids=["ends by itself", "is killed"])
+def test_processes_end_although_nobody_reads_their_messages(finally_: str) -> None:
+    """As when a model is unloaded while it sends embeddings."""
+    code = f"import sys; sys.stdout.write('x' * (16 << 20)); sys.stdout.flush(){finally_}"
+
+    async def run() -> str:
+        child = await ChildProcess.start([sys.executable, "-c", code])
+        await asyncio.sleep(1.0)  # until the buffers are full
+        async with asyncio.timeout(60.0):
+            return await child.end(0.5 if finally_ else 30.0)
+
+    killed = "SIGKILL" if sys.platform != "win32" else "exit status 1"
+    assert asyncio.run(run()) == (killed if finally_ else "exit status 0")

@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
+
 from llmrun import child_processes
 from llmrun.engine.child.messages import Open
 from llmrun.engine.requests import TextDelta, TextPrompt
@@ -266,9 +269,9 @@ async def opened(model: ModelProcess) -> None:
     [
         ("import os; os.kill(os.getpid(), 9)", "the engine's process ended while it opened the model: SIGKILL"),
         ("raise SystemExit(7)", "the engine's process ended while it opened the model: exit status 7"),
-        ("import os; os.write(0, b'0' * 9 + b'{}')", "the engine's process"),
+        ("import os; os.write(1, b'0' * 9 + b'{}')", "the engine's process"),
         (
-            "import os; os.write(0, bytes(7) + bytes([2]) + b'{}'); input()",
+            "import os; os.write(1, bytes(7) + bytes([2]) + b'{}'); input()",
             "the engine's process sent an invalid message",
         ),
     ],

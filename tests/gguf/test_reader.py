@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -279,6 +280,8 @@ def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_found_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs named pipes")
     assert type(refused(tmp_path)) is ModelNotFound
     os.mkfifo(tmp_path / "pipe")
     assert type(refused(tmp_path / "pipe")) is ModelFileError

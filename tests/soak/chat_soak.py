@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -242,6 +243,8 @@ def suspend(person: Person) -> None:
 
 def kill(person: Person) -> None:
     """Send SIGKILL in the middle of an answer and --continue. Everything shown before must still be there."""
+    if sys.platform == "win32":
+        raise NotImplementedError("needs POSIX signals")
     question = person.question(long=True)
     person.shell.resize(100, 30)
     person.act("kill", question + ENTER)

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -146,6 +147,8 @@ class Soak:
     def _rivals(self, case: _Case) -> None:
         """Let eight processes pull one model at once, and sometimes kill one. Each byte must be fetched by only one of
         them."""
+        if sys.platform == "win32":
+            raise NotImplementedError("needs POSIX signals")
         model = case.model(shards=2)
         case.hub.bytes_per_second = 4 * _KILL_SPEED
         processes = [case.folders.start(model, case.hub) for _ in range(RIVALS)]

@@ -50,6 +50,8 @@ class Tally:
 
 def work(requests: TextIO, answers: TextIO) -> None:
     """Run the requested cases in the worker, one request per line, and report each when it ends."""
+    if sys.platform == "win32":
+        raise NotImplementedError("needs resource limits")
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
@@ -108,6 +110,8 @@ class Worker:
 
     def end(self) -> None:
         """Kill the worker and everything it started. Idempotent."""
+        if sys.platform == "win32":
+            raise NotImplementedError("needs POSIX signals")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

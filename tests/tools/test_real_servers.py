@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-import termios
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pexpect
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs a POSIX terminal", allow_module_level=True)
+
+import termios
 
 from llmrun.errors import Cancelled
 from llmrun.tools.declared import ServerDeclaration

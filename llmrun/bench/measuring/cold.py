@@ -36,7 +36,7 @@ def cold_start(target: BenchTarget) -> Sample:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            process_group=0 if os.name == "posix" else None,
+            **child_processes.in_own_group(),
             env=child_processes.environment(),
         )
         try:

@@ -12,7 +12,6 @@ Lines with {"progress": text} or {"note": text} may precede an answer. An answer
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -143,7 +142,6 @@ def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        process_group=0 if os.name == "posix" else None,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        **child_processes.in_own_group(),
         env=child_processes.environment(),
     )

@@ -24,13 +24,14 @@ from llmrun.cli.answers.report import completion_body
 from llmrun.cli.console.output import out
 from llmrun.engine.requests import ChatPrompt, FillPrompt, TextPrompt
 from llmrun.folders import data_folder
+from llmrun.open_flags import O_BINARY
 from llmrun.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.report import AnsweredRequest
 
 _PATIENCE_S = 10.0  # how long to wait for the lock
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | O_BINARY
 _SEARCHED = ("prompt", "suffix", "system", "answer", "reasoning", "model", "preset", "template")
 
 Entry = Mapping[str, Any]

@@ -24,6 +24,7 @@ from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
+from llmrun.ending_signals import TERMINATING
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
@@ -139,7 +140,7 @@ def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
         show_control_echo()  # a second signal ends the process without cleaning up
         cancel()
 
-    heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    heeded = [number for number in (signal.SIGINT, *TERMINATING) if signal.getsignal(number) != signal.SIG_IGN]
     show_control_echo = hide_control_echo()
     before = {number: signal.signal(number, on_signal) for number in heeded}
     try:

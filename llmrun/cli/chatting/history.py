@@ -16,6 +16,7 @@ from pathlib import Path
 from prompt_toolkit.history import History
 
 from llmrun.cli.console.output import out
+from llmrun.open_flags import O_BINARY
 
 LARGEST = 1 << 20  # bytes
 LONGEST = 1 << 16  # bytes per entry; longer entries would displace many others, and the conversation saves them anyway
@@ -58,7 +59,7 @@ class StoredHistory(History):
         from filelock import FileLock
 
         with FileLock(self._path.with_suffix(".lock"), timeout=1, mode=0o600):
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o600)
             try:
                 size = os.fstat(descriptor).st_size
                 if size:
@@ -76,7 +77,7 @@ class StoredHistory(History):
         data = self._path.read_bytes()
         kept = data[data.index(b"\n", len(data) - LARGEST // 2) + 1 :]
         beside = self._path.with_suffix(".new")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_BINARY, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(kept)
         beside.replace(self._path)

@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting.events import Answered, Event, Piece, to_line
 from llmrun.engine.saved_state.budget import ENDING
 from llmrun.errors import LlmrunError
+from llmrun.open_flags import O_BINARY
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -104,7 +106,7 @@ class Journal:
         """
         if self._answer is None:
             path = answering_path(self.path)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | O_BINARY
             os.close(os.open(path, flags, 0o600))
             self._answer = _Appended(path, 0)
             self._answer.append(json.dumps({"after": self._messages.size}).encode() + b"\n" + to_line(piece))
@@ -123,10 +125,7 @@ class Journal:
 
     def close(self) -> None:
         """Close the files and release the lock. Idempotent."""
-        self._messages.close()
-        if self._answer is not None:
-            self._answer.close()
-            self._answer = None
+        self._close_files()
         self._lock.release()
 
     def move(self, path: Path, lock: Lock) -> None:
@@ -135,16 +134,23 @@ class Journal:
             answering_path(self.path).unlink()
         with contextlib.suppress(OSError):  # there is none, or it is computed again
             state_path(self.path).rename(state_path(path))
-        self.path.rename(path)
+        self._messages.move(path)
         self._lock.release()
         self.path, self._lock = path, lock
 
     def discard(self) -> None:
         """Remove the files and close the journal. Raises OSError."""
+        self._close_files()
         try:
             remove_files(self.path)
         finally:
             self.close()
+
+    def _close_files(self) -> None:
+        self._messages.close()
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
 
     def _drop_answer(self) -> None:
         if self._answer is not None:
@@ -178,7 +184,8 @@ class _Appended:
 
     def __init__(self, path: Path, whole_bytes: int) -> None:
         self.size = whole_bytes
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
+        self._path = path
+        self._open()
         try:
             # Truncate only if necessary, because truncating always changes the file's mtime.
             if os.fstat(self._descriptor).st_size != whole_bytes:
@@ -186,6 +193,19 @@ class _Appended:
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | O_BINARY)
+
+    def move(self, path: Path) -> None:
+        """Rename the file, which Windows permits only while it is closed. Raises OSError."""
+        if sys.platform == "win32":
+            self.close()
+        try:
+            self._path = self._path.rename(path)
+        finally:
+            if self._descriptor < 0:
+                self._open()
 
     def append(self, lines: bytes) -> None:
         try:

@@ -349,11 +349,12 @@ class _Reader(PosixStdinReader):
 def _input(keyboard: QuietKeyboard) -> Input:
     if sys.platform == "win32":
         return create_input()
-    from prompt_toolkit.input.vt100 import Vt100Input
+    else:  # noqa: RET505  (mypy also checks imports that it cannot reach)
+        from prompt_toolkit.input.vt100 import Vt100Input
 
-    source = Vt100Input(sys.stdin)
-    source.stdin_reader = _Reader(keyboard)
-    return source
+        source = Vt100Input(sys.stdin)
+        source.stdin_reader = _Reader(keyboard)
+        return source
 
 
 def _output(stream: TextIO) -> Output:

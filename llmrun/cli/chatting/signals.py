@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from llmrun.ending_signals import HANGUP, TERMINATING
+
 STUCK_S = 3.0  # stopping normally takes one engine step, which is much less than a second
 
-_HEEDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_HEEDED = (signal.SIGINT, *TERMINATING, *HANGUP)
 
 
 class Signals:

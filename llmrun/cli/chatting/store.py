@@ -36,6 +36,7 @@ from llmrun.cli.chatting.journal import (
     remove_files,
 )
 from llmrun.errors import UsageError
+from llmrun.open_flags import O_BINARY
 
 ENDING = ".jsonl"
 LARGEST_FILE = 64 << 20  # bytes, enough for a million tokens of answers
@@ -361,7 +362,7 @@ def _make_folder(folder: Path) -> None:
 def _write_whole(path: Path, conversation: Conversation) -> None:
     """Replace a file atomically. Readers see either the old file or the complete new one."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o600)
     try:
         with open(descriptor, "wb") as file:  # noqa: PTH123  pathlib cannot open a descriptor
             file.writelines(map(to_line, conversation.history()))

@@ -24,11 +24,6 @@ from typing import Any, TextIO
 
 from llmrun.cli.console.terminal import is_terminal
 
-try:
-    import termios
-except ImportError:  # Windows, where the console echoes keys only when a program reads them
-    termios = None  # type: ignore[assignment]
-
 _INPUT, _LOCAL, _CHARACTERS = 0, 3, 6  # indices into the list returned by tcgetattr
 _UNREACHABLE = (OSError, ValueError)  # raised if the terminal has disconnected or the file is closed
 _BRACKETED, _UNBRACKETED = b"\x1b[?2004h", b"\x1b[?2004l"
@@ -42,7 +37,8 @@ class QuietKeyboard:
     """Sets a terminal's input modes from `begin` to `end`, and restores the old modes during suspension (Ctrl-Z).
 
     Keys typed between `hold` and `release` are buffered, and `taken` returns them. Use this class only in the main
-    thread. On Windows, or if `descriptor` is not a terminal, it does nothing.
+    thread. It does nothing if `descriptor` is not a terminal, or on Windows, where the console echoes keys only when a
+    program reads them.
 
     screen  file descriptor to write escape sequences to, or None
     """
@@ -57,8 +53,10 @@ class QuietKeyboard:
         self.paused = False  # True while a prompt or another program sets its own modes, which must not be changed
 
     def begin(self) -> None:
-        if termios is None or self._found is not None or not os.isatty(self.descriptor):
+        if sys.platform == "win32" or self._found is not None or not os.isatty(self.descriptor):
             return
+        import termios
+
         try:
             self._found = termios.tcgetattr(self.descriptor)
             quiet = termios.tcgetattr(self.descriptor)
@@ -112,6 +110,10 @@ class QuietKeyboard:
             signal.signal(*self._handlers.popitem())
 
     def _set(self, modes: list[Any]) -> None:
+        if sys.platform == "win32":
+            return
+        import termios
+
         # TCSANOW takes effect immediately and does not discard typed-ahead keys.
         with suppress(termios.error, *_UNREACHABLE):
             termios.tcsetattr(self.descriptor, termios.TCSANOW, modes)
@@ -122,6 +124,8 @@ class QuietKeyboard:
                 os.write(self._screen, sequence)
 
     def _in_foreground(self) -> bool:
+        if sys.platform == "win32":
+            return True
         try:
             return os.tcgetpgrp(self.descriptor) == os.getpgrp()
         except _UNREACHABLE:
@@ -129,6 +133,8 @@ class QuietKeyboard:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         """After Ctrl-Z, restore the terminal modes for the shell and suspend the process."""
+        if sys.platform == "win32":
+            return
         self.restore()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         # This call returns when the process continues, or immediately if there is no shell that could continue it.
@@ -185,6 +191,8 @@ class _Holder:
         return held
 
     def _read(self, stopped: int) -> None:
+        if sys.platform == "win32":
+            return
         # Block all signals in this thread, because the main thread may be waiting for one. With SIGTTIN blocked,
         # reading in the background fails instead of stopping the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -14,7 +14,6 @@ Examples:
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, 
 from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
+from llmrun.machine import shell
 from llmrun.settings import SPECULATE_AUTO, SPECULATE_OFF, model_named
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     _raise_if_empty(outcome)
     for words in warnings_between(system, system_state()):
         out.note(words)
-    typed = shlex.join(["llmrun", *sys.argv[1:]])
+    typed = shell.words(["llmrun", *sys.argv[1:]])
     return document(outcome, command=typed, system=system, digests=digests, price_kwh=flags.price_kwh)
 
 

@@ -13,7 +13,6 @@ Examples:
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from llmrun.cli.arguments import options
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.machine import shell
 from llmrun.settings import load_settings
 
 LISTING = {"place": 130}
@@ -121,7 +121,7 @@ def edit(name: Name, debug: options.Debug = False) -> int:
         raise LlmrunError(f"templates: {path}: {error.strerror or error}") from error
     edit_file(path, "the template was not checked")
     load_template(name)
-    out.fields([f"saved; use it with -T {shlex.quote(name)}"])
+    out.fields([f"saved; use it with -T {shell.quoted(name)}"])
     return 0
 
 

@@ -7,20 +7,16 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-try:
-    import termios
-except ImportError:  # Windows, where the console does not show ^C
-    termios = None  # type: ignore[assignment]
-
 _LOCAL = 3  # index into the list returned by tcgetattr
 
 
 def hide_control_echo() -> Callable[[], None]:
     """Stop showing control characters on the terminal of stdin. Return an idempotent function that undoes this.
 
-    If stdin is not a terminal, or if the process is in the background, nothing is changed.
+    If stdin is not a terminal, or if the process is in the background, nothing is changed. On Windows, consoles do not
+    show control characters.
     """
-    if termios is None or sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
         return lambda: None
     descriptor = sys.stdin.fileno()
     if not _change(descriptor, shown=False):
@@ -34,6 +30,10 @@ def hide_control_echo() -> Callable[[], None]:
 
 def _change(descriptor: int, *, shown: bool) -> bool:
     """Turn the ECHOCTL mode on or off. Return whether it was changed."""
+    if sys.platform == "win32":
+        return False
+    import termios
+
     with suppress(termios.error, OSError):
         # In the background, changing the modes would stop the process.
         modes = termios.tcgetattr(descriptor)

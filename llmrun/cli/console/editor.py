@@ -56,7 +56,7 @@ def _editor() -> list[str]:
     for variable in ("VISUAL", "EDITOR"):
         if value := os.environ.get(variable, "").strip():
             try:
-                return shlex.split(value, posix=os.name == "posix")
+                return shlex.split(value, posix=sys.platform != "win32")
             except ValueError as error:
                 raise UsageError(f"editor: {variable}: {value!r:.80}: {error}") from error
     for name in _USUAL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import select
+import sys
 from collections.abc import Callable, Iterator
 from typing import Protocol, TextIO
 
@@ -152,7 +153,7 @@ def atomic_writes(text: str) -> Iterator[str]:
 
 def reader_is_gone(stream: TextIO) -> bool:
     """Return whether a pipe's reader has closed it, so that a write would raise BrokenPipeError."""
-    if not hasattr(select, "poll"):  # Windows
+    if sys.platform == "win32":
         return False
     watched = select.poll()
     try:

@@ -18,6 +18,7 @@ _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
+_VIRTUAL_TERMINAL = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
 _IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON requires escapes for the others
 
 
@@ -46,7 +47,23 @@ def is_terminal(stream: TextIO) -> bool:
 
 def can_move_cursor(stream: TextIO) -> bool:
     """Return whether the stream is a terminal on which a line can be overwritten."""
-    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+    if not is_terminal(stream) or os.environ.get("TERM") == "dumb":
+        return False
+    return _interprets_escapes(stream)
+
+
+def _interprets_escapes(stream: TextIO) -> bool:
+    """Return whether a terminal interprets escape sequences. On Windows, this makes the console interpret them."""
+    if sys.platform == "win32":
+        import ctypes
+        import msvcrt
+
+        console, mode = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno())), ctypes.c_uint32()
+        kernel32 = ctypes.windll.kernel32
+        if not kernel32.GetConsoleMode(console, ctypes.byref(mode)):
+            return False
+        return bool(kernel32.SetConsoleMode(console, mode.value | _VIRTUAL_TERMINAL))
+    return True
 
 
 def can_color(stream: TextIO, choice: str = "auto") -> bool:

@@ -1,4 +1,4 @@
-"""The process that runs an engine for the server: `python -m llmrun.engine.child.main`, with a socket as stdin.
+"""The process that runs an engine for the server: `python -m llmrun.engine.child.main`, with pipes as stdin and stdout.
 
 A process of its own keeps the server's Python threads from slowing down the steps, and keeps the server and its
 connections alive if the engine crashes. messages.py describes the messages.
@@ -31,7 +31,7 @@ _SWITCH_S = 0.0005
 def main() -> None:
     """Serve one model until the server closes it, ends, or the engine crashes."""
     sys.setswitchinterval(_SWITCH_S)
-    connection = Connection.on_stdin()
+    connection = Connection.on_standard_streams()
     heart = Heart(connection.send)
     received = connection.received()
     asked = next(received, None)

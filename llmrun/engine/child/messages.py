@@ -1,4 +1,4 @@
-"""The messages between the server and the process that runs its engine, as frames of JSON on a socket pair.
+"""The messages between the server and the process that runs its engine, as frames of JSON on pipes.
 
 The server's requests have ids that the server chooses. All events in these messages carry these ids.
 

@@ -8,7 +8,6 @@ an empty environment and no open files.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -172,8 +171,7 @@ def _start_process(module: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=os.name == "posix",
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        **child_processes.in_own_session(),
         env=child_processes.isolated_environment(),
     )
 

@@ -27,10 +27,10 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 def _limit(cpu_s: float, memory: int) -> None:
     """Set operating-system limits, where available, because the parent checks only at intervals."""
-    try:
-        import resource
-    except ImportError:  # this module does not exist on Windows
-        return
+    if sys.platform == "win32":
+        return  # the parent's watchdog is the only limit
+    import resource
+
     # The extra second lets the parent act first, because its error message is better.
     enough = math.ceil(process_time() + cpu_s) + 1
     for what, soft, hard in (

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import IO, Final
 
+from llmrun.open_flags import O_BINARY, O_NONBLOCK
+
 _NAME: Final = b"llmrun state "
 MAGIC: Final = _NAME + b"2\n\0"  # with the version of the format
 
@@ -23,7 +25,7 @@ def may_overwrite(path: Path) -> bool:
 
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file for reading. Raises OSError, also for anything but a regular file."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

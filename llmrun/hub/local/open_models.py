@@ -7,6 +7,7 @@ process ends, even if it crashes. Windows needs no locks because open files cann
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ def _lock(held: ExitStack, path: Path, *, shared: bool) -> bool:
 
     If the file system does not support locks, the result is True.
     """
-    if os.name != "posix":
+    if sys.platform == "win32":
         return True
     import fcntl
 

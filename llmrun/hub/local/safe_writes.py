@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,7 +96,7 @@ def make_folder(folder: Path, root: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in this folder survive a power failure. Does nothing on Windows, where folders cannot be opened."""
-    if os.name != "posix":
+    if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

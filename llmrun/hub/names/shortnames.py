@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_WINDOWS = os.name == "nt"
-
 
 def ramalama_folders() -> Iterator[Path]:
     """Yield the folders that RamaLama reads, in the same order as its `shortnames.py`. Later folders take precedence.
@@ -20,7 +18,7 @@ def ramalama_folders() -> Iterator[Path]:
     The folders need not exist.
     """
     yield Path(sys.prefix, "share")
-    if _WINDOWS:
+    if sys.platform == "win32":
         for variable, usual in (("LOCALAPPDATA", "~/AppData/Local"), ("APPDATA", "~/AppData/Roaming")):
             yield _folder(variable, usual)
         return

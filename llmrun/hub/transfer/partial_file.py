@@ -12,19 +12,20 @@ import contextlib
 import io
 import json
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import LlmrunError
 from llmrun.hub.local.safe_writes import require_space, writing
+from llmrun.open_flags import O_BINARY, O_NOFOLLOW
 
 JOURNAL = ".journal"  # suffix that is appended to the partial file's name
 _VERSION = 1
 _DIGITS = 20
 _LINE = 3 * (_DIGITS + 1)
 _MOST_BYTES = 1 << 20  # the maximum size of a journal, enough for about 16,000 runs
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass
@@ -260,7 +261,7 @@ def _successor_of(journal: Path) -> Path:
 
 def _opened(path: Path, more: int = 0) -> io.FileIO:
     """Open a file for reading and writing, without truncating it and without following a symlink."""
-    return io.FileIO(os.open(path, os.O_RDWR | _NO_LINK | more, 0o666), "r+")
+    return io.FileIO(os.open(path, os.O_RDWR | O_BINARY | O_NOFOLLOW | more, 0o666), "r+")
 
 
 def _hold(file: io.FileIO, path: Path) -> None:
@@ -268,7 +269,7 @@ def _hold(file: io.FileIO, path: Path) -> None:
 
     Does nothing on Windows, where open files cannot be removed.
     """
-    if os.name != "posix":
+    if sys.platform == "win32":
         return
     import fcntl
 

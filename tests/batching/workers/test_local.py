@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_
 
 
 def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
+
     async def run() -> None:
         local = worker(scripted_model(tmp_path, step_seconds=0.02))
         await local.start()

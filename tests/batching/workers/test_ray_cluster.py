@@ -8,12 +8,16 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("there are no Ray clusters on Windows", allow_module_level=True)
 
 from llmrun.batching.workers.base import CHAT, WorkerLost
 from llmrun.batching.workers.ray_cluster import ModelToSend, RayCluster, RayWorker, Shows

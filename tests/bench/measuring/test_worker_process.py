@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,8 @@ def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
 
 
 def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     with worker() as process:
         process.open(target_of(tmp_path), ROOM)
         os.kill(process.pid, signal.SIGKILL)
@@ -71,6 +74,8 @@ def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
 
 
 def test_it_is_not_ended_by_its_terminals_ctrl_c_and_goes_with_its_parent(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs process groups")
     with worker() as process:
         process.open(target_of(tmp_path), ROOM)
         assert os.getpgid(process.pid) != os.getpgid(0)

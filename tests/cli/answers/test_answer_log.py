@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_the_last_entries_with_all_words_are_found(tmp_path: Path) -> None:
     assert len(log.last(None).entries) == 5
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")
 def test_folder_and_file_are_private(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     before = os.umask(0)

@@ -6,13 +6,17 @@ import json
 import os
 import signal
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs a POSIX terminal", allow_module_level=True)
+
+import termios
 
 from tests.support.cli.commands import ROOT, TIMEOUT_S
 from tests.support.cli.terminals import Terminal

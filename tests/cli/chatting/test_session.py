@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -345,14 +346,16 @@ def test_ctrl_c_in_a_pipe_ends_the_chat_after_the_answer(tmp_path: Path) -> None
         assert found.said == [("one", "Y")]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_that_ends_programs_ends_the_answer_and_the_chat(tmp_path: Path, number: int, code: int) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_that_ends_programs_ends_the_answer_and_the_chat(tmp_path: Path, name: str, code: int) -> None:
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
     with session(tmp_path) as found:
-        found.view.on_text = lambda piece: interrupt(number)()
+        found.view.on_text = lambda piece: interrupt(signal.Signals[name])()
         assert found.run("one", "two") == code
         assert found.said == [("one", "Y")]
     with session(tmp_path) as found, pytest.raises(SystemExit) as ended:
-        found.run(interrupt(number))
+        found.run(interrupt(signal.Signals[name]))
     assert ended.value.code == code
 
 

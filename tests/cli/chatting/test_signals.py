@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
+
 from llmrun.cli.chatting.signals import Signals
 from tests.support.cli.commands import ROOT
 

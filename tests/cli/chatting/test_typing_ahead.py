@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs a POSIX terminal", allow_module_level=True)
+
+import termios
 
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
 from tests.support.cli.commands import ROOT, TIMEOUT_S

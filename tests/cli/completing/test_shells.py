@@ -6,10 +6,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pexpect
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs POSIX shells", allow_module_level=True)
 
 from tests.support.cli.commands import LLMRUN, TIMEOUT_S, llmrun
 from tests.support.hub.model_stores import Stores, gguf

@@ -1,21 +1,42 @@
-"""Tests of the process's end of the socket pair."""
+"""Tests of the process's end of the pipes."""
 
 from __future__ import annotations
 
-import socket
+import os
+from io import BytesIO
 
+import pytest
+
+from llmrun.engine.child import connection
 from llmrun.engine.child.connection import Connection
-from llmrun.engine.child.messages import Cancel, Preparing, encode_to_child
-from llmrun.engine.isolation.frames import framed
+from llmrun.engine.child.messages import Cancel, Preparing, decode_from_child, encode_to_child
+from llmrun.engine.isolation.frames import framed, read_frame
+
+
+def test_messages_pass_in_both_directions() -> None:
+    to_server = BytesIO()
+    connected = Connection(BytesIO(framed(encode_to_child(Cancel((1,))))), to_server)
+    connected.send(Preparing(1))
+    to_server.seek(0)
+    frame = read_frame(to_server)
+    assert frame is not None
+    assert decode_from_child(frame) == Preparing(1)
+    assert list(connected.received()) == [Cancel((1,))]
 
 
 def test_messages_end_when_the_server_is_killed() -> None:
-    """The system resets the connection of a process that ends before it has read everything."""
-    ours, theirs = socket.socketpair()
-    connection = Connection(ours)
-    theirs.sendall(framed(encode_to_child(Cancel((1,)))))
-    received = connection.received()
-    assert next(received) == Cancel((1,))
-    connection.send(Preparing(1))
-    theirs.close()
-    assert list(received) == []
+    """The last message may be incomplete."""
+    whole = framed(encode_to_child(Cancel((1,))))
+    assert list(Connection(BytesIO(whole + whole[:-1]), BytesIO()).received()) == [Cancel((1,))]
+
+
+def test_sending_to_a_server_that_is_gone_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(connection, "end_process", ended.append)
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    stream = os.fdopen(ours, "wb")
+    Connection(BytesIO(), stream).send(Preparing(1))
+    assert ended == [0]
+    with pytest.raises(OSError, match=r"pipe|Invalid"):  # the latter on Windows
+        stream.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import filelock
@@ -60,7 +61,7 @@ def test_room_is_looked_for_where_the_folder_will_be(tmp_path: Path, monkeypatch
 
 def test_windows_has_no_folders_to_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync_folder(tmp_path)
-    monkeypatch.setattr(os, "name", "nt")
+    monkeypatch.setattr(sys, "platform", "win32")
     sync_folder(tmp_path / "none")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from llmrun.hub.names import shortnames
 from llmrun.hub.names.shortnames import ramalama_folders, ramalama_target
 
 
@@ -74,7 +74,7 @@ def test_bytes_that_are_no_text_have_no_names(folders: dict[str, Path]) -> None:
 
 
 def test_windows_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortnames, "_WINDOWS", True)
+    monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", "/local")
     monkeypatch.setenv("APPDATA", "/roaming")
     assert [str(folder) for folder in ramalama_folders()][1:] == ["/local", "/roaming"]

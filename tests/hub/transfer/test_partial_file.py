@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from io import FileIO
@@ -248,7 +249,7 @@ def test_where_there_are_no_locks_it_goes_without(path: Path, monkeypatch: pytes
         with opened(path) as made:
             put(made, 0, SIZE)
     with path.open("rb") as file, monkeypatch.context() as patched:
-        patched.setattr(os, "name", "nt")
+        patched.setattr(sys, "platform", "win32")
         partial_file._hold(file, path)  # type: ignore[arg-type]
     assert is_free(path)
 

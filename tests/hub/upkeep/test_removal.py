@@ -202,7 +202,7 @@ def test_a_system_whose_open_files_cannot_be_removed_needs_no_locks(
 ) -> None:
     path = stores.own("m.gguf", ONE)
     with in_use(path):
-        monkeypatch.setattr(os, "name", "nt")
+        monkeypatch.setattr(sys, "platform", "win32")
         with alone_with([]) as busy:
             assert busy is None
         from llmrun.hub.local import open_models

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -79,6 +80,8 @@ def _one_run(
     found: Kills,
 ) -> None:
     """Start the batch until it is complete, and kill it as often as it is not."""
+    if sys.platform == "win32":
+        raise NotImplementedError("needs POSIX signals")
     journal, log = output.with_name(output.name + ".partial"), output.with_suffix(".log")
     environment = {**os.environ, LOG_VARIABLE: str(log)}
     begun: Counter[str] = Counter()

@@ -6,6 +6,7 @@ import json
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,10 +131,14 @@ class RaySoak:
 
 
 def _kill_actor(_: Run, running: TestCluster) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError("needs POSIX signals")
     running.actors()[0].send_signal(signal.SIGKILL)
 
 
 def _kill_engine(_: Run, running: TestCluster) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError("needs POSIX signals")
     _below(running.actors()[0], _ENGINE).send_signal(signal.SIGKILL)
 
 
@@ -143,10 +148,14 @@ def _remove_node(_: Run, running: TestCluster) -> None:
 
 
 def _kill_ray_driver(run: Run, _: TestCluster) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError("needs POSIX signals")
     _below(psutil.Process(run.process.pid), _DRIVER).send_signal(signal.SIGKILL)
 
 
 def _kill_batch(run: Run, _: TestCluster) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError("needs POSIX signals")
     run.process.send_signal(signal.SIGKILL)
 
 

@@ -307,6 +307,8 @@ def main() -> None:
 
 
 def _allow_open_files() -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError("needs resource limits")
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +122,8 @@ class _Swaps:
 
     def _memory(self) -> int:
         """Return the memory of the server and its children, in bytes. Pages that they share are counted once."""
+        if sys.platform != "linux":
+            raise NotImplementedError("needs /proc")
         total, front = 0, psutil.Process(self._server.process.pid)
         for process in (front, *front.children(recursive=True)):
             try:

@@ -6,12 +6,12 @@ The browser is driven by the DevTools protocol over a pair of pipes: JSON messag
 from __future__ import annotations
 
 import base64
-import fcntl
 import itertools
 import json
 import os
 import select
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,6 +200,10 @@ class Page:
 @contextmanager
 def browser(home: Path) -> Iterator[Browser]:
     """Run Chromium while the block runs. `home` is an empty folder for its files."""
+    if sys.platform == "win32":
+        raise NotImplementedError("needs file descriptors that child processes inherit")
+    import fcntl
+
     to_browser, from_browser = os.pipe(), os.pipe()
     theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD) for fd in (to_browser[0], from_browser[1])]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 LLMRUN = (sys.executable, "-m", "llmrun")
@@ -46,7 +47,9 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 
 
 def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> pexpect.spawn[bytes]:
-    """Start llmrun with all three streams connected to a terminal."""
+    """Start llmrun with all three streams connected to a terminal, or skip the test on Windows."""
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
     env = {"TERM": "xterm-256color", **os.environ, **environment}
     return pexpect.spawn(
         LLMRUN[0],

@@ -6,6 +6,7 @@ import bisect
 import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 import pexpect
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs POSIX shells", allow_module_level=True)
 
 from tests.support.cli.terminals import Terminal
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -283,6 +284,8 @@ def by_thread(seconds: float, act: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def by_signal(seconds: float, act: Callable[[], None]) -> Iterator[None]:
     """Call `act` in the main thread, between any two of its instructions."""
+    if sys.platform == "win32":
+        pytest.skip("needs POSIX signals")
 
     def handler(number: int, frame: FrameType | None) -> None:
         act()

@@ -22,11 +22,25 @@ _TEXTS_AT_A_TIME = 16
 
 
 def results(
-    path: Path, texts: Sequence[Sequence[int]], pooling: Pooling | None = None, *, backend: str = "cpu"
+    path: Path,
+    texts: Sequence[Sequence[int]],
+    pooling: Pooling | None = None,
+    *,
+    backend: str = "cpu",
+    gpu_layers: int | str = 0,
 ) -> list[NDArray[np.float32]]:
     """Return the vectors or scores that llmrun computes. `pooling` replaces the model's own."""
-    options = OpenOptions(backend, context_size=512, threads=2, max_sequences=_TEXTS_AT_A_TIME, kv_tokens="auto")
-    opened = open_backend(path, options.without_gpus())
+    opened = open_backend(
+        path,
+        OpenOptions(
+            backend,
+            context_size=512,
+            threads=2,
+            max_sequences=_TEXTS_AT_A_TIME,
+            kv_tokens="auto",
+            gpu_layers=gpu_layers,
+        ),
+    )
     try:
         embedder = Embedder(opened, SequenceSlots(opened.kv, _TEXTS_AT_A_TIME), pooling)
         job = EmbeddingJob(texts, lambda job: None)

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
 
 from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedStandIn, echo
 from llmrun.types import HIDDEN

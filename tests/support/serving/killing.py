@@ -6,8 +6,14 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs POSIX signals", allow_module_level=True)
 
 from llmrun.engine.child.messages import Open
 from llmrun.engine_process.limits import ServingLimits

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.serving.prometheus import parsed_metrics
@@ -66,6 +68,8 @@ class Served:
 
     def kill_engine(self) -> bool:
         """Send SIGKILL to the engine's process. Returns whether there was one."""
+        if sys.platform == "win32":
+            pytest.skip("needs POSIX signals")
         try:
             self.engine.send_signal(signal.SIGKILL)
         except (LookupError, psutil.NoSuchProcess):
@@ -74,6 +78,8 @@ class Served:
 
     def resources(self) -> Resources:
         """Measure the processes."""
+        if sys.platform == "win32":
+            pytest.skip("needs file descriptors")
         engine = self.engine
         connections = [one for one in self._front.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
         return Resources(

@@ -8,11 +8,6 @@ from typing import BinaryIO
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
-
 _LONGEST_LINE = 1000  # bytes
 
 
@@ -29,8 +24,20 @@ def ask(question: str, stream: BinaryIO | None = None) -> str | None:
         out.note("calls cannot be confirmed, because standard error is not a terminal")
         return None
     stream = stream or sys.stdin.buffer
-    if termios is not None and stream.isatty():
-        termios.tcflush(stream.fileno(), termios.TCIFLUSH)
+    if stream.isatty():
+        _discard_typed_keys(stream)
     out.prompt(question)
     line = stream.readline(_LONGEST_LINE)
     return line.decode(errors="replace").strip() if line else None
+
+
+def _discard_typed_keys(stream: BinaryIO) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        while msvcrt.kbhit():
+            msvcrt.getwch()
+    else:
+        import termios
+
+        termios.tcflush(stream.fileno(), termios.TCIFLUSH)

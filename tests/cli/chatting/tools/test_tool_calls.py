@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,10 @@ def test_results_are_summed_up_in_one_row() -> None:
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
     """Yield the two ends of a terminal: the user's and the program's."""
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
+    import pty
+
     user, program = pty.openpty()
     yield user, program
     os.close(user)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs a POSIX terminal", allow_module_level=True)
+
+import termios
 
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, journals
