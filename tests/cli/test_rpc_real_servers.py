@@ -16,6 +16,7 @@ if sys.platform == "win32":
     pytest.skip("needs a POSIX terminal", allow_module_level=True)
 
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun
+from tests.support.cli.dying_llama import errors_of_a_chat
 from tests.support.cli.served import status_of, status_within
 from tests.support.models.downloads import smollm2
 from tests.support.servers.rpc_server import RealServer, real_server
@@ -70,23 +71,9 @@ def test_generate_ends_in_one_line_when_a_server_is_killed(server: RealServer) -
 
 
 def test_a_chat_ends_in_one_line_when_a_server_is_killed(server: RealServer) -> None:
-    """Each line on standard input is a question. The server dies during the first answer."""
-    command = [*LLMRUN, "chat", "-m", str(smollm2()), *GREEDY, "-n", "1500", "-q", "--rpc", server.name]
-    terminal, stdout = os.openpty()
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT)
-    os.close(stdout)
-    assert process.stdin is not None
-    process.stdin.write(b"Write a long story about the sea.\n")
-    process.stdin.flush()
-    os.read(terminal, 5)
-    server.kill()
-    process.stdin.close()
-    process.stdin = None
-    _, error = process.communicate(timeout=TIMEOUT_S)
-    os.close(terminal)
-    lines = error.decode().splitlines()
+    lines = errors_of_a_chat(*GREEDY, "--rpc", server.name, kill=lambda _: server.kill())
     assert f"error: {lost(server)}" in lines
-    assert "Traceback" not in error.decode()
+    assert "Traceback" not in "".join(lines)
 
 
 def test_serve_restarts_when_the_server_is_back(server: RealServer) -> None:

@@ -16,7 +16,7 @@ if sys.platform == "win32":
 
 from llmrun.backends.llama import probe
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun
-from tests.support.cli.dying_llama import worker_of
+from tests.support.cli.dying_llama import errors_of_a_chat, worker_of
 from tests.support.cli.gpu_commands import GREEDY, GpuCommands, answer_of, benched
 from tests.support.cli.served import status_within
 from tests.support.models.downloads import smollm2
@@ -87,21 +87,11 @@ def test_a_device_that_is_not_there_is_explained() -> None:
 
 
 def test_a_chat_ends_in_one_line_when_llama_cpp_dies() -> None:
-    """The process is killed during the answer to a question from standard input."""
-    command = [*LLMRUN, "chat", "-m", str(smollm2()), *GREEDY, "-n", "1500", "-q", "--gpu-layers", "all"]
-    terminal, stdout = os.openpty()
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT)
-    os.close(stdout)
-    assert process.stdin is not None
-    process.stdin.write(b"Write a long story about the sea.\n")
-    process.stdin.flush()
-    worker = worker_of(process)
-    os.read(terminal, 5)
-    os.kill(worker, signal.SIGKILL)
-    _, error = process.communicate(timeout=TIMEOUT_S)
-    os.close(terminal)
-    assert f"error: llama.cpp died while running {smollm2()}: SIGKILL" in error.decode().splitlines()
-    assert "Traceback" not in error.decode()
+    lines = errors_of_a_chat(
+        *(*GREEDY, "--gpu-layers", "all"), kill=lambda process: os.kill(worker_of(process), signal.SIGKILL)
+    )
+    assert f"error: llama.cpp died while running {smollm2()}: SIGKILL" in lines
+    assert "Traceback" not in "".join(lines)
 
 
 def test_serve_reopens_the_model_when_llama_cpp_dies() -> None:

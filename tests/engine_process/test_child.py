@@ -49,7 +49,7 @@ def test_killed_processes_end() -> None:
 
 
 def test_a_process_can_end_while_its_next_message_is_awaited() -> None:
-    """As when a command is interrupted while it opens a model."""
+    """A command may be interrupted while it opens a model."""
 
     async def run() -> str:
         child = await ChildProcess.start([sys.executable, "-c", "input()"])
@@ -64,7 +64,7 @@ def test_a_process_can_end_while_its_next_message_is_awaited() -> None:
 
 @pytest.mark.parametrize("finally_", ["", "; input()"], ids=["ends by itself", "is killed"])
 def test_processes_end_although_nobody_reads_their_messages(finally_: str) -> None:
-    """As when a model is unloaded while it sends embeddings."""
+    """A model may be unloaded while it sends embeddings."""
     code = f"import sys; sys.stdout.write('x' * (16 << 20)); sys.stdout.flush(){finally_}"
 
     async def run() -> str:

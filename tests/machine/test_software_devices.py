@@ -1,4 +1,4 @@
-"""Tests that software drivers are told from GPUs by the names that Vulkan reports."""
+"""Tests of how software drivers are told from GPUs by the names that Vulkan reports."""
 
 from __future__ import annotations
 

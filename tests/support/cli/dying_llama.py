@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def worker_of(process: subprocess.Popen[bytes]) -> int:
                 return int(child)
         time.sleep(0.005)
     raise AssertionError("llama.cpp was not started")
+
+
+def errors_of_a_chat(*flags: str, kill: Callable[[subprocess.Popen[bytes]], None]) -> list[str]:
+    """Ask a question in a chat, call `kill` during the answer, and return the lines on stderr."""
+    terminal, stdout = os.openpty()
+    command = [*LLMRUN, "chat", "-m", str(smollm2()), "-n", "1500", "-q", *flags]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(stdout)
+    assert process.stdin is not None
+    process.stdin.write(b"Write a long story about the sea.\n")
+    process.stdin.flush()
+    os.read(terminal, 5)
+    kill(process)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    os.close(terminal)
+    return error.decode().splitlines()
 
 
 def assert_ends_in_one_line(number: signal.Signals, doing: str, gpu_layers: str) -> None:
