@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -86,6 +87,8 @@ def _build(
 
 
 def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes:
+    if triple.startswith("x86_64"):
+        text = _with_aligned_stack(text)
     llvm_module = llvm.parse_assembly(text)
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
@@ -112,6 +115,16 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     emitted: bytes = machine.emit_object(llvm_module)
     object_file.check_symbols(emitted, symbol)
     return emitted
+
+
+def _with_aligned_stack(text: str) -> str:
+    """Make every function align its stack to cache lines, given the text of an LLVM module.
+
+    Callers align the stack to 16 bytes, and when LLVM finds that vectors of 32 or 64 bytes do not fit in the registers,
+    it is too late to align it further. Depending on the size of the frame, all vectors on the stack then crossed cache
+    lines: a tile of 4 rows took 65 ns per block instead of 37 (Q6_K, AVX2).
+    """
+    return re.sub(r"^(define .*) \{$", r"\1 alignstack(64) {", text, flags=re.MULTILINE)
 
 
 _optimize_library = codegen.CPUCodeLibrary._optimize_final_module

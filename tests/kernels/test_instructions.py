@@ -214,6 +214,25 @@ def test_single_rows_stay_in_registers_and_prefetch(level: str, dot: str, weight
     assert not any("rsp" in one.op_str and "mm" in one.op_str for one in row)
 
 
+@pytest.mark.parametrize("level", ["avx2", "avx512vnni"])
+def test_vectors_on_the_stack_are_aligned(level: str) -> None:
+    """Vectors that cross cache lines once made a tile of 4 rows take nearly twice as long."""
+    names = [KernelName.of("linear.int8", "linear", weight="q6_k")]
+    names += [
+        KernelName.of(
+            "attention.attention", "attention", head_size=64, value_size=64, group=3, keys="f16", values="f16"
+        )
+    ]
+    moves = Counter(
+        instruction.mnemonic
+        for name, image in object_images(names, PLAIN_TARGETS[level]).items()
+        for instruction in disassembled(level, image)
+        if "mmword ptr [rsp" in instruction.op_str and instruction.mnemonic.startswith("vmov")
+    )
+    assert moves
+    assert all(mnemonic.startswith(("vmovaps", "vmovapd", "vmovdqa")) for mnemonic in moves), moves
+
+
 @pytest.mark.parametrize("weight", ["q4_0", "q4_k", "q6_k", "q8_0", "mxfp4"])
 def test_matrix_products_of_panels_stay_in_registers(weight: str) -> None:
     """A tile of 2 rows has one loop over its blocks, with 32 `smmla` and nothing on the stack."""
