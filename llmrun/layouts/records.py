@@ -72,7 +72,12 @@ STEP_RUN_ROWS: Final = 17 * WORD  # int32[rows]: the rows of the first run in or
 STEP_SCORED: Final = 18 * WORD  # number of rows whose logits are requested
 STEP_SCALES: Final = 19 * WORD  # float32[rows, adapters]: scales of LoRA adapters; 0 if no row of the step uses any
 STEP_SEEN: Final = 20 * WORD  # int32[reaches, rows, 2]: the first position that a row sees, and the one after the last
-STEP_WORDS: Final = 21
+STEP_PREFETCH: Final = 21 * WORD  # how integer weights are prefetched (PREFETCH_...)
+STEP_WORDS: Final = 22
+
+PREFETCH_NONE: Final = 0
+PREFETCH_LINEAR: Final = 1  # 4 KB ahead
+PREFETCH_STREAMS: Final = 2  # four streams, each a quarter of the thread's next chunk
 
 STAMP_BYTES: Final = 2 * WORD  # a clock writes a struct timespec, or a tick count in the first word
 

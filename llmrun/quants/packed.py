@@ -2,19 +2,41 @@
 
     weight = scale * integer + minimum
 
-The bits of a value are stored in one or two planes (kernels/packing/pack.py), with the lowest bits in the first plane.
-A scale is either a single number per 32 columns, or the product of two numbers: a small integer per 16 or 32 columns,
-and a number per 256 columns. Both numbers and their product are exact in float32.
+The bits of a value are stored in one or two planes, with the lowest bits in the first plane. A scale is either a single
+number per 32 columns, or the product of two numbers: a small integer per 16 or 32 columns, and a number per 256
+columns. Both numbers and their product are exact in float32.
+
+Weights are packed in groups of 16 rows, one for each vector lane. A block is 32 columns of a group, and a group is a
+sequence of segments of one, two or four blocks. Everything in a group is stored in the order in which a kernel that
+multiplies one row reads it, because hardware prefetchers recognize consecutive reads:
+
+    segment  scales of all blocks | minimums of all blocks | values of block 0 | values of block 1 | ...
+    scales   f16, f32 or bytes [sub-blocks, 16] for each block; minimums have the same form
+    values   the block's second plane (if any) | its first plane
+    plane    uint8[bits, 16, 4]; vector v holds the bits of words v, v + bits, v + 2 * bits ..., starting at bit 0
+
+A word is 4 columns of a row, one byte each, so a block has 8 words per row. With two levels of scales, the numbers per
+256 columns are called upper scales and upper minimums, and have cache lines of their own. If the type has minimums,
+such a line comes before every 8 blocks and holds their upper scales and upper minimums, f16[16] each. If not, it comes
+before every 16 blocks and holds the upper scales of the first 8 and of the last 8. Groups and planes start on a cache
+line.
+
+The order matters: on a Zen 4 with one thread, Q6_K was read at 27.8 GB/s in this order, at 17.0 with the second plane
+after the first, at 11.0 with the values after the scales of 16 blocks, and at 13.2 with the scales, first planes and
+second planes of a whole group stored one after the other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 GROUP_ROWS = 16
 BLOCK_COLUMNS = 32
+CACHE_LINE = 64
 SUPER_BLOCKS = 8  # number of blocks of 32 columns that share the scale stored per 256 columns
+_UPPER_BYTES = 2 * GROUP_ROWS  # size of a group's upper scales for 256 columns, and of its upper minimums
 
 
 class Scales(StrEnum):
@@ -81,3 +103,55 @@ class PackedType:
     @property
     def two_levels(self) -> bool:
         return self.scales is Scales.TWO_LEVELS
+
+    # --- offsets in a group ------------------------------------------------------------------------------------------
+    # `first` is the index of the first block of a segment, and `place` is the place of a block in the segment. They are
+    # ints, arrays or a kernel's indices (kernels/code/unpack.py).
+
+    @property
+    def segment_blocks(self) -> int:
+        """The number of blocks in a segment: the fewest whose scales and minimums fill whole cache lines."""
+        blocks = 1
+        while blocks * self.block_bytes % CACHE_LINE:
+            blocks *= 2
+        return blocks
+
+    def scales_at(self, first: Any, place: Any) -> Any:
+        """Return the offset in bytes of a block's scales. With two levels of scales, these are the lower ones."""
+        return self._segment_at(first) + place * (GROUP_ROWS * self.scale_bytes)
+
+    def mins_at(self, first: Any, place: Any) -> Any:
+        """Return the offset in bytes of a block's minimums."""
+        return self.scales_at(first, place) + self.segment_blocks * GROUP_ROWS * self.scale_bytes
+
+    def values_at(self, plane: int, first: Any, place: Any) -> Any:
+        """Return the offset in bytes of a block's values in a plane, the first (0) or the second one (1)."""
+        value_bytes = CACHE_LINE * self.bits
+        before = self.segment_blocks * (self.block_bytes - value_bytes)
+        if plane == 0:
+            before += CACHE_LINE * sum(self.planes[1:])
+        return self._segment_at(first) + (place * value_bytes + before)
+
+    def upper_scales_at(self, first: Any, place: Any) -> Any:
+        """Return the offset in bytes of the scales that a block shares with the other blocks of its 256 columns."""
+        line = self._segment_at(first // self._line_blocks * self._line_blocks) - CACHE_LINE
+        return line + first % self._line_blocks // SUPER_BLOCKS * _UPPER_BYTES
+
+    def upper_mins_at(self, first: Any, place: Any) -> Any:
+        """Return the offset in bytes of the minimums that a block shares with the other blocks of its 256 columns."""
+        return self.upper_scales_at(first, place) + _UPPER_BYTES
+
+    def group_bytes(self, columns: int) -> int:
+        """Return the size in bytes of a group of `columns` columns. It ends with the values of its last block."""
+        place = (columns // BLOCK_COLUMNS - 1) % self.segment_blocks
+        return int(self.values_at(0, columns // BLOCK_COLUMNS - 1 - place, place)) + CACHE_LINE * self.planes[0]
+
+    @property
+    def _line_blocks(self) -> int:
+        """The number of blocks whose upper scales and minimums fill a cache line."""
+        return CACHE_LINE // (_UPPER_BYTES * (1 + self.mins)) * SUPER_BLOCKS
+
+    def _segment_at(self, first: Any) -> Any:
+        """Return the offset in bytes of a segment."""
+        at = first * self.block_bytes
+        return at + (first // self._line_blocks + 1) * CACHE_LINE if self.two_levels else at

@@ -1,32 +1,88 @@
 """Unpacks weights into registers: assembles values from their planes, and converts scales and minimums to floats.
 
-Functions named `emit_*` build LLVM IR inside an @intrinsic. `planes` contains the addresses of a group's planes, and
-`block` is the index of a block of 32 columns.
+Functions named `emit_*` build LLVM IR inside an @intrinsic. A `Place` says which block of 32 columns they read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import takes_unsigned
 from llmrun.kernels.code.simd import F16X16, F32X16, I8, I8X64, I32X16, I64, constant, emit_load, emit_offset
-from llmrun.quants.packed import SUPER_BLOCKS, PackedType, Scales
+from llmrun.quants.packed import PackedType, Scales
 
 
 @dataclass(frozen=True, slots=True)
-class Planes:
-    """The addresses (LLVM i64) of a group's planes, in the layout of PackedLayout."""
+class Index:
+    """An LLVM i64 with the operators that PackedType uses to compute offsets. It is never negative."""
 
-    scales: Any
-    mins: Any
-    upper_scales: Any
-    upper_mins: Any
-    values: Any
-    more_values: Any
+    builder: Any
+    value: Any
+
+    def __add__(self, other: Index | int) -> Index:
+        return Index(self.builder, self.builder.add(self.value, _word(other)))
+
+    def __sub__(self, other: int) -> Index:
+        return self + -other
+
+    def __mul__(self, other: int) -> Index:
+        return Index(self.builder, self.builder.mul(self.value, I64(other)))
+
+    def __floordiv__(self, other: int) -> Index:
+        return Index(self.builder, self.builder.udiv(self.value, I64(other)))
+
+    def __mod__(self, other: int) -> Index:
+        return Index(self.builder, self.builder.urem(self.value, I64(other)))
+
+
+def _word(value: Index | int) -> Any:
+    return value.value if isinstance(value, Index) else I64(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A block of a group, given by LLVM i64 values.
+
+    group  the group's address
+    first  the index of the first block of the segment that contains the block; LLVM computes what depends only on the
+           segment once for all of its blocks
+    block  the block's index
+    """
+
+    builder: Any
+    group: Any
+    first: Any
+    block: Any
+
+    def at(self, offset_of: Callable[[Any, Any], Any]) -> Any:
+        """Emit the address of a part of the block. `offset_of` is a method of PackedType."""
+        place = self.builder.sub(self.block, self.first)
+        offset = offset_of(Index(self.builder, self.first), Index(self.builder, place))
+        return self.builder.add(self.group, offset.value)
+
+
+def address_in_group(offset_of: Callable[[Any, Any], Any]) -> Any:
+    """Return an intrinsic that maps (group's address, first block, block) to the address of a part of the block.
+
+    `offset_of` is a method of PackedType. See Place.
+    """
+
+    @intrinsic
+    def address(typingctx: Any, group: Any, first: Any, block: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return Place(builder, *args).at(offset_of)
+
+        return types.int64(*[types.int64] * 3), codegen
+
+    return address
 
 
 class Weights:
@@ -35,15 +91,14 @@ class Weights:
     Each vector is emitted where it is asked for, so that few registers hold weights at a time.
     """
 
-    def __init__(self, builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> None:
-        self._builder, self._level, self._packed, self._planes = builder, level, packed, planes
-        self._block = block
+    def __init__(self, level: str, packed: PackedType, place: Place) -> None:
+        self._builder, self._level, self._packed, self._place = place.builder, level, packed, place
         self._loaded: dict[tuple[int, int], Any] = {}
 
     def emit(self, index: int) -> Any:
         builder, packed = self._builder, self._packed
         if packed.bits == 8:
-            vector = self._load(0, 512, index)
+            vector = self._load(0, index)
             return _emit_biased(builder, vector) if takes_unsigned(self._level, packed) else vector
         vector = self._emit_bits(0, 0, index)
         if len(packed.planes) > 1:
@@ -62,49 +117,46 @@ class Weights:
         """
         builder, bits = self._builder, self._packed.planes[plane]
         n_vectors = bits
-        vector, place = self._load(plane, 64 * n_vectors, index % n_vectors), bits * (index // n_vectors)
-        if place > shift:
-            vector = builder.lshr(vector, constant(I8X64, place - shift))
-        elif place < shift:
-            vector = builder.shl(vector, constant(I8X64, shift - place))
+        vector, first_bit = self._load(plane, index % n_vectors), bits * (index // n_vectors)
+        if first_bit > shift:
+            vector = builder.lshr(vector, constant(I8X64, first_bit - shift))
+        elif first_bit < shift:
+            vector = builder.shl(vector, constant(I8X64, shift - first_bit))
         return builder.and_(vector, constant(I8X64, ((1 << bits) - 1) << shift))
 
-    def _load(self, plane: int, n_bytes: int, index: int) -> Any:
+    def _load(self, plane: int, index: int) -> Any:
         if (plane, index) not in self._loaded:
-            address = (self._planes.values, self._planes.more_values)[plane]
-            at = emit_offset(self._builder, _emit_at(self._builder, address, self._block, n_bytes), 64 * index)
-            self._loaded[plane, index] = emit_load(self._builder, at, I8X64, 64)
+            at = self._place.at(partial(self._packed.values_at, plane))
+            self._loaded[plane, index] = emit_load(self._builder, emit_offset(self._builder, at, 64 * index), I8X64, 64)
         return self._loaded[plane, index]
 
 
-def emit_weights(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
+def emit_weights(level: str, packed: PackedType, place: Place) -> list[Any]:
     """Emit the weights as 8 vectors <64 x i8> for dots.emit_dots. Vector j holds columns 4j to 4j + 3 of 16 rows."""
-    weights = Weights(builder, level, packed, planes, block)
+    weights = Weights(level, packed, place)
     return [weights.emit(index) for index in range(8)]
 
 
-def emit_scales(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
+def emit_scales(level: str, packed: PackedType, place: Place) -> list[Any]:
     """Emit the scales, a <16 x float> for each sub-block."""
+    builder, at = place.builder, place.at(packed.scales_at)
     if packed.scales is Scales.F16:
-        return [_emit_halves(builder, level, planes.scales, block)]
+        return [_emit_halves(builder, level, at)]
     if packed.scales is Scales.E8M0:
-        exponents = builder.zext(
-            emit_load(builder, _emit_at(builder, planes.scales, block, 16), simd.I8X16, 16), I32X16
-        )
-        return [_emit_power_of_two(builder, exponents)]
+        return [_emit_power_of_two(builder, builder.zext(emit_load(builder, at, simd.I8X16, 16), I32X16))]
     if packed.scales is Scales.F32:
-        at = _emit_at(builder, planes.scales, block, 64 * packed.sub_blocks)
         return [emit_load(builder, emit_offset(builder, at, 64 * sub), F32X16, 64) for sub in range(packed.sub_blocks)]
-    return _emit_two_levels(builder, level, packed, planes.scales, planes.upper_scales, block)
+    return _emit_two_levels(builder, level, packed, at, place.at(packed.upper_scales_at))
 
 
-def emit_mins(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
+def emit_mins(level: str, packed: PackedType, place: Place) -> list[Any]:
     """Emit the minimums, a <16 x float> for each sub-block, or nothing for types without minimums."""
     if not packed.mins:
         return []
+    builder, at = place.builder, place.at(packed.mins_at)
     if packed.scales is Scales.F16:
-        return [_emit_halves(builder, level, planes.mins, block)]
-    return _emit_two_levels(builder, level, packed, planes.mins, planes.upper_mins, block)
+        return [_emit_halves(builder, level, at)]
+    return _emit_two_levels(builder, level, packed, at, place.at(packed.upper_mins_at))
 
 
 def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
@@ -140,21 +192,16 @@ def _repeated(table: Any, times: int) -> Any:
     return ir.Constant(ir.VectorType(I8, 16 * times), list(table.constant) * times)
 
 
-def _emit_at(builder: Any, plane: Any, index: Any, n_bytes: int) -> Any:
-    return builder.add(plane, builder.mul(index, I64(n_bytes)))
-
-
 def _emit_biased(builder: Any, vector: Any) -> Any:
     return builder.xor(vector, constant(I8X64, -128))
 
 
-def _emit_halves(builder: Any, level: str, plane: Any, block: Any) -> Any:
-    return simd.emit_f16_to_f32(builder, level, emit_load(builder, _emit_at(builder, plane, block, 32), F16X16, 2))
+def _emit_halves(builder: Any, level: str, at: Any) -> Any:
+    return simd.emit_f16_to_f32(builder, level, emit_load(builder, at, F16X16, 2))
 
 
-def _emit_two_levels(builder: Any, level: str, packed: PackedType, plane: Any, upper: Any, block: Any) -> list[Any]:
-    above = _emit_halves(builder, level, upper, builder.lshr(block, I64(SUPER_BLOCKS.bit_length() - 1)))
-    at = _emit_at(builder, plane, block, 16 * packed.sub_blocks)
+def _emit_two_levels(builder: Any, level: str, packed: PackedType, at: Any, upper_at: Any) -> list[Any]:
+    above = _emit_halves(builder, level, upper_at)
     scales = []
     for sub in range(packed.sub_blocks):
         integers = builder.sext(emit_load(builder, emit_offset(builder, at, 16 * sub), simd.I8X16, 16), I32X16)

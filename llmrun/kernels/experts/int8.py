@@ -12,7 +12,7 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.experts.items import expert_items
-from llmrun.kernels.linear.parts import NUMBERED, PRODUCT, linear_parts
+from llmrun.kernels.linear.parts import NUMBERED, PRODUCT, linear_parts, prefetch_way
 from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts.packed_types import PACKED_TYPES
 from llmrun.layouts.tile_shapes import many_rows, tile_shape
@@ -80,14 +80,15 @@ def experts(level: str, weight: str) -> Callable[..., None]:
         stop: Any,
         following: Any,
     ) -> Any:
-        y_stride = load_i64(op + PRODUCT.out_stride)
+        y_stride, n_blocks = load_i64(op + PRODUCT.out_stride), load_i64(op + PRODUCT.blocks)
+        ahead, advance, stride = ahead_of(op, prefetch_way(step, end - first), before + start, following)
         for group in range(start, stop):
             to = load_i64(op + PRODUCT.out) + first * y_stride + 64 * group
-            ahead = ahead_of(op, before + group, before + stop, following)
             if end - first == 1:
-                multiply_row(op, before + group, source_of(op, step, thread, first), to, ahead)
+                multiply_row(op, before + group, source_of(op, step, thread, first), to, ahead, advance, stride)
             else:
-                multiply_rows(op, before + group, numbers_at(op, first), end - first, to, ahead)
+                multiply_rows(op, before + group, numbers_at(op, first), end - first, to, ahead, advance, stride)
+            ahead += n_blocks * advance
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:

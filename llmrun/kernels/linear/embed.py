@@ -1,4 +1,4 @@
-"""Looks up token embeddings in the packed matrix (pack.py describes the layout).
+"""Looks up token embeddings in the packed matrix (quants/packed.py describes the layout).
 
 Because lookups use the packed matrix, models with tied embeddings keep only one copy of it in memory. Gathering
 a row from a group of 16 takes only a few thousand loads per token.
@@ -63,17 +63,14 @@ def _float_row(level: str, weight: str) -> Any:
 
 
 def _integer_row(level: str, weight: str) -> Any:
-    unpack_block = _unpack_block(level, PACKED_TYPES[weight])
+    unpack_block, segment_blocks = _unpack_block(level, PACKED_TYPES[weight]), PACKED_TYPES[weight].segment_blocks
 
     @inline_function
     def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
-        mins = group + load_i64(op + _EMBED.mins)
-        upper_scales = group + load_i64(op + _EMBED.upper_scales)
-        upper_mins = group + load_i64(op + _EMBED.upper_mins)
-        values = group + load_i64(op + _EMBED.values)
-        more_values = group + load_i64(op + _EMBED.more_values)
-        for block in range(load_i64(op + _EMBED.width) // 32):
-            unpack_block(y + 128 * block, lane, group, mins, upper_scales, upper_mins, values, more_values, block)
+        n_blocks = load_i64(op + _EMBED.width) // 32
+        for first in range(0, n_blocks, segment_blocks):
+            for block in range(first, min(first + segment_blocks, n_blocks)):
+                unpack_block(y + 128 * block, lane, group, first, block)
 
     return unpack_row
 
@@ -103,18 +100,7 @@ def _unpack_one(level: str, weight: str) -> Any:
 
 def _unpack_block(level: str, packed: PackedType) -> Any:
     @intrinsic
-    def convert(
-        typingctx: Any,
-        y: Any,
-        lane: Any,
-        scales: Any,
-        mins: Any,
-        upper_scales: Any,
-        upper_mins: Any,
-        values: Any,
-        more_values: Any,
-        block: Any,
-    ) -> Any:
+    def convert(typingctx: Any, y: Any, lane: Any, group: Any, first: Any, block: Any) -> Any:
         """Unpack 32 floats of one lane as integer x scale + minimum, rounded twice like the reference.
 
         It unpacks all 16 rows of the group and uses only one. The cost is acceptable, because looking up a row is a
@@ -122,14 +108,14 @@ def _unpack_block(level: str, packed: PackedType) -> Any:
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            y, lane, *addresses, block = args
-            planes = unpack.Planes(*addresses)
+            y, lane, group, first, block = args
+            place = unpack.Place(builder, group, first, block)
             lane32 = builder.trunc(lane, simd.I32)
-            scales = unpack.emit_scales(builder, level, packed, planes, block)
-            mins = unpack.emit_mins(builder, level, packed, planes, block)
+            scales = unpack.emit_scales(level, packed, place)
+            mins = unpack.emit_mins(level, packed, place)
             words = [
                 builder.extract_element(builder.bitcast(vector, simd.I32X16), lane32)
-                for vector in unpack.emit_weights(builder, level, packed, planes, block)
+                for vector in unpack.emit_weights(level, packed, place)
             ]
             bias = simd.constant(simd.I32X16, dots.bias_of(level, packed))
             unsigned = dots.takes_unsigned(level, packed)
@@ -149,6 +135,6 @@ def _unpack_block(level: str, packed: PackedType) -> Any:
                 simd.emit_store(builder, simd.emit_offset(builder, y, 64 * half), value, 4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), codegen
+        return types.void(*[types.int64] * 5), codegen
 
     return convert

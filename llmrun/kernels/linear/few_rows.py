@@ -1,4 +1,4 @@
-"""Tiles for matrix products of a few rows, with weights read from the planes of a group."""
+"""Tiles for matrix products of a few rows, with weights read from a packed group."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numbered_rows(size: int) -> Any:
 
 
 def few_rows(level: str, packed: PackedType, rows: int) -> tuple[Any, Any, Any]:
-    """Return (zero, block, store) for 16 outputs of at most `rows` rows, with weights read from the planes.
+    """Return (zero, block, store) for 16 outputs of at most `rows` rows, with weights read from a packed group.
 
     Each block is unpacked once for all rows. A tile with fewer rows repeats its last row, and gets the same result each
     time.
@@ -58,13 +58,9 @@ def few_rows(level: str, packed: PackedType, rows: int) -> tuple[Any, Any, Any]:
     def block(
         typingctx: Any,
         accumulators: Any,
+        group: Any,
+        first: Any,
         number: Any,
-        scales: Any,
-        mins: Any,
-        upper_scales: Any,
-        upper_mins: Any,
-        values: Any,
-        more_values: Any,
         x: Any,
         x_stride: Any,
         indices: Any,
@@ -72,13 +68,13 @@ def few_rows(level: str, packed: PackedType, rows: int) -> tuple[Any, Any, Any]:
         """Add one block of 32 columns. `x` is the address of row 0."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, number, *planes, x, x_stride, indices = args
-            weights = PackedBlock(builder, level, packed, unpack.Planes(*planes), number)
+            accumulators, group, first, number, x, x_stride, indices = args
+            weights = PackedBlock(level, packed, unpack.Place(builder, group, first, number))
             offsets = [builder.mul(x_stride, builder.extract_value(indices, row)) for row in range(rows)]
             activations = [Activations(builder, builder.add(x, offset), number) for offset in offsets]
             return emit_block(builder, level, packed, accumulators, [weights], activations)
 
-        return held(held, *[_WORD] * 9, _indices(rows)), codegen
+        return held(held, *[_WORD] * 5, _indices(rows)), codegen
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, y: Any, y_stride: Any, count: Any, added: Any) -> Any:

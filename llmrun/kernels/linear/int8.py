@@ -1,8 +1,8 @@
 """Matrix products with integer matrices: y[row, n] = sum over k of weight[n, k] * x[row, k].
 
-Weights are packed in groups of 16 outputs (pack.py). Rows are quantized to int8 in blocks of 32 (quantize.py). The dot
-products of a block, or of its halves, are exact integers. Blocks are added as floats in order of k, so a result does
-not depend on the tile or on the thread that computes it.
+Weights are packed in groups of 16 outputs (quants/packed.py). Rows are quantized to int8 in blocks of 32 (quantize.py).
+The dot products of a block, or of its halves, are exact integers. Blocks are added as floats in order of k, so a result
+does not depend on the tile or on the thread that computes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.linear.parts import CONSECUTIVE, PRODUCT, linear_parts
+from llmrun.kernels.linear.parts import CONSECUTIVE, PRODUCT, linear_parts, prefetch_way
 from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts import records
 from llmrun.layouts.packed_types import PACKED_TYPES
@@ -61,27 +61,26 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             first = n_tiles * tile_rows
             for index in range(n_here):
                 to = y + first * y_stride + 64 * (group + index)
-                # The next weights are already prefetched, so what is prefetched here is in the cache anyway.
-                multiply_rows(op, group + index, first, rows - first, to, panel)
+                # The next weights are already prefetched, so this prefetches the panel, which is in the cache anyway.
+                multiply_rows(op, group + index, first, rows - first, to, panel, 0, 0)
             group = next_group
 
     @inline_function
-    def multiply_few(op: Any, rows: Any, first: Any, y: Any) -> Any:
-        n_groups = load_i64(op + PRODUCT.groups)
+    def multiply_few(op: Any, step: Any, rows: Any, first: Any, y: Any) -> Any:
+        n_groups, n_blocks = load_i64(op + PRODUCT.groups), load_i64(op + PRODUCT.blocks)
         chunk = load_i64(op + PRODUCT.chunk)
+        way = prefetch_way(step, rows)
         start = claim(op) * chunk
         while start < n_groups:
-            # The next chunk is claimed early, so that its weights can be prefetched during this chunk. This increased
-            # the decoding speed of a 1.24B Q4_0 model from between 43 and 46 tok/s to 56 tok/s. Previously, each thread
-            # prefetched weights that belonged to another thread's chunk.
+            # The next chunk is claimed early, so that its weights can be prefetched during this chunk.
             next_start = claim(op) * chunk
-            end = min(start + chunk, n_groups)
-            for group in range(start, end):
-                to, ahead = y + 64 * group, ahead_of(op, group, end, next_start)
+            ahead, advance, stride = ahead_of(op, way, start, next_start)
+            for group in range(start, min(start + chunk, n_groups)):
                 if rows == 1:
-                    multiply_row(op, group, first, to, ahead)
+                    multiply_row(op, group, first, y + 64 * group, ahead, advance, stride)
                 else:
-                    multiply_rows(op, group, first, rows, to, ahead)
+                    multiply_rows(op, group, first, rows, y + 64 * group, ahead, advance, stride)
+                ahead += n_blocks * advance
             start = next_start
 
     @kernel
@@ -91,7 +90,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
         if load_i64(op + PRODUCT.logits) != 0:
             y = load_i64(step + records.STEP_LOGITS)
         if rows < threshold:
-            multiply_few(op, rows, private_row(op, step, thread, PRIVATE_INPUT), y)
+            multiply_few(op, step, rows, private_row(op, step, thread, PRIVATE_INPUT), y)
         else:
             multiply_many(op, rows, thread, y)
 

@@ -17,41 +17,20 @@ from llmrun.kernels.compiler import called_function, inline_function
 from llmrun.kernels.linear.few_rows import consecutive_rows, few_rows, numbered_rows
 from llmrun.kernels.linear.tiles import single_row, unpacking
 from llmrun.layouts import records
+from llmrun.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
 from llmrun.layouts.tile_shapes import few_row_tiles
 from llmrun.plan.ops.linear import IntegerWords
 from llmrun.quants.packed import PackedType
 
 PRODUCT = records.offsets(IntegerWords)
 
-# While a thread multiplies weights, it prefetches later ones as several sequential streams. The hardware prefetcher
-# recognizes only long sequential streams, and a core reads several of them faster than one. The table shows the
-# bandwidth in GB/s for a matrix of 2,048 columns that is larger than the caches, on an AMD Zen 3 with AVX2, with chunks
-# of 72 KB. These are medians of 20 alternating rounds with one thread, and of 8 with two:
-#
-#                                              Q4_0           Q8_0           Q4_K
-#   threads                                   1      2       1      2       1      2
-#   reading memory without computing       22.4   29.5    20.5   25.3    23.7   31.3
-#   four streams of the next chunk         19.3   26.3    20.3   24.5    19.3   31.1
-#   each plane of a group, 10 KB ahead     13.9   20.6    13.0   19.7    14.1   24.0
-#
-# Two streams and eight were slower than four in most runs. Prefetching only every second line halved the bandwidth.
-STREAMS = 4
-
-# The prefetch distance for values when a single row is multiplied, in bytes. It is rounded up, to equal units of a
-# large group, or to several small groups. At this distance, weights are still in the L1 cache when they are used. A
-# whole chunk, as in the table above, is too far for some processors. This table shows milliseconds per step on a Xeon
-# (Emerald Rapids) with AVX-512 and 2 threads. The two pairs of rows were measured under different loads of the machine,
-# so only rows of the same pair can be compared. SmolLM2 (Q4_1) has groups of 6 KB, the 1.24B models larger ones:
-#
-#                                            Q4_0   Q4_K_M   Q8_0   SmolLM2
-#   the next chunk                           35.5     37.9   51.3      4.12
-#   16 KB, in whole groups                   30.8     33.4   47.3      3.27
-#
-#   4 KB, in whole groups                    36.2     35.5   60.4      4.86
-#   8 KB, in units of a group (this code)    31.6     36.5   53.1      4.92
-#
-# Tiles of several rows prefetch whole groups, because this needs fewer registers.
-_UNIT_BYTES = 8 << 10
+# While a thread multiplies a chunk of weights, it prefetches its next chunk as several sequential streams, or the
+# weights a few kilobytes ahead, or nothing. backends/cpu/prefetching.py chooses the way and has the measurements. Long
+# streams are faster, because hardware prefetchers then run ahead as well: one thread of a Zen 3 read Q4_0 at 7.3 GB/s
+# with streams of 2 KB, at 9.1 with 4.5 KB, and at 12.6 with 18 KB, a quarter of a 72 KB chunk. Two streams were as fast
+# as four, and eight were slower.
+_STREAMS = 4
+_AHEAD_BYTES = 4 << 10
 
 
 class Parts(NamedTuple):
@@ -81,24 +60,31 @@ CONSECUTIVE = RowIndices(consecutive_rows, 1)  # the word is the index of the fi
 NUMBERED = RowIndices(numbered_rows, 4)  # the word is the address of the rows' indices, int32
 
 
+@inline_function
+def prefetch_way(step: Any, rows: Any) -> Any:
+    """Return how to prefetch weights that are multiplied by `rows` rows (records.PREFETCH_...).
+
+    Several rows take longer per byte of weights, so prefetching the weights helps even where a single row is fastest
+    without it. On a Zen 4, linear prefetching raised the speed of two rows from 20.0 to 24.2 GB/s (Q8_0), and from 23.5
+    to 25.2 (Q4_K, 2 threads).
+    """
+    way = load_i64(step + records.STEP_PREFETCH)
+    if rows > 1 and way == PREFETCH_NONE:
+        return PREFETCH_LINEAR
+    return way
+
+
 def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Parts:
     unpack_block = unpacking(level, packed)
     row_zero, row_block, row_store = single_row(level, packed)
-    prefetch_unit, prefetch_group = _prefetch_unit(packed), _prefetch_group(packed)
-    value_bytes, more_value_bytes = (64 * bits for bits in (*packed.planes, 0)[:2])
+    block_bytes, segment_blocks = packed.whole_block_bytes, packed.segment_blocks
+    share = -(-block_bytes // _STREAMS)
+    prefetch_shares = _prefetch_shares(share)
     panel_block = packed.panel_block_bytes
 
     @inline_function
     def group_at(op: Any, group: Any) -> Any:
         return load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
-
-    @inline_function
-    def planes_of(op: Any, group: Any) -> Any:
-        """Return the addresses of a group's planes."""
-        base = group_at(op, group)
-        upper_scales, upper_mins = base + load_i64(op + PRODUCT.upper_scales), base + load_i64(op + PRODUCT.upper_mins)
-        values, more_values = base + load_i64(op + PRODUCT.values), base + load_i64(op + PRODUCT.more_values)
-        return base, base + load_i64(op + PRODUCT.mins), upper_scales, upper_mins, values, more_values
 
     @inline_function
     def row_of(op: Any, row: Any) -> Any:
@@ -107,53 +93,39 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
 
     @inline_function
     def unpack_group(op: Any, group: Any, panel: Any) -> Any:
-        scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-        for block in range(load_i64(op + PRODUCT.blocks)):
-            to = panel + block * panel_block
-            unpack_block(block, scales, mins, upper_scales, upper_mins, values, more_values, to)
-
-    @inline_function
-    def ahead_of(op: Any, group: Any, end: Any, following: Any) -> Any:
-        """Return the address of the group to prefetch while a thread multiplies rows by `group`.
-
-        The thread's chunk of groups ends at `end`, and its next chunk starts at `following`.
-        """
-        group_bytes = load_i64(op + PRODUCT.group_bytes)
-        ahead = group + min((_UNIT_BYTES + group_bytes - 1) // group_bytes, load_i64(op + PRODUCT.chunk))
-        return group_at(op, ahead if ahead < end else ahead - end + following)
-
-    @inline_function
-    def unit_blocks(op: Any) -> Any:
-        """Return the number of blocks whose values are prefetched together."""
+        weights = group_at(op, group)
         n_blocks = load_i64(op + PRODUCT.blocks)
-        n_units = max(load_i64(op + PRODUCT.group_bytes) // _UNIT_BYTES, 1)
-        return (n_blocks + n_units - 1) // n_units
+        for first in range(0, n_blocks, segment_blocks):
+            for block in range(first, min(first + segment_blocks, n_blocks)):
+                unpack_block(weights, first, block, panel + block * panel_block)
 
     @inline_function
-    def unit_ahead(op: Any, values: Any, more_values: Any, following: Any, ahead: Any) -> Any:
-        """Return the addresses of the values of the unit that starts with block `following`.
+    def ahead_of(op: Any, way: Any, group: Any, following: Any) -> Any:
+        """Return (ahead, advance, stride): what to prefetch while a thread multiplies a chunk of groups.
 
-        If the group has no such block, they are those of the first unit of the group at `ahead`.
+        The chunk starts at `group`, and the thread's next chunk at `following`. For each block, the kernel prefetches
+        one share per stream: the first is at `ahead`, and the others follow every `stride` bytes. After each block,
+        `ahead` advances by `advance` bytes. If nothing is to be prefetched, all shares are at the start of the chunk,
+        which is in the cache anyway, because a branch would make LLVM compile every loop twice.
         """
-        if following < load_i64(op + PRODUCT.blocks):
-            return values + following * value_bytes, more_values + following * more_value_bytes
-        return ahead + load_i64(op + PRODUCT.values), ahead + load_i64(op + PRODUCT.more_values)
+        if way == PREFETCH_STREAMS:
+            stride = load_i64(op + PRODUCT.chunk) * load_i64(op + PRODUCT.group_bytes) // _STREAMS
+            return group_at(op, following), share, stride
+        if way == PREFETCH_LINEAR:
+            return group_at(op, group) + _AHEAD_BYTES, block_bytes, share
+        return group_at(op, group), 0, 0
 
     @inline_function
-    def multiply_row(op: Any, group: Any, row: Any, to: Any, ahead: Any) -> Any:
-        """Multiply a row by a group and store the result at `to`.
-
-        Meanwhile, prefetch the values of the next unit (`unit_ahead`), and the scales of the group at `ahead`.
-        """
-        n_blocks, n_together = load_i64(op + PRODUCT.blocks), unit_blocks(op)
-        scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-        x = row_of(op, row)
+    def multiply_row(op: Any, group: Any, row: Any, to: Any, ahead: Any, advance: Any, stride: Any) -> Any:
+        """Multiply a row by a group and store the result at `to`. The last three arguments come from `ahead_of`."""
+        weights, x = group_at(op, group), row_of(op, row)
+        n_blocks = load_i64(op + PRODUCT.blocks)
         total = row_zero()
-        for unit in range(0, n_blocks, n_together):
-            values_at, more_at = unit_ahead(op, values, more_values, unit + n_together, ahead)
-            for block in range(unit, min(unit + n_together, n_blocks)):
-                prefetch_unit(values_at, more_at, ahead, block - unit, block, n_together)
-                total = row_block(total, block, scales, mins, upper_scales, upper_mins, values, more_values, x)
+        for first in range(0, n_blocks, segment_blocks):
+            for block in range(first, min(first + segment_blocks, n_blocks)):
+                prefetch_shares(ahead, stride)
+                ahead += advance
+                total = row_block(total, weights, first, block, x)
         row_store(total, to, load_i64(op + PRODUCT.adds))
 
     def multiplying(size: int) -> Any:
@@ -162,20 +134,19 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
         indices_of = row_indices.indices(size)
 
         @inline_function
-        def multiply_tile(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any) -> Any:
-            n_blocks, stride = load_i64(op + PRODUCT.blocks), load_i64(op + PRODUCT.group_bytes) // STREAMS
-            scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
+        def multiply_tile(
+            op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, advance: Any, stride: Any
+        ) -> Any:
+            weights = group_at(op, group)
             x, x_stride = row_of(op, 0), load_i64(op + PRODUCT.x_stride)
-            step = stride // n_blocks
             indices = indices_of(rows, count)
             totals = rows_zero()
-            for block in range(n_blocks):
-                prefetch_group(ahead, stride)
-                ahead += step
-                totals = rows_block(
-                    *(totals, block, scales, mins, upper_scales, upper_mins, values, more_values),
-                    *(x, x_stride, indices),
-                )
+            n_blocks = load_i64(op + PRODUCT.blocks)
+            for first in range(0, n_blocks, segment_blocks):
+                for block in range(first, min(first + segment_blocks, n_blocks)):
+                    prefetch_shares(ahead, stride)
+                    ahead += advance
+                    totals = rows_block(totals, weights, first, block, x, x_stride, indices)
             rows_store(totals, to, load_i64(op + PRODUCT.out_stride), count, load_i64(op + PRODUCT.adds))
 
         return multiply_tile
@@ -185,19 +156,21 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
     multiply_large, multiply_small = multiplying(large), multiplying(small)
 
     @called_function
-    def multiply_rows(op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any) -> Any:
+    def multiply_rows(
+        op: Any, group: Any, rows: Any, count: Any, to: Any, ahead: Any, advance: Any, stride: Any
+    ) -> Any:
         """Multiply `count` rows by a group, and store the results at `to` and every `out_stride` bytes after it.
 
-        `rows` is the word that selects the rows (RowIndices). Meanwhile, prefetch the whole group at `ahead`.
+        `rows` is the word that selects the rows (RowIndices). The last three arguments come from `ahead_of`.
         """
         y_stride = load_i64(op + PRODUCT.out_stride)
         while count > small:
-            multiply_large(op, group, rows, min(large, count), to, ahead)
+            multiply_large(op, group, rows, min(large, count), to, ahead, advance, stride)
             rows += large * row_step
             to += large * y_stride
             count -= large
         if count > 0:
-            multiply_small(op, group, rows, count, to, ahead)
+            multiply_small(op, group, rows, count, to, ahead, advance, stride)
 
     @inline_function
     def prefetch_weights(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
@@ -210,58 +183,19 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
     return Parts(unpack_group, multiply_row, multiply_rows, row_of, ahead_of, prefetch_weights)
 
 
-def _prefetch_group(packed: PackedType) -> Any:
-    """Return an intrinsic that prefetches one block's share of each stream of a group, in whole cache lines."""
-    n_lines = -(-packed.whole_block_bytes // (STREAMS * records.CACHE_LINE))
+def _prefetch_shares(share: int) -> Any:
+    """Return an intrinsic that prefetches `share` bytes at `address`, and as many in each further stream."""
 
     @intrinsic
     def prefetch(typingctx: Any, address: Any, stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             address, stride = args
-            for _ in range(STREAMS):
-                for line in range(n_lines):
-                    simd.emit_prefetch(builder, simd.emit_offset(builder, address, records.CACHE_LINE * line))
+            for _ in range(_STREAMS):
+                for line in range(0, share, records.CACHE_LINE):
+                    simd.emit_prefetch(builder, simd.emit_offset(builder, address, line))
                 address = builder.add(address, stride)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
-
-    return prefetch
-
-
-def _prefetch_unit(packed: PackedType) -> Any:
-    """Return an intrinsic that prefetches one block's share of the values of a unit, and of the scales of a group."""
-    scale_bytes = packed.whole_block_bytes - 64 * packed.bits
-
-    @intrinsic
-    def prefetch(
-        typingctx: Any, values: Any, more_values: Any, group: Any, number: Any, block: Any, n_blocks: Any
-    ) -> Any:
-        """Prefetch a share of the next unit while a block is multiplied.
-
-        The block has the index `block` in its group and `number` in its unit, which has `n_blocks` blocks. `values` and
-        `more_values` are the addresses of the next unit, and `group` is the address of the scales.
-        """
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            values, more_values, group, number, block, n_blocks = args
-
-            def emit_lines(address: Any, index: Any, n_bytes: int) -> None:
-                at = builder.add(address, builder.mul(index, simd.I64(n_bytes)))
-                for line in range(-(-n_bytes // records.CACHE_LINE)):
-                    simd.emit_prefetch(builder, simd.emit_offset(builder, at, records.CACHE_LINE * line))
-
-            # A block's share of each stream must be whole cache lines.
-            n_streams = STREAMS if packed.planes[0] % STREAMS == 0 else 1
-            n_bytes = 64 * packed.planes[0] // n_streams
-            for stream in range(n_streams):
-                ahead = builder.mul(n_blocks, simd.I64(stream * n_bytes))
-                emit_lines(builder.add(values, ahead), number, n_bytes)
-            if len(packed.planes) > 1:
-                emit_lines(more_values, number, 64 * packed.planes[1])
-            emit_lines(group, block, scale_bytes)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 6), codegen
 
     return prefetch

@@ -1,7 +1,7 @@
 """Tiles for matrix products with packed weights. A tile covers a few groups of 16 outputs for a few rows, and keeps
 all sums in registers.
 
-The weights of a tile are read either from the planes of a group or from a panel. A panel is an unpacked copy of a
+The weights of a tile are read either from a packed group or from a panel. A panel is an unpacked copy of a
 group, which is created once for all rows of a step and stays in the CPU cache while they are processed. For each block,
 it contains 8 vectors <64 x i8> for dots.Sum, followed by the scales and minimums, a <16 x float> for each sub-block. At
 levels that multiply pairs of rows, the vectors are in the order of dots.emit_paired.
@@ -46,33 +46,23 @@ _FEW_REGISTERS = ("avx2", "avxvnni")
 
 
 def unpacking(level: str, packed: PackedType) -> Any:
-    """Return an intrinsic that unpacks one block of a group's planes into the panel."""
+    """Return an intrinsic that unpacks one block of a group into the panel."""
 
     @intrinsic
-    def unpack_block(
-        typingctx: Any,
-        number: Any,
-        scales: Any,
-        mins: Any,
-        upper_scales: Any,
-        upper_mins: Any,
-        values: Any,
-        more_values: Any,
-        to: Any,
-    ) -> Any:
+    def unpack_block(typingctx: Any, group: Any, first: Any, number: Any, to: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            number, *addresses, to = args
-            planes = unpack.Planes(*addresses)
-            vectors = unpack.emit_weights(builder, level, packed, planes, number)
+            group, first, number, to = args
+            place = unpack.Place(builder, group, first, number)
+            vectors = unpack.emit_weights(level, packed, place)
             if multiplies_pairs(level):
                 vectors = emit_paired(builder, vectors)
-            vectors += unpack.emit_scales(builder, level, packed, planes, number)
-            vectors += unpack.emit_mins(builder, level, packed, planes, number)
+            vectors += unpack.emit_scales(level, packed, place)
+            vectors += unpack.emit_mins(level, packed, place)
             for index, vector in enumerate(vectors):
                 simd.emit_store(builder, simd.emit_offset(builder, to, _LINE * index), vector, _LINE)
             return context.get_dummy_value()
 
-        return types.void(*[_WORD] * 8), codegen
+        return types.void(*[_WORD] * 4), codegen
 
     return unpack_block
 
@@ -96,12 +86,12 @@ class Block(Protocol):
 
 
 class PackedBlock:
-    """A block read from the planes of a group."""
+    """A block read from a packed group."""
 
     in_pairs = False
 
-    def __init__(self, builder: Any, level: str, packed: PackedType, planes: unpack.Planes, number: Any) -> None:
-        self._of = builder, level, packed, planes, number
+    def __init__(self, level: str, packed: PackedType, place: unpack.Place) -> None:
+        self._of = level, packed, place
         self._weights = unpack.Weights(*self._of)
         self._scales: list[Any] = []
         self._mins: list[Any] = []
@@ -140,7 +130,7 @@ class _PanelBlock:
 
 
 def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
-    """Return (zero, block, store) for 16 outputs of one row, with weights read from the planes."""
+    """Return (zero, block, store) for 16 outputs of one row, with weights read from a packed group."""
     vector = simd.f32x16
 
     @intrinsic
@@ -151,25 +141,14 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
         return vector(), codegen
 
     @intrinsic
-    def block(
-        typingctx: Any,
-        total: Any,
-        number: Any,
-        scales: Any,
-        mins: Any,
-        upper_scales: Any,
-        upper_mins: Any,
-        values: Any,
-        more_values: Any,
-        x: Any,
-    ) -> Any:
+    def block(typingctx: Any, total: Any, group: Any, first: Any, number: Any, x: Any) -> Any:
         """Add the products of one block of 32 columns to `total`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total, number, *planes, row = args
+            total, group, first, number, row = args
 
             def emit_whole() -> Any:
-                weights = PackedBlock(builder, level, packed, unpack.Planes(*planes), number)
+                weights = PackedBlock(level, packed, unpack.Place(builder, group, first, number))
                 return _emit_tile(builder, level, packed, [total], [weights], [Activations(builder, row, number)])[0]
 
             if level not in _FEW_REGISTERS:
@@ -180,7 +159,7 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
                 halves.append(simd.emit_part(builder, emit_whole(), half, 2))  # LLVM removes the other half
             return simd.emit_join(builder, halves)
 
-        return vector(vector, *[_WORD] * 8), codegen
+        return vector(vector, *[_WORD] * 4), codegen
 
     @intrinsic
     def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:

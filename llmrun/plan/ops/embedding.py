@@ -45,18 +45,10 @@ class EmbedWords(NamedTuple):
     """The op record of `embed`. `scale` is a float32.
 
     `indices` is the offset in the step record of the list of indices, STEP_TOKENS or STEP_POSITIONS.
-
-    The five words from `mins` to `more_values` are offsets of planes in a group of 16 rows, or 0 for planes that the
-    weight type lacks.
     """
 
     table: int
     group_bytes: int
-    mins: int
-    upper_scales: int
-    upper_mins: int
-    values: int
-    more_values: int
     width: int
     out: int
     out_stride: int

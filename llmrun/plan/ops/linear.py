@@ -94,8 +94,7 @@ class QuantizeWords(NamedTuple):
 class IntegerWords(NamedTuple):
     """The op record of matrix products with integer weights, `linear` and `experts`.
 
-    Only `experts` has the words from `tables` to the end. The five words from `mins` to `more_values` are offsets of
-    planes in a group of 16 outputs, or 0 for planes that the weight type lacks.
+    Only `experts` has the words from `tables` to the end.
 
     groups       number of groups of 16 outputs in the matrix, or in one expert's matrix
     x            address of the quantized rows (layouts/quantized_rows.py)
@@ -112,11 +111,6 @@ class IntegerWords(NamedTuple):
     groups: int
     blocks: int
     group_bytes: int
-    mins: int
-    upper_scales: int
-    upper_mins: int
-    values: int
-    more_values: int
     x: int
     x_stride: int
     out: int

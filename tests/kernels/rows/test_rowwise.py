@@ -345,15 +345,9 @@ def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, sc
     y = np.zeros((len(tokens), round_up(columns, 16)), np.float32)
     packed = reserve([table])[table.name]
     fill({table.name: packed}, 1)
-    layout = packed.layout
     words = EmbedWords(
         table=packed.address,
-        group_bytes=layout.group_bytes,
-        mins=layout.mins,
-        upper_scales=layout.upper_scales,
-        upper_mins=layout.upper_mins,
-        values=layout.values,
-        more_values=layout.more_values,
+        group_bytes=packed.layout.group_bytes,
         width=columns,
         out=address_of(y),
         out_stride=y.strides[0],

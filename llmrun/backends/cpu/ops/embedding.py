@@ -23,15 +23,9 @@ def _embed(work: Lowering, op: Embed) -> None:
     private = work.is_private_sum(op.out)
     out = work.place(op.out, private=private)
     table = work.packed[op.table.name]
-    layout = table.layout
     words = EmbedWords(
         table=table.address,
-        group_bytes=layout.group_bytes,
-        mins=layout.mins,
-        upper_scales=layout.upper_scales,
-        upper_mins=layout.upper_mins,
-        values=layout.values,
-        more_values=layout.more_values,
+        group_bytes=table.layout.group_bytes,
         width=op.table.columns,
         out=out.address,
         out_stride=out.stride,

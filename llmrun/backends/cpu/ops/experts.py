@@ -10,7 +10,7 @@ from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_wo
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.backends.cpu.ops.linear import product_input, product_words, quantized_bytes
-from llmrun.backends.cpu.weights.packed import CHUNK_BYTES, PackedLayout
+from llmrun.backends.cpu.weights.packed import PackedLayout
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
@@ -94,7 +94,8 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
     source = product_input(work, op.x, op.weight)
     out = work.place(op.out, private=False)
     has_own_rows = op.x.rows is Rows.CHOSEN
-    chunk = round_up(-(-CHUNK_BYTES // layout.group_bytes), MOST_GROUPS)
+    # A step of one row reads only the matrices of the `used` experts, so these must give every thread enough chunks.
+    chunk = round_up(layout.chunk_groups(work.n_threads, n_groups * op.routing.used), MOST_GROUPS)
     words = product_words(work, op.weight, source, out, n_groups, min(chunk, n_groups))._replace(
         tables=tables.head,
         tables_bytes=tables.head_bytes,

@@ -157,7 +157,6 @@ class _Packer:
             matrix.columns,
             row_bytes,
             layout.group_bytes,
-            *layout.planes,
         ]
         first_word = records.OP_ARGS // records.WORD
         self._op[first_word : first_word + len(words)] = words

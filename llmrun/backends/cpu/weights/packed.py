@@ -1,4 +1,4 @@
-"""Weight matrices packed for the kernels (kernels/packing/pack.py describes the layout)."""
+"""Weight matrices packed for the kernels (quants/packed.py describes the layout)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from llmrun.layouts.arena import address_of, allocate_huge, round_up
 from llmrun.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES, packed_name
 from llmrun.layouts.tile_shapes import MOST_GROUPS
 from llmrun.plan.matrix import Matrix
-from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS, SUPER_BLOCKS
+from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 # The sizes of the chunks of weights that a thread claims. Chunks of at least the smallest size make the 50 ns that a
-# claim takes negligible. Larger chunks are read faster, because hardware prefetchers need long streams (STREAMS in
-# kernels/linear/parts.py has the details). With two threads and four streams, we measured 24.3 GB/s with chunks of
-# 36 KB, 26.7 with 72 KB, 26.0 with 144 KB and 22.3 with 288 KB (Q4_0, AMD Zen 3).
-CHUNK_BYTES = 24 << 10
+# claim takes negligible. Larger chunks are read faster, because hardware prefetchers need long streams (_STREAMS in
+# kernels/linear/parts.py has the details), but the chunk that is multiplied and the next one, which is prefetched at
+# the same time, must both fit in the core's L2 cache. The table shows how fast Q4_0 is read in four streams, in GB/s,
+# on an AMD Zen 3 with 512 KB of L2 cache per core:
+#
+#   chunk, KB       18    36    72   144   288
+#   one thread     9.5  11.5  12.6  11.1  11.3
+#   two threads   13.8  17.4  18.7  17.0  15.8
+#
+# Without prefetching, on a Zen 4, chunks of 320 KB were 3 to 5 % faster than chunks of 80 KB.
+_CHUNK_BYTES = 24 << 10
 _LARGE_CHUNK_BYTES = 80 << 10
 _CHUNKS_PER_THREAD = 16  # at least this many large chunks per thread, so that threads do not wait long for the last one
-_MOST_CHUNKS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """The byte offsets of the planes within a group. The scales are at offset 0. See pack.py."""
+    """The number and the size of a matrix's groups of 16 rows."""
 
     n_groups: int
     group_bytes: int
-    mins: int = 0
-    upper_scales: int = 0
-    upper_mins: int = 0
-    values: int = 0
-    more_values: int = 0
 
     @classmethod
     def of(cls, matrix: Matrix) -> PackedLayout:
@@ -49,30 +50,17 @@ class PackedLayout:
             columns = round_up(matrix.columns, 4)  # the float kernel processes four columns at a time
             size = round_up(columns * GROUP_ROWS * FLOAT_BYTES[matrix.kind], records.CACHE_LINE)
             return cls(n_groups, size)
-        packed = PACKED_TYPES[matrix.packed]
-        blocks = matrix.columns // BLOCK_COLUMNS
-        scales, upper = blocks * packed.scale_bytes, 2 * blocks // SUPER_BLOCKS if packed.two_levels else 0
-        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # bytes per row in each plane
-        n_bytes += [blocks * BLOCK_COLUMNS * bits // 8 for bits in packed.planes]
-        starts = [0]
-        for size in n_bytes:
-            starts.append(starts[-1] + round_up(GROUP_ROWS * size, records.CACHE_LINE))
-        return cls(n_groups, starts[-1], *starts[1 : len(n_bytes)])
-
-    @property
-    def planes(self) -> list[int]:
-        """The offsets of all planes after the first, in the order in which kernels receive them."""
-        return [self.mins, self.upper_scales, self.upper_mins, self.values, self.more_values]
+        return cls(n_groups, PACKED_TYPES[matrix.packed].group_bytes(matrix.columns))
 
     @property
     def n_bytes(self) -> int:
         return self.n_groups * self.group_bytes
 
-    def chunk_groups(self, n_threads: int) -> int:
-        """Return how many groups a thread claims at a time."""
-        smallest = -(-CHUNK_BYTES // self.group_bytes)
-        large = min(_LARGE_CHUNK_BYTES // self.group_bytes, self.n_groups // (_CHUNKS_PER_THREAD * n_threads))
-        return max(1, smallest, large, self.n_groups // _MOST_CHUNKS)
+    def chunk_groups(self, n_threads: int, n_groups: int = 0) -> int:
+        """Return how many groups a thread claims at a time in a step that reads `n_groups` groups (default: all)."""
+        smallest = -(-_CHUNK_BYTES // self.group_bytes)
+        enough = (n_groups or self.n_groups) // (_CHUNKS_PER_THREAD * n_threads)
+        return max(1, smallest, min(_LARGE_CHUNK_BYTES // self.group_bytes, enough))
 
 
 @dataclass(frozen=True, slots=True)
