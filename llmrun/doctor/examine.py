@@ -21,6 +21,7 @@ _CHECKS = (
     ("Python", "Python", "interpreter", "look_at_python"),
     ("Processor", "the processor", "processor", "look_at_processor"),
     ("Processor", "the instruction level", "processor", "look_at_level"),
+    ("Processor", "how weights are prefetched", "processor", "look_at_prefetching"),
     ("Memory", "the memory", "memory", "look_at_memory"),
     ("Memory", "the speed of the memory", "memory", "measure_speed"),
     ("GPU", "GPUs", "graphics", "look_at_gpus"),

@@ -34,6 +34,19 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
     yield Finding(SECTION, "cpu", OK, words, facts=facts)
 
 
+def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
+    """Report how the kernels prefetch weights. llmrun measures which way is fastest during the first answers."""
+    from llmrun.backends.cpu import prefetching
+
+    threads = machine.system["threads"]
+    try:
+        words, way = prefetching.way_in_words(threads), prefetching.chosen_way(threads)
+    except UsageError:
+        return  # LLMRUN_CPU_LEVEL is invalid; look_at_level reports that
+    facts = {"way": way, "relative_times": prefetching.stored_times(threads), "threads": threads}
+    yield Finding(SECTION, "prefetching", OK, words, facts=facts)
+
+
 def look_at_level(machine: Machine) -> Iterator[Finding]:
     """Check the instruction-set level in use. llmrun tests each level before using it, and warns if a test fails."""
     del machine

@@ -19,6 +19,7 @@ from llmrun.backends.cpu.draft_head import CpuDraftHead
 from llmrun.backends.cpu.kv_pool import blocks_in
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.paged_kv import PagedKV
+from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
 from llmrun.backends.cpu.rotations import Rotations
 from llmrun.backends.cpu.step_runs import runs_of
@@ -92,7 +93,8 @@ class CpuBackend:
         file.check_unchanged()
         self._states = memory.recurrent_states(self.plan, keeps_rows=options.keeps_rows)
         self.kv = PagedKV(memory.by_window(self.plan), max_sequences, context_size, self._states, key)
-        self._team: Team = Team(self.lowered, n_threads)
+        weight_bytes = sum(part.layout.n_bytes for part in packed.values())
+        self._team: Team = Team(self.lowered, n_threads, prefetching=Prefetching(n_threads, weight_bytes))
         self.info = describe(
             file,
             vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.step_runs import NO_RUNS, StepRuns
 from llmrun.compiled.store import Kernel, KernelName, load_kernels
 from llmrun.errors import Cancelled, LlmrunError
@@ -55,10 +56,13 @@ class Team:
     every worker runs.
     """
 
-    def __init__(self, lowered: Lowered, n_threads: int, work: KernelName = WORK) -> None:
+    def __init__(
+        self, lowered: Lowered, n_threads: int, work: KernelName = WORK, prefetching: Prefetching | None = None
+    ) -> None:
         kernels = load_kernels([work, START, WAIT, SPIN])
         self._start, self._wait = kernels[START], kernels[WAIT]
         self._lowered = lowered
+        self._prefetching = prefetching or Prefetching(n_threads)
         self._process = os.getpid()
         self._step = np.zeros(records.STEP_WORDS, np.int64)
         self._sync = allocate(records.SYNC_BYTES, "synchronization words").view(np.int64)
@@ -162,9 +166,12 @@ class Team:
         self._set(records.STEP_RUNS, len(runs.words))
         self._set(records.STEP_RUN_LIST, address_of(runs.words))
         self._set(records.STEP_RUN_ROWS, address_of(runs.rows))
+        self._set(records.STEP_PREFETCH, self._prefetching.way(len(tokens)))
+        started = time.perf_counter()
         self._run_step()
         if self._sync[records.SYNC_STOP // records.WORD]:
             raise Cancelled("generation stopped")
+        self._prefetching.took(len(tokens), time.perf_counter() - started)
 
     def _records_of_step(self, scales: NDArray[np.float32] | None) -> NDArray[np.int64]:
         """Return the records to run."""

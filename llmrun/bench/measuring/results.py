@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrun.backends.cpu.prefetching import way_in_words
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.bench.analysis.stability import are_narrow
 from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, distribution, paired_ratio, verdict_level
@@ -60,12 +61,19 @@ def document(
             **system,
             "read_bandwidth": statistics.median(outcome.bandwidths) if outcome.bandwidths else None,
             "multiply_rate": max(outcome.multiply_rates, default=None),
+            "prefetching": _prefetching(outcome),
         },
         results=tuple(_result(trial, outcome, digests, price_kwh) for trial in outcome.trials),
         verdicts=tuple(verdicts(outcome.trials)),
         interrupted=outcome.interrupted,
         answer_checks=tuple(answer_checks(outcome)),
     )
+
+
+def _prefetching(outcome: Outcome) -> dict[str, str]:
+    """Describe how the CPU engine prefetched weights, for each number of threads."""
+    threads = {opened.facts["threads"] for opened in outcome.opened.values() if opened.facts.get("backend") == "cpu"}
+    return {str(n_threads): way_in_words(n_threads) for n_threads in sorted(threads)}
 
 
 def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:

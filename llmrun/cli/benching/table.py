@@ -35,6 +35,9 @@ def show_tables(document: Document, api_price: float | None) -> None:
     lines += _unjudged(document)
     lines += answer_sentences(document)
     lines += _energy_lines(document, api_price)
+    if out.verbose:
+        ways = document.system.get("prefetching") or {}
+        lines += [f"{counted(int(threads), 'thread')}: {words}" for threads, words in ways.items()]
     if lines:
         out.picture(Text())
         for line in lines:

@@ -1,34 +1,21 @@
-"""Stores the measured speeds of this machine's ops in the cache folder, because measuring takes about a second.
-
-Stored speeds are used if they are well formed, less than a month old, and were measured with the same processor,
-instruction-set level, number of threads and llmrun version. Missing speeds are measured.
-"""
+"""The measured speeds of this machine's ops. They are stored (kept.py), because measuring takes about a second."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
-import tempfile
-import time
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmrun import __version__, folders
 from llmrun.backends.cpu.speeds.figures import WIDTHS, AttentionSpeed, LinearSpeed, RowSpeed
+from llmrun.backends.cpu.speeds.kept import Known, keep_speeds, kept_speeds
 from llmrun.backends.cpu.speeds.limits import MachineLimits
 from llmrun.backends.cpu.speeds.ops import OpSpeeds
-from llmrun.compiled.levels import host_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llmrun.plan.kv_shapes import AttentionShape
 
-_MOST_SECONDS = 30 * 24 * 3600
-_MOST_FILE_BYTES = 1 << 20
 _MACHINE_BYTES = 256 << 20
 
 Speed = TypeVar("Speed", LinearSpeed, RowSpeed, AttentionSpeed)
@@ -42,13 +29,13 @@ class Speeds:
     """
 
     n_threads: int
-    known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
     _measuring: OpSpeeds | None = None
 
     @classmethod
     def of_this_machine(cls, n_threads: int, *, afresh: bool = False) -> Speeds:
         """Load the stored speeds. If `afresh` is true, ignore them, so that all speeds are measured again."""
-        return cls(n_threads, {} if afresh else _kept(n_threads))
+        return cls(n_threads, {} if afresh else kept_speeds(n_threads))
 
     def linear(self, packed: str) -> LinearSpeed:
         """Return the speed of matrix products with weights in the given packed form (Matrix.packed)."""
@@ -90,27 +77,7 @@ class Speeds:
         if self._measuring is None:
             return
         self._measuring = None
-        path = _path(self.n_threads)
-        body = {"measured": time.time(), "machine": _machine(self.n_threads), "speeds": self.known}
-        with contextlib.suppress(OSError):  # if storing fails, the next process measures again, which takes a second
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:
-                json.dump(body, part)
-            Path(part.name).replace(path)
-
-
-def _kept(n_threads: int) -> dict[str, dict[str, Any]]:
-    path = _path(n_threads)
-    try:
-        if path.stat().st_size > _MOST_FILE_BYTES:
-            return {}
-        body = json.loads(path.read_text(encoding="utf-8"))
-        age = time.time() - body["measured"]
-        if body["machine"] != _machine(n_threads) or not 0 <= age < _MOST_SECONDS:
-            return {}
-        return {name: dict(values) for name, values in body["speeds"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}  # the file is missing or damaged, so the speeds are measured again
+        keep_speeds(self.n_threads, self.known)
 
 
 def _are_speeds(values: list[Any]) -> bool:
@@ -121,12 +88,3 @@ def _are_speeds(values: list[Any]) -> bool:
             return False
         numbers += value if isinstance(value, list | tuple) else [value]
     return all(isinstance(one, float) and math.isfinite(one) and one > 0 for one in numbers)
-
-
-def _machine(n_threads: int) -> list[Any]:
-    target = host_target()
-    return [target.cpu, target.level.name, n_threads, os.cpu_count(), __version__]
-
-
-def _path(n_threads: int) -> Path:
-    return folders.cache_folder() / "speeds" / f"{n_threads}.json"
