@@ -145,6 +145,21 @@ SHAPES: dict[str, tuple[str, TinyArchitecture]] = {
             expert_size=512,
         ),
     ),
+    "moe-128": (
+        "llama-bpe",
+        _shape(
+            "qwen3moe",
+            {"context_length": 8192, "expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 512},
+            layers=24,
+            width=1024,
+            heads=16,
+            kv_heads=4,
+            head_size=64,
+            feed_forward=3072,
+            experts=128,
+            expert_size=512,
+        ),
+    ),
     # Encoders, for scripts/measure_embeddings.py
     "bge-small": ("bert-bge", _bert(layers=12, width=384, heads=12, head_size=32, feed_forward=1536)),
     "bge-base": ("bert-bge", _bert(layers=12, width=768, heads=12, head_size=64, feed_forward=3072)),
