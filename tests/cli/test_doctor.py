@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 NOWHERE = "http://127.0.0.1:1"
 NAMES = [
-    *("python", "llmrun", "cpu", "kernels_level", "memory", "speed"),
+    *("python", "llmrun", "cpu", "kernels_level", "prefetching", "memory", "speed"),
     *("llama_cpp", "kernels", "models", "hub_cache", "settings", "hub", "token", "terminal"),
 ]
 
