@@ -53,17 +53,19 @@ EXACT_ACTIVATION = activations.activation_reference
 
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow 5e-6 of the logits' range (at most 2.4e-6 was measured).
+    """Allow 1.5e-5 of the logits' range, and 5e-6 for a tenth of the positions.
+
+    At most 2.4e-6 was measured where llama.cpp uses AVX-512, and 9e-6 (for Jamba) where it uses AVX2.
 
     Where ggml looks up GELU in float16, single values tip to the next float16. Then allow 1e-3 (at most 4.6e-4 was
-    measured), and 5e-6 for a tenth of the positions.
+    measured) instead.
     """
     monkeypatch.setattr(activations, "activation_reference", activation_in_a_table)
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
     with LlamaCppModel.oracle(path) as oracle:
         expected = oracle.logits(tokens)
     of_positions = np.abs(twin_logits(path, tokens) - expected).max(1) / np.ptp(expected)
-    assert of_positions.max() <= (1e-3 if has_gelu(path) else 5e-6)
+    assert of_positions.max() <= (1e-3 if has_gelu(path) else 1.5e-5)
     if TINY_ARCHITECTURES[name].layers < DEEP or not has_gelu(path):
         assert np.quantile(of_positions, 0.1) <= 5e-6
 
@@ -81,7 +83,7 @@ def test_hidden_states_are_those_of_llama_cpp(tmp_path: Path, name: str, monkeyp
     with LlamaCppModel.oracle(path) as oracle:
         expected = oracle.hidden(tokens)
     found = reference.exact_hidden(plan_of(path), np.array(tokens, np.int32))
-    assert distance(found, expected) <= (1e-3 if has_gelu(path) else 5e-6)
+    assert distance(found, expected) <= (1e-3 if has_gelu(path) else 1.5e-5)
 
 
 def has_gelu(path: Path) -> bool:

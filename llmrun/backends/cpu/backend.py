@@ -22,12 +22,10 @@ from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes, n_checkpoints
 from llmrun.backends.cpu.rotations import Rotations
-from llmrun.backends.cpu.step_runs import runs_of
-from llmrun.backends.cpu.steps import check_whole, steps_of
+from llmrun.backends.cpu.steps import WantedRows, check_whole, runs_of, steps_of
 from llmrun.backends.cpu.summing_team import SummingTeam
 from llmrun.backends.cpu.team import TEAM_KERNELS, Team
 from llmrun.backends.cpu.timed_team import TimedTeam
-from llmrun.backends.cpu.wanted_rows import WantedRows
 from llmrun.backends.cpu.watched_team import WatchedTeam, named_digests
 from llmrun.backends.cpu.weights.filling import filling
 from llmrun.backends.cpu.weights.packed import packing_kernels, reserve

@@ -14,8 +14,8 @@ from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.cpu.rotations import Rotations
+from llmrun.backends.cpu.steps import WantedRows
 from llmrun.backends.cpu.team import Team
-from llmrun.backends.cpu.wanted_rows import WantedRows
 from llmrun.layouts.arena import allocate
 from llmrun.types import Batch, Outputs
 

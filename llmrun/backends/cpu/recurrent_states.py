@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.backends.cpu.step_runs import NO_RUNS, Run, StepRuns
+from llmrun.backends.cpu.steps import NO_RUNS, Run, StepRuns
 from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
 from llmrun.errors import IntegrityError
 from llmrun.layouts.states import REPLAY_ROWS, RUN_WORDS

@@ -1,8 +1,23 @@
-"""Divides the rows of a batch into steps."""
+"""The rows of a batch: their division into steps, and in each step, the sequences and the wanted rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llmrun.layouts import states
+from llmrun.layouts.states import REPLAY_ROWS
+from llmrun.plan.values import Rows
+from llmrun.types import HIDDEN, LOGITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from llmrun.plan.values import Value
 
 
 def steps_of(sequences: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:
@@ -28,3 +43,100 @@ def check_whole(sequences: Sequence[int], positions: Sequence[int]) -> None:
     beginnings = [row for row, seq in enumerate(sequences) if row == 0 or sequences[row - 1] != seq]
     if len(beginnings) > len(set(sequences)) or any(positions[row] for row in beginnings):
         raise ValueError("a model without a causal mask needs all rows of a sequence together")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRuns:
+    """The runs of a step in the form that kernels read.
+
+    words  int64[runs, RUN_WORDS] (layouts/states.py)
+    rows   int32[rows], the indices of the rows in the step, run after run
+    """
+
+    words: NDArray[np.int64]
+    rows: NDArray[np.int32]
+
+
+NO_RUNS: Final = StepRuns(np.zeros((0, states.RUN_WORDS), np.int64), np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The rows of one sequence in a step.
+
+    rows     indices of the rows in the step
+    start    position of the first row
+    lead     number of rows before the first one whose logits are wanted, or all rows if there is none
+    is_last  whether the logits of any row are wanted, as in the last step of a prompt
+    """
+
+    sequence: int
+    rows: list[int]
+    start: int
+    lead: int
+    is_last: bool
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
+    @property
+    def certain(self) -> int:
+        """The position after the last row that no draft includes.
+
+        The first row whose logits are wanted, and all rows before it, are tokens of the prompt or of the answer. The
+        rows that follow may be a draft, which can be rejected.
+        """
+        return self.start + self.lead + self.is_last
+
+    def commit(self, *, reads_prompt: bool) -> int:
+        """Return the position at which the step commits the state. Rows from there on can still be removed.
+
+        These are the rows of a draft or the last rows of a prompt, because the next turn of a chat often differs in
+        the last tokens of the prompt, such as an opening thinking tag.
+        """
+        certain = self.certain - REPLAY_ROWS if reads_prompt else self.certain
+        return max(self.start, certain, self.end - REPLAY_ROWS)
+
+
+def runs_of(sequences: list[int], positions: list[int], wanted: list[bool]) -> list[Run]:
+    """Return the runs of a step, given each row's sequence, position, and whether its logits are wanted."""
+    rows: dict[int, list[int]] = {}
+    for row, sequence in enumerate(sequences):
+        rows.setdefault(sequence, []).append(row)
+    runs = []
+    for sequence, own in rows.items():
+        lead = next((index for index, row in enumerate(own) if wanted[row]), len(own))
+        runs.append(Run(sequence, own, positions[own[0]], lead, lead < len(own)))
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """The wanted rows of a step.
+
+    rows    int32[], the rows whose logits are wanted, followed by those of which only the hidden state is wanted
+    scored  number of rows whose logits are wanted
+    hidden  int64[], the index of each wanted hidden state in the plan's value
+    """
+
+    rows: NDArray[np.int32]
+    scored: int
+    hidden: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, want: NDArray[np.uint8], hidden: Value | None) -> WantedRows:
+        """Return the wanted rows.
+
+        want    uint8[rows], see Batch
+        hidden  the plan's hidden state. Unless it has only the wanted rows, no more rows than those with logits need to
+                be gathered
+        """
+        scored = np.flatnonzero(want & LOGITS)
+        of_hidden = np.flatnonzero(want & HIDDEN)
+        if not len(of_hidden) or hidden is None or hidden.rows is not Rows.WANTED:
+            return cls(scored.astype(np.int32), len(scored), of_hidden)
+        rows = np.concatenate([scored, np.flatnonzero(want == HIDDEN)])
+        places = np.empty(len(want), np.int64)
+        places[rows] = np.arange(len(rows))
+        return cls(rows.astype(np.int32), len(scored), places[of_hidden])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu.prefetching import Prefetching
-from llmrun.backends.cpu.step_runs import NO_RUNS, StepRuns
+from llmrun.backends.cpu.steps import NO_RUNS, StepRuns
 from llmrun.compiled.store import Kernel, KernelName, load_kernels
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.layouts import records

@@ -14,7 +14,7 @@ from llmrun.backends.cpu.recurrent_states import (
     checkpoint_shapes,
     n_checkpoints,
 )
-from llmrun.backends.cpu.step_runs import runs_of
+from llmrun.backends.cpu.steps import runs_of
 from llmrun.layouts import states as layout
 from llmrun.layouts.states import REPLAY_ROWS
 from llmrun.plan.state_shapes import ConvolutionState, MatrixState, StateGroup

@@ -190,10 +190,10 @@ def test_a_huge_tag_is_no_format_and_makes_nothing_slow(tag: str) -> None:
 
 
 def test_probing_tools_keeps_to_the_time_limit() -> None:
-    loop = "{% for i in range(60000) %}{% if i %}{% endif %}{% endfor %}"
+    loop = "{% for i in range(200000) %}{% if i %}{% endif %}{% endfor %}"
     began = process_time()
     probe(loop + TOOLS + PLAIN + CALLS + END)
-    assert process_time() - began < 2.5
+    assert process_time() - began < 5.5
 
 
 def test_a_template_that_writes_slots_has_no_format() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.recurrent_states import RecurrentStates, checkpoint_shapes
-from llmrun.backends.cpu.step_runs import NO_RUNS, runs_of
+from llmrun.backends.cpu.steps import NO_RUNS, runs_of
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
