@@ -6,10 +6,12 @@ import importlib.util
 import sys
 import sysconfig
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmrun.backends.cpu.speeds.kept import keep_speeds
 from llmrun.compiled import levels
 from llmrun.compiled.store import KernelCompileError
 from llmrun.doctor import memory
@@ -17,7 +19,7 @@ from llmrun.doctor.findings import NOTE, OK, PROBLEM
 from llmrun.doctor.interpreter import look_at_python
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.memory import look_at_memory, measure_speed
-from llmrun.doctor.processor import look_at_level, look_at_processor
+from llmrun.doctor.processor import look_at_level, look_at_prefetching, look_at_processor
 from llmrun.errors import KernelWarning
 
 GB = 10**9
@@ -131,6 +133,19 @@ def test_a_level_that_a_variable_forces_is_told(forced: str, status: str, monkey
     assert "LLMRUN_CPU_LEVEL" in found.words
     assert found.command == ("" if status == OK else "unset LLMRUN_CPU_LEVEL")
     levels.host_target.cache_clear()
+
+
+@pytest.mark.usefixtures("any_level")
+def test_how_weights_are_prefetched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
+    (found,) = look_at_prefetching(machine())
+    assert (found.status, found.facts["threads"]) == (OK, 2)
+    assert "no measurement stored" in found.words
+    times = {"none": 1.0, "linear": 0.9, "streams": 0.5}
+    keep_speeds(2, {"prefetch": times})
+    (found,) = look_at_prefetching(machine())
+    assert found.words.endswith("measured: 50% less time per token than when they are not prefetched")
+    assert (found.facts["way"], found.facts["relative_times"]) == ("streams", times)
 
 
 # Memory

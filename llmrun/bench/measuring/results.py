@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrun.amounts import counted
 from llmrun.backends.cpu.prefetching import way_in_words
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.bench.analysis.stability import are_narrow
@@ -70,10 +71,10 @@ def document(
     )
 
 
-def _prefetching(outcome: Outcome) -> dict[str, str]:
-    """Describe how the CPU engine prefetched weights, for each number of threads."""
+def _prefetching(outcome: Outcome) -> list[str]:
+    """Describe how the CPU engine prefetched weights, in a line for each number of threads."""
     threads = {opened.facts["threads"] for opened in outcome.opened.values() if opened.facts.get("backend") == "cpu"}
-    return {str(n_threads): way_in_words(n_threads) for n_threads in sorted(threads)}
+    return [f"{counted(n_threads, 'thread')}: {way_in_words(n_threads)}" for n_threads in sorted(threads)]
 
 
 def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:

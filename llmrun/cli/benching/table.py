@@ -36,8 +36,7 @@ def show_tables(document: Document, api_price: float | None) -> None:
     lines += answer_sentences(document)
     lines += _energy_lines(document, api_price)
     if out.verbose:
-        ways = document.system.get("prefetching") or {}
-        lines += [f"{counted(int(threads), 'thread')}: {words}" for threads, words in ways.items()]
+        lines += document.system["prefetching"]
     if lines:
         out.picture(Text())
         for line in lines:

@@ -11,6 +11,8 @@ import pytest
 
 from llmrun.backends.cpu import prefetching
 from llmrun.backends.cpu.prefetching import WAYS, Prefetching, chosen_way, stored_times, way_in_words
+from llmrun.backends.cpu.team import Team
+from llmrun.layouts import records
 from tests.support.kernels.runs import LEVELS_HERE, random_matrix, run_linear
 
 LARGE = 1 << 30
@@ -44,6 +46,21 @@ def test_all_ways_compute_the_same_bits(level: str, monkeypatch: pytest.MonkeyPa
                 monkeypatch.setattr(prefetching, "default_way", lambda way=way: way)
                 results.append(run_linear(matrix, x[:rows], level=level, threads=2).tobytes())
             assert len(set(results)) == 1, (kind, rows)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_kernels_are_told_the_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    run_step = Team._run_step
+
+    def run_and_note(team: Team) -> None:
+        told.append(int(team._step[records.STEP_PREFETCH // records.WORD]))
+        run_step(team)
+
+    monkeypatch.setattr(Team, "_run_step", run_and_note)
+    monkeypatch.setattr(prefetching, "default_way", lambda: way)
+    run_linear(random_matrix("q4_0", 64, 64), np.ones((1, 64), np.float32))
+    assert told == [WAYS[way]]
 
 
 @pytest.mark.parametrize("winner", WAYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -83,6 +84,14 @@ def test_a_document_has_the_figures_of_all_requests_and_survives_its_json() -> N
     assert second.failure is not None
     assert (second.failure.message, second.failure.exit_code) == ("too big", 7)
     assert from_json(to_json(found), "here") == found
+
+
+def test_a_document_says_how_our_engine_prefetched_weights() -> None:
+    one, two = trial("a", STEADY), trial("b", STEADY)
+    outcome = outcome_of(one, two)
+    outcome.opened[two.configuration.target] = OpenedFacts({**FACTS, "backend": "llama"}, [0.5], 5_000_000)
+    (line,) = document(outcome, command="", system={}, digests={}, price_kwh=None).system["prefetching"]
+    assert re.fullmatch(r"2 threads: weights are (not )?prefetched.*", line)
 
 
 def test_shares_are_of_the_median_bandwidth_and_the_best_multiply_rate() -> None:
