@@ -35,7 +35,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_prefetching(machine: Machine) -> Iterator[Finding]:
-    """Report how the kernels prefetch weights. llmrun measures which way is fastest during the first answers."""
+    """Report how the kernels prefetch weights. During the first answers, llmrun measures which way is fastest."""
     from llmrun.backends.cpu import prefetching
 
     threads = machine.system["threads"]

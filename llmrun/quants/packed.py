@@ -13,17 +13,21 @@ multiplies one row reads it, because hardware prefetchers recognize consecutive 
     segment  scales of all blocks | minimums of all blocks | values of block 0 | values of block 1 | ...
     scales   f16, f32 or bytes [sub-blocks, 16] for each block; minimums have the same form
     values   the block's second plane (if any) | its first plane
-    plane    uint8[bits, 16, 4]; vector v holds the bits of words v, v + bits, v + 2 * bits ..., starting at bit 0
+    plane    uint8[bits, 16, 4] for vectors, rows and the columns of a quad; the lowest bits of vector v belong to
+             quad v, the next ones to quad v + bits, and so on
 
-A word is 4 columns of a row, one byte each, so a block has 8 words per row. With two levels of scales, the numbers per
-256 columns are called upper scales and upper minimums, and have cache lines of their own. If the type has minimums,
-such a line comes before every 8 blocks and holds their upper scales and upper minimums, f16[16] each. If not, it comes
-before every 16 blocks and holds the upper scales of the first 8 and of the last 8. Groups and planes start on a cache
-line.
+A quad is 4 columns of a row, so a block has 8 quads per row. The last segment of a group may have fewer blocks, but its
+scales and minimums take as much space. With two levels of scales, the numbers per 256 columns are called upper scales
+and upper minimums, and have cache lines of their own. For types with minimums, such a line comes before every 8 blocks
+and holds their upper scales and upper minimums, f16[16] each. For other types, it comes before every 16 blocks and
+holds the upper scales of the first 8 and of the last 8. Groups and planes start on a cache line.
 
-The order matters: on a Zen 4 with one thread, Q6_K was read at 27.8 GB/s in this order, at 17.0 with the second plane
-after the first, at 11.0 with the values after the scales of 16 blocks, and at 13.2 with the scales, first planes and
-second planes of a whole group stored one after the other.
+The order matters. On a Zen 4 with one thread and no software prefetching, Q6_K was read at
+
+    27.8 GB/s  in this order
+    17.0       with the second plane after the first
+    11.0       with the values after the scales of 16 blocks
+    13.2       with all scales, all first planes and all second planes of a group stored one after the other
 """
 
 from __future__ import annotations

@@ -140,11 +140,11 @@ def test_how_weights_are_prefetched_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
     (found,) = look_at_prefetching(machine())
     assert (found.status, found.facts["threads"]) == (OK, 2)
-    assert "no measurement stored" in found.words
+    assert "no clear measurement yet" in found.words
     times = {"none": 1.0, "linear": 0.9, "streams": 0.5}
     keep_speeds(2, {"prefetch": times})
     (found,) = look_at_prefetching(machine())
-    assert found.words.endswith("measured: 50% less time per token than when they are not prefetched")
+    assert found.words.endswith("measured: 50% less time per token than the slowest way (not prefetched)")
     assert (found.facts["way"], found.facts["relative_times"]) == ("streams", times)
 
 

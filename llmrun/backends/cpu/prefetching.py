@@ -1,8 +1,9 @@
 """Chooses how the kernels prefetch weights: not at all, 4 KB ahead (linear), or the next chunk in four streams.
 
-All ways compute the same bits, so the fastest one is used. Which one that is depends on the processor, so the first
-steps of one row try all ways in turn, unless an earlier process has stored a result with the other speeds of this
-machine. The table shows how fast weights are read while a single row is multiplied, in GB/s:
+All ways compute the same bits, so the fastest one is used. It depends on the processor, so the first single-row steps
+try all ways in turn, unless an earlier process has stored a result with the other speeds of this machine. Without a
+clear result, nothing is stored, and the next process tries again. The table shows how fast weights are read while a
+single row is multiplied, in GB/s:
 
                                             Q4_0          Q4_K          Q6_K          Q8_0
   threads                                 1     2       1     2       1     2       1     2
@@ -14,9 +15,9 @@ machine. The table shows how fast weights are read while a single row is multipl
     none                                28.4  30.8    24.8  27.2    27.8  29.4    26.3  25.2
     linear                              25.0  28.6    25.4  26.0    27.9  26.9    25.5  24.7
 
-"Reading only" multiplies nothing and prefetches nothing. "Streams" was not measured on Zen 4. The matrices have 8,192 x
-2,048 weights and are larger than the caches. The numbers are medians of 7 to 11 alternating rounds, on virtual machines
-with two cores, and vary by up to 10 % from run to run.
+"Reading only" multiplies nothing and has no software prefetching, so it is not an upper limit. "Streams" was not
+measured on Zen 4. The matrices have 8,192 x 2,048 weights and are larger than the caches. The numbers are medians of 7
+to 11 alternating rounds, on virtual machines with two cores, and vary by up to 10 % from run to run.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ _CLEAR_RATIO: Final = 0.97
 
 
 def default_way() -> str:
-    """Return the way to use without a clear result: the fastest one in the table, where we measured."""
+    """Return the way to use until a trial has a clear result, following the table above."""
     return "none" if host_target().level.name == "avx512vnni" else "streams"
 
 
 def stored_times(n_threads: int) -> dict[str, float]:
-    """Return each way's stored time per step, relative to the default way's, or {} if no times are stored."""
+    """Return the stored step time of each way, divided by that of the default way, or {} if none are stored."""
     times = kept_speeds(n_threads).get(_SUBJECT, {})
     if times.keys() != WAYS.keys() or not all(isinstance(one, float) and 0 < one < math.inf for one in times.values()):
         return {}
@@ -71,10 +72,10 @@ def way_in_words(n_threads: int) -> str:
     way = _best_of(times)
     words = f"weights are {_WORDS[way]}"
     if not times:
-        return f"{words}, the default for {host_target().level.name}; no measurement stored"
+        return f"{words}, the default for {host_target().level.name}; no clear measurement yet"
     slowest = max(times, key=times.__getitem__)
     saved = 1 - times[way] / times[slowest]
-    return f"{words}; measured: {saved:.0%} less time per token than when they are {_WORDS[slowest]}"
+    return f"{words}; measured: {saved:.0%} less time per token than the slowest way ({_WORDS[slowest]})"
 
 
 class Prefetching:

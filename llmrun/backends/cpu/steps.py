@@ -129,8 +129,7 @@ class WantedRows:
         """Return the wanted rows.
 
         want    uint8[rows], see Batch
-        hidden  the plan's hidden state. Unless it has only the wanted rows, no more rows than those with logits need to
-                be gathered
+        hidden  the plan's hidden state. If it has all rows, only the rows with logits need to be gathered
         """
         scored = np.flatnonzero(want & LOGITS)
         of_hidden = np.flatnonzero(want & HIDDEN)

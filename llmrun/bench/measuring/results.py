@@ -72,7 +72,7 @@ def document(
 
 
 def _prefetching(outcome: Outcome) -> list[str]:
-    """Describe how the CPU engine prefetched weights, in a line for each number of threads."""
+    """Describe how the CPU engine prefetched weights, one line per number of threads."""
     threads = {opened.facts["threads"] for opened in outcome.opened.values() if opened.facts.get("backend") == "cpu"}
     return [f"{counted(n_threads, 'thread')}: {way_in_words(n_threads)}" for n_threads in sorted(threads)]
 

@@ -52,8 +52,8 @@ class Place:
     """A block of a group, given by LLVM i64 values.
 
     group  the group's address
-    first  the index of the first block of the segment that contains the block; LLVM computes what depends only on the
-           segment once for all of its blocks
+    first  the index of the first block of the segment that contains the block. It is given separately, so that
+           LLVM moves what depends only on the segment out of the loop over blocks
     block  the block's index
     """
 

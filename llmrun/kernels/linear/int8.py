@@ -61,7 +61,8 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             first = n_tiles * tile_rows
             for index in range(n_here):
                 to = y + first * y_stride + 64 * (group + index)
-                # The next weights are already prefetched, so this prefetches the panel, which is in the cache anyway.
+                # The next weights are already on their way. `multiply_rows` always prefetches something, so it is given
+                # the panel, which is in the cache.
                 multiply_rows(op, group + index, first, rows - first, to, panel, 0, 0)
             group = next_group
 

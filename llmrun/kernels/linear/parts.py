@@ -64,9 +64,9 @@ NUMBERED = RowIndices(numbered_rows, 4)  # the word is the address of the rows' 
 def prefetch_way(step: Any, rows: Any) -> Any:
     """Return how to prefetch weights that are multiplied by `rows` rows (records.PREFETCH_...).
 
-    Several rows take longer per byte of weights, so prefetching the weights helps even where a single row is fastest
-    without it. On a Zen 4, linear prefetching raised the speed of two rows from 20.0 to 24.2 GB/s (Q8_0), and from 23.5
-    to 25.2 (Q4_K, 2 threads).
+    Multiplying several rows takes longer per byte of weights, so prefetching helps even on processors where a single
+    row is fastest without it. On a Zen 4, linear prefetching raised the rate at which weights are read for two rows
+    from 20.0 to 24.2 GB/s (Q8_0, one thread), and from 23.5 to 25.2 (Q4_K, two threads).
     """
     way = load_i64(step + records.STEP_PREFETCH)
     if rows > 1 and way == PREFETCH_NONE:
@@ -105,8 +105,8 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
 
         The chunk starts at `group`, and the thread's next chunk at `following`. For each block, the kernel prefetches
         one share per stream: the first is at `ahead`, and the others follow every `stride` bytes. After each block,
-        `ahead` advances by `advance` bytes. If nothing is to be prefetched, all shares are at the start of the chunk,
-        which is in the cache anyway, because a branch would make LLVM compile every loop twice.
+        `ahead` advances by `advance` bytes. To prefetch nothing, all shares are at the start of the chunk, which is in
+        the cache anyway. A branch would make LLVM compile every loop twice.
         """
         if way == PREFETCH_STREAMS:
             stride = load_i64(op + PRODUCT.chunk) * load_i64(op + PRODUCT.group_bytes) // _STREAMS
@@ -184,7 +184,7 @@ def linear_parts(level: str, packed: PackedType, row_indices: RowIndices) -> Par
 
 
 def _prefetch_shares(share: int) -> Any:
-    """Return an intrinsic that prefetches `share` bytes at `address`, and as many in each further stream."""
+    """Return an intrinsic that prefetches `share` bytes of each stream: at `address`, and every `stride` bytes on."""
 
     @intrinsic
     def prefetch(typingctx: Any, address: Any, stride: Any) -> Any:

@@ -94,7 +94,7 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
     source = product_input(work, op.x, op.weight)
     out = work.place(op.out, private=False)
     has_own_rows = op.x.rows is Rows.CHOSEN
-    # A step of one row reads only the matrices of the `used` experts, so these must give every thread enough chunks.
+    # A step of one row reads only the matrices of the `used` experts, so they must give every thread enough chunks.
     chunk = round_up(layout.chunk_groups(work.n_threads, n_groups * op.routing.used), MOST_GROUPS)
     words = product_words(work, op.weight, source, out, n_groups, min(chunk, n_groups))._replace(
         tables=tables.head,

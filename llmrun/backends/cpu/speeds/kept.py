@@ -39,7 +39,7 @@ def kept_speeds(n_threads: int) -> Known:
 
 
 def keep_speeds(n_threads: int, known: Known) -> None:
-    """Store speeds for later processes. If that fails, they measure again, which takes a second."""
+    """Store speeds for later processes. If that fails, they measure again."""
     path = _path(n_threads)
     body = {"measured": time.time(), "machine": _machine(n_threads), "speeds": known}
     with contextlib.suppress(OSError):

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 # The sizes of the chunks of weights that a thread claims. Chunks of at least the smallest size make the 50 ns that a
 # claim takes negligible. Larger chunks are read faster, because hardware prefetchers need long streams (_STREAMS in
-# kernels/linear/parts.py has the details), but the chunk that is multiplied and the next one, which is prefetched at
-# the same time, must both fit in the core's L2 cache. The table shows how fast Q4_0 is read in four streams, in GB/s,
-# on an AMD Zen 3 with 512 KB of L2 cache per core:
+# kernels/linear/parts.py has the details). But the chunk that is multiplied and the next one, which is prefetched at
+# the same time, share the core's L2 cache with activations. The table shows how fast Q4_0 is read in four streams, in
+# GB/s, on an AMD Zen 3 with 512 KB of L2 cache per core. It comes from one run, while other runs gave up to 21 GB/s for
+# two threads:
 #
 #   chunk, KB       18    36    72   144   288
 #   one thread     9.5  11.5  12.6  11.1  11.3
 #   two threads   13.8  17.4  18.7  17.0  15.8
 #
-# Without prefetching, on a Zen 4, chunks of 320 KB were 3 to 5 % faster than chunks of 80 KB.
+# On a Zen 4 without software prefetching, chunks of 320 KB were 3 to 5 % faster than chunks of 80 KB. Chunks are laid
+# out before the way of prefetching is chosen, so there is one size for all.
 _CHUNK_BYTES = 24 << 10
 _LARGE_CHUNK_BYTES = 80 << 10
 _CHUNKS_PER_THREAD = 16  # at least this many large chunks per thread, so that threads do not wait long for the last one
