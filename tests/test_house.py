@@ -134,18 +134,21 @@ def broken_rules(source: str, module: tuple[str, ...]) -> list[str]:
     return broken
 
 
-def import_graph() -> Mapping[str, set[str]]:
+def module_name(path: Path, package: Path = PACKAGE) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(package: Path = PACKAGE) -> Mapping[str, set[str]]:
     """Return module -> imported modules of the package for all files, including type-only and lazy imports."""
-    parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in FILES}
-    names = {path: ".".join(of[:-1] if of[-1] == "__init__" else of) for path, of in parts.items()}
-    known = set(names.values()) - {"llmrun"}  # the package itself holds the version, and provides Engine on demand
+    names = {path: module_name(path, package) for path in package.rglob("*.py")}
+    known = set(names.values()) - {package.name}  # the package itself has the version, and provides Engine on demand
     graph: dict[str, set[str]] = {}
     for path, name in names.items():
-        if name not in known:
-            continue
-        imported = {module for module, _ in imported_modules(path.read_text(encoding="utf-8"), parts[path][:-1])}
-        folders = {module for module in imported if any(other.startswith(f"{module}.") for other in imported)}
-        graph[name] = (imported & known) - folders - {name}
+        if name in known:
+            folder = path.relative_to(package.parent).parts[:-1]
+            imported = {module for module, _ in imported_modules(path.read_text(encoding="utf-8"), folder)}
+            graph[name] = (imported & known) - {name}
     return graph
 
 
@@ -184,9 +187,28 @@ def test_folders_stay_small(folder: Path) -> None:
     assert folder.name in ONE_FILE_EACH or len(list(folder.glob("*.py"))) <= MOST_FILES
 
 
-def test_a_circle_is_found() -> None:
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()})
-    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+def test_the_graph_has_every_import_that_a_search_finds() -> None:
+    graph = import_graph()
+    found = [
+        (module_name(path), module)
+        for path in FILES
+        for module in re.findall(r"^ *from (llmrun(?:\.\w+)+) import", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if (ROOT / f"{module.replace('.', '/')}.py").exists()
+    ]
+    assert [(name, module) for name, module in found if module not in graph.get(name, {module})] == []
+    assert len(found) > 4000
+
+
+@pytest.mark.parametrize(
+    "last", ["from llmrun.a.one import One", "if TYPE_CHECKING:\n    from llmrun.a import one", ""]
+)
+def test_a_circle_in_files_is_found(tmp_path: Path, last: str) -> None:
+    sources = {"a/one": "from llmrun.b.two import Two", "b/two": "import llmrun.c.three", "c/three": last}
+    for name, source in sources.items():
+        path = tmp_path / "llmrun" / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(source)
+    assert bool(circle(import_graph(tmp_path / "llmrun"))) == bool(last)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,18 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
-    from llmrun.engine.scheduling.sharing import PrefixWait
     from llmrun.engine.thinking.decoder import ThinkingDecoder
     from llmrun.tokenizers.base import Tokenizer
 
 _LONGEST_ENDING: Final = 64  # forced tokens; whether more of them end the answer is not checked in each step
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixWait:
+    """The prefix that a request waits for: the first `n` tokens of `leader`, a running request."""
+
+    leader: Answer
+    n: int
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from llmrun.engine.requests import Event
 from llmrun.engine.scheduling.fairness import FairShares
 from llmrun.engine.scheduling.outlook import Outlook
 from llmrun.engine.scheduling.room import Room
-from llmrun.engine.scheduling.sharing import wait_for_prefix
+from llmrun.engine.scheduling.sharing import is_over, wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.stats import EngineStatus
 from llmrun.errors import ContextExceeded
@@ -80,7 +80,7 @@ class Admission:
         for answer in self._order(list(self.waiting)):
             if not self._n_free_slots:
                 return
-            if answer.wait is None or answer.wait.is_over(self.running):
+            if answer.wait is None or is_over(answer.wait, self.running):
                 answer.wait = wait_for_prefix(
                     answer, self.running, self._slots.cached(answer.cached_as, answer.prefix_scope)
                 )

@@ -7,30 +7,16 @@ then copies it. Without this, eight samples of a prompt of 1,000 tokens would co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from llmrun.engine.answer import Answer, PrefixWait
 from llmrun.engine.prefix_tree import common_prefix
 
 if TYPE_CHECKING:
-    from llmrun.engine.answer import Answer
     from llmrun.engine.slots import Slot
 
 # Waiting can delay a request by a step, which costs about as much as 8 to 16 rows of a prompt.
 LEAST_SHARED: Final = 16  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixWait:
-    """The prefix that a request waits for: the first `n` tokens of `leader`, a running request."""
-
-    leader: Answer
-    n: int
-
-    def is_over(self, running: Mapping[Answer, Slot]) -> bool:
-        """Return whether the leader has computed the prefix, or never will, for example because it was cancelled."""
-        slot = running.get(self.leader)
-        return slot is None or len(slot.tokens) >= self.n
 
 
 def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int) -> PrefixWait | None:
@@ -46,6 +32,12 @@ def wait_for_prefix(answer: Answer, running: Mapping[Answer, Slot], cached: int)
     ]
     longest = max(waits, key=lambda wait: wait.n, default=None)
     return longest if longest and longest.n - cached >= LEAST_SHARED else None
+
+
+def is_over(wait: PrefixWait, running: Mapping[Answer, Slot]) -> bool:
+    """Return whether the leader has computed the prefix, or never will, for example because it was cancelled."""
+    slot = running.get(wait.leader)
+    return slot is None or len(slot.tokens) >= wait.n
 
 
 def rows_until_copy(leader: Answer, slot: Slot, waiting: Iterable[Answer]) -> int:
