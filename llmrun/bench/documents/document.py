@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 2  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
+FORMAT = 3  # The version of the JSON format. A file with a larger number was written by a newer version of llmrun.
 
 
 def _since(version: int, default: Any) -> Any:
@@ -201,7 +201,12 @@ class AnswerCheck:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The results of one run. `system` is the machine's state (system.py), and `created` is an ISO 8601 UTC time."""
+    """The results of one run.
+
+    created      an ISO 8601 UTC time
+    system       the machine's state (system.py)
+    prefetching  how our engine prefetched weights, one line per number of threads
+    """
 
     identity: str
     created: str
@@ -211,3 +216,4 @@ class Document:
     verdicts: tuple[Verdict, ...] = ()
     interrupted: bool = False
     answer_checks: tuple[AnswerCheck, ...] = _since(2, ())
+    prefetching: tuple[str, ...] = _since(3, ())

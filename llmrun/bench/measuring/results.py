@@ -62,19 +62,18 @@ def document(
             **system,
             "read_bandwidth": statistics.median(outcome.bandwidths) if outcome.bandwidths else None,
             "multiply_rate": max(outcome.multiply_rates, default=None),
-            "prefetching": _prefetching(outcome),
         },
         results=tuple(_result(trial, outcome, digests, price_kwh) for trial in outcome.trials),
         verdicts=tuple(verdicts(outcome.trials)),
         interrupted=outcome.interrupted,
         answer_checks=tuple(answer_checks(outcome)),
+        prefetching=_prefetching(outcome),
     )
 
 
-def _prefetching(outcome: Outcome) -> list[str]:
-    """Describe how the CPU engine prefetched weights, one line per number of threads."""
+def _prefetching(outcome: Outcome) -> tuple[str, ...]:
     threads = {opened.facts["threads"] for opened in outcome.opened.values() if opened.facts.get("backend") == "cpu"}
-    return [f"{counted(n_threads, 'thread')}: {way_in_words(n_threads)}" for n_threads in sorted(threads)]
+    return tuple(f"{counted(n_threads, 'thread')}: {way_in_words(n_threads)}" for n_threads in sorted(threads))
 
 
 def judged_metrics(group: Sequence[Trial]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def show_tables(document: Document, api_price: float | None) -> None:
     lines += answer_sentences(document)
     lines += _energy_lines(document, api_price)
     if out.verbose:
-        lines += document.system["prefetching"]
+        lines += document.prefetching
     if lines:
         out.picture(Text())
         for line in lines:

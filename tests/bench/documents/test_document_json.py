@@ -54,7 +54,7 @@ def as_format_1(made: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON of a document as the first version wrote it."""
     older = copy.deepcopy(made)
     older["format"] = 1
-    del older["answer_checks"]
+    del older["answer_checks"], older["prefetching"]
     for one in older["results"]:
         del one["subject"]["speculate"]
         for name in ("steps", "drafted_tokens", "accepted_tokens"):

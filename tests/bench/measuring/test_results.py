@@ -90,7 +90,7 @@ def test_a_document_says_how_our_engine_prefetched_weights() -> None:
     one, two = trial("a", STEADY), trial("b", STEADY)
     outcome = outcome_of(one, two)
     outcome.opened[two.configuration.target] = OpenedFacts({**FACTS, "backend": "llama"}, [0.5], 5_000_000)
-    (line,) = document(outcome, command="", system={}, digests={}, price_kwh=None).system["prefetching"]
+    (line,) = document(outcome, command="", system={}, digests={}, price_kwh=None).prefetching
     assert re.fullmatch(r"2 threads: weights are (not )?prefetched.*", line)
 
 
