@@ -22,7 +22,7 @@ from llmrun.engine.templates.tool_probing import tool_abilities
 
 # CPU time limit for all renderings together; after that, probing uses the results so far. Real templates take up to
 # 0.25 s on a slow server, and a small computer takes several times as long.
-_SECONDS = 3.0
+_LIMIT_S = 3.0
 _ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
 _USER = {"role": "user", "content": _ASKED}
 _CALL = {"id": "callabcde", "type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
@@ -36,9 +36,9 @@ _OFF_WORD = "/no_think"  # Nemotron Nano 2
 _CLOSED, _FREE, _OPENED = range(3)  # the prompt ends with a closed thinking block, without a block, or inside a block
 
 
-def probe(source: str) -> TemplateAbilities:
+def probe(source: str, limit_s: float = _LIMIT_S) -> TemplateAbilities:
     """Find a template's abilities. Raises TemplateFailed for invalid source, MemoryError and RecursionError."""
-    tries = _Tries(source)
+    tries = _Tries(source, limit_s)
     named = mentions(source)
     tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
     switch = _switch(tries, named.variables, tags)
@@ -53,9 +53,9 @@ def probe(source: str) -> TemplateAbilities:
 class _Tries:
     """A renderer of test conversations, which stops when the time limit is reached."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, limit_s: float) -> None:
         self._source = source
-        self._deadline = thread_time() + _SECONDS
+        self._deadline = thread_time() + limit_s
 
     def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
         """Render a conversation. Returns None if the template rejects it or no time is left."""

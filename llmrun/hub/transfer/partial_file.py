@@ -2,8 +2,8 @@
 
 The journal's first line identifies the file. Each following line describes one contiguous run of bytes: its start, the
 end of the written bytes and the end of the bytes synced to disk. The numbers have a fixed width and are updated in
-place after the bytes have been written or synced. If the process is killed, no byte has to be downloaded twice. After a
-power failure, only the synced bytes are trusted.
+place after the bytes have been written or synced. If the process is killed, at most its last write has to be downloaded
+again. After a power failure, only the synced bytes are trusted.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ from tests.support.constraint.hostile_grammars import CHOICES, GBNF_GRAMMARS, GR
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import DRAWN, endless, noisy, random_prompt
 
-CPU_S = 3.0  # one for the format, and the rest for the next process, whose start takes longer on a busy machine
+# About one for the format and two for the start of the next process on a busy, slow machine. Without limits, the worst
+# formats take far longer.
+CPU_S = 8.0
 WALL_S = 20.0  # on a busy machine
 FORMATS = {
     **{f"schema: {name}": ResponseFormat(FormatKind.JSON_SCHEMA, text) for name, text in SCHEMAS.items()},

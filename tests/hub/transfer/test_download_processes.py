@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.hub.names.model_sources import Artifact
+from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, artifact_of, outcome
 
@@ -42,11 +43,19 @@ def wait_until(ready: Callable[[], bool]) -> None:
 
 
 def half_done(folders: Folders, hub: FakeHub, model: Artifact, prelude: str = "") -> subprocess.Popen[str]:
-    """Start a process that has written the first half and waits for the rest."""
+    """Start a process that has written and recorded the first half and waits for the rest."""
     hub.faults.append(Fault(stall_after=HALF))
     process = folders.start(model, hub, prelude)
-    wait_until(lambda: any(path.stat().st_size == HALF for path in folders.files() if path.suffix == ".incomplete"))
+    wait_until(lambda: any(recorded(path) == HALF for path in folders.files() if path.name.endswith(JOURNAL)))
     return process
+
+
+def recorded(journal: Path) -> int:
+    """Return the number of received bytes in a journal, or 0 if it was replaced meanwhile."""
+    try:
+        return sum(written - start for start, written, _ in understood(journal.read_bytes())[1])
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
