@@ -1,7 +1,4 @@
-"""Settings for every test: no user settings, and caches kept between runs.
-
-Also defines the options --quick, which compiles only the engine's kernels, and --no-skips.
-"""
+"""Settings for every test: no user settings, caches kept between runs, and the options that choose a tier."""
 
 from __future__ import annotations
 
@@ -10,15 +7,13 @@ import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
 
-HERE = Path(__file__).resolve().parent
-# Folders whose tests run kernels, some of them on import; --quick leaves them out.
-KERNEL_ROOMS = ("archs", "backends", "compiled", "fidelity", "kernels", "plan", "soak", "tokenizers")
+from tests.support.tiers import ELSEWHERE, Tier, changed_rooms, record_night, selected
 
+HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
@@ -47,35 +42,53 @@ settings.load_profile("llmrun")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out what is slow or compiles kernels (a minute)")
-    parser.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
+    group = parser.getgroup("tiers", "how much to test (docs/testing.md); by default, what every push must pass")
+    group.addoption("--quick", action="store_true", help="only tests that take no time and compile no kernel: 90 s")
+    group.addoption("--night", action="store_true", help="every case at every instruction-set level: 45 minutes")
+    group.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
+
+
+def chosen_tier(config: pytest.Config) -> Tier:
+    if config.getoption("quick") and config.getoption("night"):
+        raise pytest.UsageError("--quick and --night exclude each other")
+    return Tier.EDIT if config.getoption("quick") else Tier.NIGHT if config.getoption("night") else Tier.PUSH
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give quick runs no compiler and no kernels except the engine's, so that a test that needs another one fails."""
-    if config.getoption("quick"):
-        empty = TemporaryDirectory(prefix="llmrun-quick-")
-        config.add_cleanup(empty.cleanup)
-        os.environ["LLMRUN_CACHE_DIR"] = empty.name
+    if chosen_tier(config) is Tier.EDIT:
+        os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "quick")
         from llmrun.backends.engine_kernels import ENGINE_KERNELS
         from llmrun.compiled.store import load_kernels
 
-        load_kernels(ENGINE_KERNELS)  # takes a few seconds
+        load_kernels(ENGINE_KERNELS)  # compiling them takes a few seconds, once
         blocker = str(HERE / "support" / "no_compiling")
         sys.path.insert(0, blocker)  # child processes that compile inherit this path
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    room = collection_path.relative_to(HERE).parts[:1] if collection_path.is_relative_to(HERE) else ()
-    return True if config.getoption("quick") and room and room[0] in KERNEL_ROOMS else None
+def pytest_report_header(config: pytest.Config) -> str | None:
+    changed = changed_rooms() if chosen_tier(config) is Tier.PUSH else []
+    names = " and ".join(f"llmrun/{room}" for room in changed)
+    return f"{names} changed since the last night run, so their night tests run too" if changed else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("quick"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    tier = chosen_tier(config)
+    kept = selected(items, tier, changed_rooms() if tier is Tier.PUSH else ())
+    if not config.getoption("markexpr"):
+        kept = [item for item in kept if not any(item.get_closest_marker(mark) for mark in ELSEWHERE)]
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Record the sources that a whole night run has passed with."""
+    config = session.config
+    is_whole = chosen_tier(config) is Tier.NIGHT and config.args == config.getini("testpaths")
+    if is_whole and exitstatus == 0 and not hasattr(config, "workerinput"):
+        record_night()
 
 
 @pytest.hookimpl(wrapper=True)

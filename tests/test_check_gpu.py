@@ -188,7 +188,7 @@ def test_llama_bench_uses_the_libraries_of_llmrun(setup: PretendSetup, monkeypat
     assert plain.llama_bench_speed(prompt=0, tokens=16, depth=8) == 12.5
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize(("held", "passed"), [(1.04, True), (1.06, False), (0.94, False)])
 def test_memory_is_compared_with_the_forecast(
     held: float, passed: bool, setup: PretendSetup, monkeypatch: pytest.MonkeyPatch
@@ -258,7 +258,7 @@ def test_large_models_are_mostly_holes(setup: PretendSetup) -> None:
     assert not hole.any()
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_large_models_run_on_llama_cpp(setup: PretendSetup) -> None:
     path = setup.folder / "large.gguf"
     write_large_model(path, setup.model, 20 << 20, width=256)

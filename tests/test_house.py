@@ -161,11 +161,17 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
-def test_imports_go_down_and_files_stay_small(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert broken_rules(source, path.relative_to(PACKAGE).with_suffix("").parts) == []
-    assert source.count("\n") <= MOST_LINES
+def test_imports_go_down_and_files_stay_small() -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in FILES}
+    wrong = {
+        str(path.relative_to(PACKAGE)): broken
+        for path, source in sources.items()
+        if (broken := broken_rules(source, path.relative_to(PACKAGE).with_suffix("").parts))
+    }
+    assert wrong == {}
+    assert [str(path) for path, source in sources.items() if source.count("\n") > MOST_LINES] == []
+    print(f"{len(FILES)} files")
+    assert len(FILES) > 900
 
 
 def test_the_drawing_is_the_house() -> None:
@@ -182,9 +188,11 @@ def test_no_imports_go_in_circles() -> None:
     assert circle(import_graph()) == []
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=[str(path.relative_to(ROOT)) for path in FOLDERS])
-def test_folders_stay_small(folder: Path) -> None:
-    assert folder.name in ONE_FILE_EACH or len(list(folder.glob("*.py"))) <= MOST_FILES
+def test_folders_stay_small() -> None:
+    full = [str(folder.relative_to(ROOT)) for folder in FOLDERS if len(list(folder.glob("*.py"))) > MOST_FILES]
+    assert [name for name in full if not name.endswith(ONE_FILE_EACH)] == []
+    print(f"{len(FOLDERS)} folders")
+    assert len(FOLDERS) > 80
 
 
 def test_the_graph_has_every_import_that_a_search_finds() -> None:
@@ -312,4 +320,4 @@ def test_the_compiler_ends_at_once_in_a_quick_run() -> None:
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stderr) == (1, "a quick test compiles a kernel: mark it `slow`\n")
+    assert (done.returncode, done.stderr) == (1, "a quick test compiles a kernel: mark it `push`\n")

@@ -68,6 +68,7 @@ def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
         assert distance(twin_logits(path), oracle.logits(TOKENS)) <= 5e-6
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", [name for name in [*TINY_MODELS, *MORE] if name.startswith("F32")])
 def test_the_engine_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
     """The engine keeps keys and values in float16. Allow 1e-3 (at most 4e-4 was measured)."""
@@ -76,6 +77,7 @@ def test_the_engine_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None
         assert distance(engine_logits(path), oracle.logits(TOKENS)) <= 1e-3
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "kv_type"),
     [

@@ -24,6 +24,13 @@ from tests.support.models.tiny_encoders import TINY_ENCODERS
 DECODED = 16
 # Some configurations have this many layers, and the rounding errors of all layers add up.
 DEEP = 40
+# Variants of an architecture do not differ in what follows the last layer.
+FIRST_ROWS = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
+SHALLOW = [
+    pytest.param(name, marks=() if name in FIRST_ROWS else pytest.mark.night)
+    for name, row in TINY_ARCHITECTURES.items()
+    if row.layers < DEEP
+]
 
 
 def tokens_of(name: str) -> list[int]:
@@ -70,14 +77,9 @@ def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypat
         assert np.quantile(of_positions, 0.1) <= 5e-6
 
 
-@pytest.mark.parametrize(
-    "name", {row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values()
-)
+@pytest.mark.parametrize("name", FIRST_ROWS)
 def test_hidden_states_are_those_of_llama_cpp(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow the same differences as for logits, which are computed from hidden states.
-
-    Tests the first row of each architecture, because variants do not differ in what follows the last layer.
-    """
+    """Allow the same differences as for logits, which are computed from hidden states."""
     monkeypatch.setattr(activations, "activation_reference", activation_in_a_table)
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
     with LlamaCppModel.oracle(path) as oracle:
@@ -90,7 +92,8 @@ def has_gelu(path: Path) -> bool:
     return any(isinstance(op, Gated | Activate) and op.activation is Activation.GELU for op in plan_of(path).ops)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TINY_ARCHITECTURES.items() if row.layers < DEEP])
+@pytest.mark.push
+@pytest.mark.parametrize("name", SHALLOW)
 def test_the_engine_means_what_llama_cpp_says_in_steps_of_any_size(tmp_path: Path, name: str) -> None:
     """Runs a prompt and 16 decode steps at once and in pieces, with equal results. Allow 1e-3 of the logits' range (at
     most 7e-4 was measured), because the cache is float16.
@@ -110,6 +113,8 @@ def test_the_engine_means_what_llama_cpp_says_in_steps_of_any_size(tmp_path: Pat
 SEEN = [(name, key) for name, row in TINY_ARCHITECTURES.items() for key in row.keys if key not in row.unseen]
 
 
+@pytest.mark.push
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("name", "key"), SEEN)
 def test_what_a_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
     """Without the key, the logits must differ. This shows that the tests above would fail if the key were ignored."""

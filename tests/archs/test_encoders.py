@@ -55,7 +55,7 @@ def test_hidden_states_of_the_twin_are_llama_cpp_s(tmp_path: Path, name: str, mo
     assert distance(twin_states(path, tokens), expected) <= (1e-3 if has_gelu(path) else 5e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("name", TINY_ENCODERS)
 def test_hidden_states_of_the_engine_are_llama_cpp_s_in_any_batch(tmp_path: Path, name: str) -> None:
     """Allow 1e-3 of their range, because keys and values are float16. The bits do not depend on the batch."""

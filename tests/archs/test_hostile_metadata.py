@@ -37,6 +37,7 @@ def draft(name: str) -> Draft:
 NAMES = [name for name, row in TINY_ARCHITECTURES.items() if row.layers < 20] + [*TINY_ENCODERS]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", NAMES)
 def test_broken_metadata_ends_in_a_plan_or_in_words(name: str) -> None:
     refused = 0

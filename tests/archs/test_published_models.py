@@ -17,6 +17,7 @@ from tests.support.models.published_models import PUBLISHED_MODELS
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", PUBLISHED_MODELS)
 def test_published_models_can_be_planned(tmp_path: Path, name: str) -> None:
     model = PUBLISHED_MODELS[name]
@@ -28,7 +29,7 @@ def test_published_models_can_be_planned(tmp_path: Path, name: str) -> None:
     assert footprint.weights >= 2e9 * model.parameters * 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["DeepSeek-V3", "GLM-4.5-Air", "ERNIE-4.5-21B-A3B"])
 def test_heads_of_published_models_mean_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
     """These models have 128, 12 and 5 query heads per KV head, and the tiny models two."""

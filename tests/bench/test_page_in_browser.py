@@ -12,7 +12,7 @@ from tests.support.bench.documents import REALISTIC, hostile, two_backends
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.still_pages import launch, measured_pages, picture
 
-pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
 
 PAGES = [*REALISTIC, "hostile"]
 WIDTHS = (360, 1280)

@@ -18,7 +18,7 @@ import pytest
 from llmrun.bench.analysis import statistics
 from llmrun.bench.analysis.stability import are_narrow
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 RECORDING = Path(__file__).parents[1] / "data" / "bench_timings.json"
 ENGINES = ("llmrun", "llama.cpp")

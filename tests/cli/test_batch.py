@@ -61,7 +61,7 @@ def test_errors_are_records_and_the_exit_code(tmp_path: Path, output: Path) -> N
     assert answers[3]["response"]["body"]["error"]["param"] == "top_p"
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.jsonl"
     with source.open("wb") as stream:

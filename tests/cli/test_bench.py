@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of, shell
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 QUICK = ("--backend", "scripted", "-p", "16", "-n", "4", "-r", "2", "--seconds", "1")
 

@@ -13,7 +13,7 @@ from tests.support.cli.commands import llmrun
 from tests.support.models.downloads import smollm2
 from tests.support.servers.llama_server import llama_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.support.cli.commands import LLMRUN, ROOT, llmrun
 from tests.support.servers.fake_model import FakeModel
 from tests.support.servers.hostile_server import serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 QUICK = ("-p", "4", "-n", "4", "--seed", "1")
 

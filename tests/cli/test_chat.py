@@ -14,7 +14,7 @@ from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, environment, events_in, journals, open_chat, say, words
 from tests.support.cli.commands import llmrun, script_file, shell
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 LONG = "abcdefghij\n" * 500  # a pipe's reader gets whole lines
 

@@ -24,7 +24,7 @@ from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, events_in, journals
 from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 LONG = "abcdefghi " * 500
 PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn (bracketed paste mode alone starts earlier)

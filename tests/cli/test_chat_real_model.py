@@ -12,7 +12,7 @@ from tests.support.cli.chats import environment, events_in, journals, words
 from tests.support.cli.commands import llmrun
 from tests.support.models.downloads import smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 END_OF_ANSWER = 1  # drawn, but not run
 

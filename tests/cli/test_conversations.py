@@ -12,7 +12,7 @@ from llmrun.cli.chatting.journal import lock_journal
 from tests.support.cli.chats import answering_files, chat, environment, journals, open_chat, say
 from tests.support.cli.commands import llmrun, screen_of, script_file
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 def conversations(data: Path, *arguments: str) -> tuple[str, str, int]:

@@ -27,7 +27,7 @@ from llmrun.doctor.machine import Machine
 from tests.support.backends.fake_llama import DIES, HANGS, fake_llama, without_llama
 from tests.support.cli.commands import ROOT, llmrun, on_terminal, screen_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 NOWHERE = "http://127.0.0.1:1"
 NAMES = [

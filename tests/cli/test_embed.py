@@ -232,7 +232,7 @@ def test_models_that_rank_nothing_are_refused(tmp_path: Path) -> None:
     assert "cannot rank documents" in done.stderr.decode()
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_documents_are_ranked(tmp_path: Path) -> None:
     model = str(tiny_encoder(tmp_path, TINY_RERANKERS["bert"]))
     (tmp_path / "one.txt").write_text("in the on")
@@ -248,7 +248,7 @@ def test_documents_are_ranked(tmp_path: Path) -> None:
     assert best.split() == [f"{scores[0]:.4f}", results[0]["document"]]
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_encoders_refuse_to_chat(tmp_path: Path) -> None:
     model = str(tiny_encoder(tmp_path, TINY_ENCODERS["bert"]))
     done = llmrun("generate", "-m", model, "--raw", "hello")

@@ -146,7 +146,7 @@ def test_ctrl_c_prints_what_has_been_measured(tmp_path: Path, text: str) -> None
 # --- the real model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
     flags = ("--text", str(PASSAGES), "--chunks", "2", "--choices", questions)
     body = told("eval", str(smollm2()), *flags, "--backend", "cpu", "--kv-type", "q8_0", "--against-kv-type", "f16")
@@ -160,7 +160,7 @@ def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
 # --- verify --engines -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_the_engines_agree_on_the_real_model(text: str) -> None:
     [model] = told("verify", str(smollm2()), "--engines", "--text", text)["models"]
     found = model["engines"]
@@ -170,7 +170,7 @@ def test_the_engines_agree_on_the_real_model(text: str) -> None:
     assert found["same_top"] > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) -> None:
     """A fake llama_decode computes nothing, so the logits are those of no model."""
     fake = fake_llama(tmp_path / "fake", when_decoding="pass")
@@ -180,7 +180,7 @@ def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) ->
     assert b"OK: the engines agree" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_without_llama_cpp_the_user_is_told_how_to_install_it(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(without_llama(tmp_path / "hidden")), str(ROOT)])}
     done = llmrun("verify", str(smollm2()), "--engines", env=env)

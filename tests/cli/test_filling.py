@@ -85,7 +85,7 @@ def test_show_says_whether_a_model_can_fill(tmp_path: Path) -> None:
     assert [json.loads(llmrun("show", "--json", str(each)).stdout)["fills"] for each in (path, plain)] == [True, False]
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_recorded_run_can_be_replayed(tmp_path: Path) -> None:
     path, recording = coder(tmp_path), tmp_path / "run.json"
     asked = ("-q", "-m", str(path), "--backend", "cpu", "-n", "4", "--suffix", "b", "--record", str(recording), "a")

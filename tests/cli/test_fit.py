@@ -17,7 +17,7 @@ from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import settled
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 CATALOGUE = """
 [models."toy:1b"]

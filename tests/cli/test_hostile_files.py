@@ -21,7 +21,7 @@ from tests.support.gguf.gguf_bytes import STRING, RawTensor, string, u32, whole_
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary
 from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 # Sets the title, clears the screen, sets red (7-bit and 8-bit), overwrites text, and reverses the text direction.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x1b[8m\b\b\r\n\x85\u202eevil\u2066\x7f"

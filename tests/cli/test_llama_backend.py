@@ -20,7 +20,7 @@ from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import changed_copy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 PROMPTS = ["The lighthouse keeper", "Once upon a time, in a village by the sea,", "def fibonacci(n):"]
 TOKENS = 24

@@ -13,7 +13,7 @@ if sys.platform == "win32":
 from llmrun.backends.llama.probe import gpus
 from tests.support.cli.dying_llama import assert_ends_in_one_line
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 @pytest.fixture(autouse=True, scope="module")

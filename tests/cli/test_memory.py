@@ -12,7 +12,7 @@ from llmrun.machine.cpu_count import most_threads
 from tests.support.cli.commands import llmrun, scripted
 from tests.support.gguf.gguf_files import tiny_llama
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ASKED = ("--raw", "-n", "3", "--temp", "0", "--backend", "cpu", "-t", "1", "Once")
 

@@ -27,7 +27,7 @@ from tests.support.servers.hostile_server import HELLO, response, serving
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 PRESETS = """
 [presets.Pirate]

@@ -24,7 +24,7 @@ from tests.support.cli.terminals import Terminal
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import settled
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 SMALL = b"GGUF of four bits"
 SHARDS = {f"s-Q8_0-0000{number}-of-00003.gguf": b"GGUF %d" % number for number in (1, 2, 3)}

@@ -137,7 +137,7 @@ def llama_model_quantize(path, out, parameters):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_eval_shows_the_loss(model: Path, tmp_path: Path) -> None:
     out, text = tmp_path / "small.gguf", tmp_path / "text.txt"
     text.write_text("The harbour of the old town freezes for about six weeks every winter. " * 9)

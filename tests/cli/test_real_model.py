@@ -11,7 +11,7 @@ import pytest
 from tests.support.cli.commands import ROOT, TIMEOUT_S, llmrun, on_terminal, shell
 from tests.support.models.downloads import smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 @pytest.fixture(scope="module")

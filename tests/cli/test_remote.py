@@ -28,7 +28,7 @@ from tests.support.servers.hostile_server import (
 )
 from tests.support.servers.llama_server import llama_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 KEY = "sk-very-secret-0123456789"
 

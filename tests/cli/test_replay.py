@@ -17,7 +17,7 @@ from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import LEVELS_HERE
 from tests.support.named_pipes import named_pipe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 THINKING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

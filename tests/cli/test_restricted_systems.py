@@ -16,7 +16,7 @@ from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun
 from tests.support.cli.restricted import CALLS
 from tests.support.models.downloads import smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 RESTRICTED = (sys.executable, "-m", "tests.support.cli.restricted")
 QUESTION = ("generate", "-q", "--temp", "0", "-n", "8", "Say hello in French.")

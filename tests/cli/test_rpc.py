@@ -93,14 +93,14 @@ def test_models_on_a_server_take_none_of_these_flags(flags: tuple[str, ...]) -> 
     assert line == f"error: {flags[0]}: not supported for models on a server, which controls it"
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_flag_turns_the_setting_off(model: str) -> None:
     env = {**os.environ, "LLMRUN_RPC": f"127.0.0.1:{closed_port()}"}
     done = llmrun("generate", "-q", "--rpc", "off", "--backend", "cpu", "--raw", "-m", model, "-n", "3", "a", env=env)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("flags", [("--tensor-split", "1,1"), ("--split-mode", "row")])
 def test_a_split_without_a_gpu_is_a_note(model: str, flags: tuple[str, ...]) -> None:
     done = llmrun("generate", *flags, "--backend", "cpu", "--raw", "-m", model, "-n", "3", "a")

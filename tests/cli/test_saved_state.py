@@ -14,7 +14,7 @@ from tests.support.cli.commands import LLMRUN, ROOT, llmrun, scripted, shell
 from tests.support.models.downloads import smollm2
 from tests.support.named_pipes import named_pipe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 LONG = "the quick brown fox jumps over the lazy dog. " * 20
 

@@ -16,7 +16,7 @@ from tests.support.hub.fake_hub import FakeHub, fake_hub
 from tests.support.hub.hub_client import settled
 from tests.support.hub.model_stores import Stores
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 HEADS = ["NAME", "PARAMS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE"]
 

@@ -146,7 +146,7 @@ def test_models_on_servers_cannot_be_served() -> None:
     assert b"already runs on a server" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_saved_prefixes_outlive_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each API key has its own, which are private. They are saved when the server is idle, or when it stops."""
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
@@ -175,7 +175,7 @@ def test_saved_prefixes_outlive_the_server(tmp_path: Path, monkeypatch: pytest.M
         assert cached(url, KEY) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_an_idle_server_saves_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
     with served("my-model", "--save-prefixes") as (_, url, _):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cli.commands import llmrun
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 QUESTION = "once more, once more, once more, once more"
 

@@ -16,7 +16,7 @@ from tests.support.gguf.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, 
 from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 from tests.support.models.downloads import smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 

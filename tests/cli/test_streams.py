@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.cli.commands import LLMRUN, ROOT, on_terminal, screen_of, script_file, scripted, shell
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 GENERATE = "$LLMRUN generate --backend scripted"
 LONG = "abcdefghij" * 500

@@ -43,7 +43,7 @@ print(hex(load_kernels([name])[name].address))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.skipif(sys.platform != "linux", reason="gaps are filled from the top on Linux only")
 def test_kernels_load_beside_a_large_model() -> None:
     object_images([SAMPLE], host_target())
@@ -58,7 +58,7 @@ def test_kernels_load_beside_a_large_model() -> None:
     assert done.stdout.startswith("0x"), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_objects_that_cannot_be_loaded_are_an_error() -> None:
     image = object_images([SAMPLE], host_target())[SAMPLE]
     with pytest.raises(KernelCompileError, match="cannot load compiled kernels: "):

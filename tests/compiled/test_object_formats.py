@@ -42,7 +42,7 @@ KERNELS = (
 LARGE_FRAMES = {"linear", "attention", "delta_rule"}  # at the level portable, where vectors need many registers
 CONSTANTS = ("__real@", "__xmm@", "__ymm@", "__zmm@")  # COFF shares equal constants between objects
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 def target_of(triple: str, level: Level) -> Target:

@@ -99,7 +99,7 @@ def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
     assert reports == [(1, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_there_are_no_more_compilers_than_processors_for_this_process(cold: Path) -> None:
     with (
         mock.patch.object(store, "most_threads", return_value=1),

@@ -169,7 +169,7 @@ def test_a_system_that_does_not_tell_is_a_note(known: dict[str, Any]) -> None:
     assert (found.status, found.words) == (NOTE, "the system does not report the amount of memory")
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_speed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_GIB", 1 << 26)
     (found,) = measure_speed(machine(threads=1, memory_free=None))

@@ -36,7 +36,7 @@ from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.models.tiny_models import tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract, SpeculationContract):

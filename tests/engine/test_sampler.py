@@ -21,7 +21,7 @@ from llmrun.layouts.sampling import mask_words
 from llmrun.sampling_params import SamplingParams
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = replace(OFF, temperature=0.0)

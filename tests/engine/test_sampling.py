@@ -15,7 +15,7 @@ from llmrun.engine import sampling
 from llmrun.errors import LlmrunError, ModelFileError
 from llmrun.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

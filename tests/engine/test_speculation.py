@@ -169,7 +169,7 @@ def test_forced_tokens_take_one_step(logprobs: int | None) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "capacity", "rows_per_step"), [(None, None, 6), (7, None, 256), (None, 60, 256), (16, 90, 1)]
 )
-@pytest.mark.slow
+@pytest.mark.push
 def test_company_and_small_caches_change_nothing(
     name: str, checkpoint: int | None, capacity: int | None, rows_per_step: int
 ) -> None:
@@ -341,7 +341,7 @@ def requests_of(draw: st.DrawFn, backend: ScriptedBackend, room: int) -> Request
     return replace(request, stop=tuple(sorted(stops)))
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_drafts_change_no_answer(data: st.DataObject) -> None:

@@ -24,7 +24,7 @@ from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 CHUNKS, CONTEXT = 2, 512
 TEXT = "\n\n".join(passages())

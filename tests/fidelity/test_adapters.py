@@ -13,7 +13,7 @@ from tests.support.models.real_weights import real_weights
 from tests.support.models.tiny_adapters import AdaptedOracle, tiny_adapter
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 SCALE = 0.5

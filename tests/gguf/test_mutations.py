@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.gguf.gguf_mutations import base_files, mutant, outcome, outcome_of_shards, shard_bases, shard_mutant
 from tests.support.gguf.gguf_shards import name_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 CORPUS = Path(__file__).parent / "corpus"
 CASES = 20_000

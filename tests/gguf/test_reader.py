@@ -121,7 +121,7 @@ def test_the_real_model_is_read_whole() -> None:
         assert 0 <= file.file_bytes - (last.offset + last.nbytes) < 32
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_all_of_llama_cpps_vocabulary_files_open() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models").glob("*.gguf"))
     assert len(paths) > 15

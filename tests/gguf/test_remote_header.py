@@ -24,7 +24,7 @@ from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, scalar, spm_vocabu
 from tests.support.gguf.gguf_files import Vocabulary, byte_characters, tiny_llama, tiny_spm_vocabulary
 from tests.support.gguf.gguf_mutations import Layout, broken, layout_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 PATH = Path("remote.gguf")
 

@@ -70,7 +70,7 @@ def load_with_trouble(path: Path, at_read: int, trouble: Callable[[Path], None])
     return next(numbers)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_file_cut_off_before_any_of_its_reads_says_what_happened(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_file_cut_off_before_any_of_its_reads_says_what_happened(
         assert str(caught.value) == f"{CHANGED}: {model}: was {len(whole)} bytes, is 100"
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_file_written_to_before_any_of_its_reads_is_not_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor, "_WINDOW_STEP", 1000)
     n = load_with_trouble(model, -1, write_into)
@@ -103,7 +103,7 @@ def test_a_copy_that_is_still_under_way_is_not_called_broken(model: Path) -> Non
         load_with_trouble(model, 0, overwrite)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_file_replaced_by_another_of_its_name_goes_on_as_it_was(model: Path) -> None:
     whole = model.read_bytes()
     n = load_with_trouble(model, -1, replace_by_another)
@@ -132,7 +132,7 @@ def test_whoever_opens_the_path_once_more_is_told_that_it_is_another_file(
             file.check_in_place()
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("trouble", [cut_off, write_into])
 def test_a_file_that_changes_after_it_was_loaded_is_nobodys_business(
     model: Path, trouble: Callable[[Path], None]
@@ -145,7 +145,7 @@ def test_a_file_that_changes_after_it_was_loaded_is_nobodys_business(
         open_gguf(model).close()
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("at_read", [0, 10, 20])
 def test_the_command_ends_in_one_line_and_exit_code_3(model: Path, at_read: int) -> None:
     program = f"""

@@ -48,7 +48,7 @@ def test_the_objects_are_the_same_to_the_byte() -> None:
     assert compiled("faster") == plain
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_an_object_does_not_depend_on_the_kernels_compiled_before() -> None:
     """Both kernels call `min` with the same types, but from functions with different flags."""
     merge = KernelName.of("attention.attention", "merge", value_size=16, values="f16")

@@ -27,7 +27,7 @@ from tests.support.kernels.blocks import (
     raw_blocks,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 # Types that gguf-py can read but not `quantize`.
 ONLY_READ = [

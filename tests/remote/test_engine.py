@@ -50,7 +50,7 @@ from tests.support.servers.hostile_server import (
 from tests.support.servers.llama_server import llama_server
 from tests.support.servers.tcp_relay import relay_to
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 CHAT = ChatPrompt([{"role": "user", "content": "Say hello."}])
 GREEDY = SamplingParams(temperature=0.0)

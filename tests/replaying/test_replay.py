@@ -32,7 +32,7 @@ from tests.support.kernels.runs import EXECUTABLE_LEVELS, WEIGHT_TYPES, at_level
 from tests.support.models.numeric_models import NUMERIC_MODELS, StableRandom, write_numeric_model
 from tests.support.models.tiny_adapters import tiny_adapter
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 # The same tokens twice, so that lookup finds drafts.
 PROMPT = StableRandom(3).tokens(40, 290) * 2

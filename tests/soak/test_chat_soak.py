@@ -26,7 +26,7 @@ from tests.support.cli.commands import LLMRUN, script_file
 from tests.support.cli.shells import PtyShell
 from tests.support.models.downloads import smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ANSWER = "a long answer of *many* words, " * 5
 

@@ -19,7 +19,7 @@ from tests.support.models.downloads import smollm2
 from tests.support.serving.served import scripted_arguments
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.push,
     pytest.mark.skipif(sys.platform == "win32", reason="kills processes and resets connections as POSIX does"),
 ]
 

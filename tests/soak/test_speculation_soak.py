@@ -13,7 +13,7 @@ from tests.soak.speculation_soak import CONTEXT, SEQUENCES, compare
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_architectures import tiny_architecture
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 # Windows, keys shared by layers, sinks, latent attention, a recurrent state, experts.
 NAMES = ["gemma3 pattern", "gemma4 E2B", "gpt-oss", "deepseek2", "lfm2", "qwen3moe"]

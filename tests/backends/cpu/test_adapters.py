@@ -56,7 +56,7 @@ def in_steps(backend: CpuBackend, scales: Sequence[float] | None, steps: Sequenc
     return np.concatenate(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_agree_with_llama_cpp_in_steps_of_any_size(tmp_path: Path, name: str) -> None:
     """Allow 1e-3 of the logits' range, as without adapters, because the cache is float16."""
@@ -72,7 +72,7 @@ def test_logits_agree_with_llama_cpp_in_steps_of_any_size(tmp_path: Path, name: 
         assert np.abs(in_steps(backend, None, [60]) - expected).max() >= 0.1 * np.ptp(expected)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_four_adapters_in_a_batch_equal_each_alone(tmp_path: Path, threads: int) -> None:
     """Another sequence combines two adapters, and one has none, which equals a model without adapters."""
@@ -99,7 +99,7 @@ def test_four_adapters_in_a_batch_equal_each_alone(tmp_path: Path, threads: int)
     assert all((together[seq] != together[5]).any() for seq in range(5))
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_rows_before_activation_share_the_base(tmp_path: Path) -> None:
     """The scale of a sequence changes inside a step, as it does with activated LoRA."""
     model = tiny_model(tmp_path, "F32")

@@ -64,7 +64,7 @@ def in_passes(head: CpuDraftHead, sizes: list[int], seq: int = 0) -> NDArray[np.
     return np.concatenate(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("name", HEADS)
 def test_the_kernels_compute_what_the_twin_defines(tmp_path: Path, name: str) -> None:
     """Allow 1e-3 of the range, because the cache is float16."""
@@ -78,7 +78,7 @@ def test_the_kernels_compute_what_the_twin_defines(tmp_path: Path, name: str) ->
     assert np.abs(found - expected).max() <= 1e-3 * np.ptp(expected)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", HEADS[:2])
 @settings(max_examples=8, deadline=None)
@@ -94,7 +94,7 @@ def test_passes_of_any_size_compute_the_same_bits(
         np.testing.assert_array_equal(in_passes(head, sizes, seq=1), in_passes(head, [len(TOKENS)]))
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
 @pytest.mark.parametrize("drafted", [100, 128])
 def test_trimmed_heads_compute_the_first_logits(
@@ -111,7 +111,7 @@ def test_trimmed_heads_compute_the_first_logits(
     np.testing.assert_array_equal(found.hidden, expected.hidden)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_head_changes_no_bit_of_its_model(tmp_path: Path) -> None:
     path = tiny_architecture(tmp_path, DENSE)
     with opened(path, draft_head=False) as backend:
@@ -125,7 +125,7 @@ def test_a_head_changes_no_bit_of_its_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.concatenate([outputs[kind] for outputs in found]), expected[kind])
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_cancelled_and_refused_passes_leave_the_cache_alone(tmp_path: Path) -> None:
     with opened(tiny_architecture(tmp_path, DENSE), max_sequences=2) as backend:
         head = head_of(backend)
@@ -142,7 +142,7 @@ def test_cancelled_and_refused_passes_leave_the_cache_alone(tmp_path: Path) -> N
         np.testing.assert_array_equal(np.concatenate(outputs, axis=1), expected[50:])
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_full_cache_is_reported_before_the_pass(tmp_path: Path) -> None:
     options = OpenOptions(context_size=256, threads=1, max_sequences=3, kv_tokens=256, draft_head=True)
     with open_gguf(tiny_architecture(tmp_path, "glm4moe")) as file:

@@ -244,6 +244,7 @@ def test_the_real_model_over_threads_and_chunks(threads: int, kv_type: str) -> N
         assert actual_tokens == tokens
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 def test_the_real_model_in_a_batch_of_eight_strangers(kv_type: str) -> None:
     compared, steps, tokens = real_expected(kv_type)

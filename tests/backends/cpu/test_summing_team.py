@@ -19,7 +19,7 @@ from tests.support.models.fidelity import plan_of
 from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.models.tiny_models import tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 70)]
 # Dense, fused and per-head matrices; experts with one and two matrices per tensor, and a shared expert; recurrent

@@ -30,7 +30,7 @@ from tests.support.batching.ray_clusters import TestCluster, cluster, open_with_
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.serving.processes import scripted_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 PATIENCE_S = 60.0
 LINES = 80
 

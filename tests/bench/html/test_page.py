@@ -34,7 +34,7 @@ from tests.support.bench.documents import (
     without_samples,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 VOID = {"meta", "link", "br"}
 LAYOUT = {"html", "head", "title", "style", "body", "main", "header", "section", "footer", "div", "span", "figure"}

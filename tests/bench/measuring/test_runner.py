@@ -253,7 +253,7 @@ def test_a_machine_that_cannot_be_measured_costs_its_limits_and_nothing_else(
     assert notes.said == ["cannot measure the machine's limits: memory to measure its speed: none is left"]
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_real_processes_are_measured_and_a_slower_one_is_slower(tmp_path: Path) -> None:
     targets = [target_of(tmp_path, "quick", step_seconds=0.002), target_of(tmp_path, "slow", step_seconds=0.02)]
     outcome = Runner([configuration_of(target) for target in targets], rounds(3), Notes()).run()
@@ -270,7 +270,7 @@ def test_a_target_that_cannot_be_opened_is_a_failure_with_its_reason(tmp_path: P
     assert "gone.json" in str(outcome.trials[0].failure)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("step_seconds", [0.0, 0.3])
 def test_a_turn_is_long_enough_to_be_told_from_noise(tmp_path: Path, step_seconds: float) -> None:
     target = target_of(tmp_path, step_seconds=step_seconds)

@@ -84,7 +84,7 @@ def test_it_is_not_ended_by_its_terminals_ctrl_c_and_goes_with_its_parent(tmp_pa
         assert not status.is_running() or status.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_the_machines_limits_are_measured_in_it() -> None:
     with worker() as process:
         bandwidth, products = process.limits(1, 64 << 20)

@@ -20,7 +20,7 @@ from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.tiny_architectures import tiny_architecture
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 DEPTH, PROMPT = 40, MAX_ROWS + 50  # two steps
 LAYER = [

@@ -23,7 +23,7 @@ from tests.support.engine.thinking_models import (
 )
 from tests.support.servers.hostile_server import DONE, counted, response, said, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 DIM_THOUGHT = THOUGHT.split("\n")[0]
 

@@ -168,7 +168,7 @@ def test_prices_are_parsed() -> None:
     assert parse_prices(None) is None
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_counts_of_a_real_model_equal_its_usage(tmp_path: Path) -> None:
     lines = [{"prompt": f"Name {number} animals, please.", "max_tokens": 8} for number in range(12)]
     lines += [{"messages": [{"role": "system", "content": "Be ünkind 🦉."}, {"role": "user", "content": "Hi"}]}]

@@ -9,7 +9,7 @@ import pytest
 from llmrun.cli.chatting.markdown import rows, view
 from tests.soak.terminal_soak import Breach, soak_case
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 @pytest.mark.parametrize("hundred", range(10))

@@ -21,7 +21,7 @@ import termios
 from tests.support.cli.commands import ROOT, TIMEOUT_S
 from tests.support.cli.terminals import Terminal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 UP, LEFT, RIGHT, CTRL_A, CTRL_C, CTRL_D, CTRL_J, CTRL_R, TAB, BACKSPACE = (
     *("\x1b[A", "\x1b[D", "\x1b[C", "\x01", "\x03", "\x04", "\n", "\x12", "\t", "\x7f"),

@@ -16,7 +16,7 @@ from tests.support.cli.reflowing import ReflowingTerminal
 from tests.support.cli.shown_answers import PROSE, SAMPLE, Answer, shown
 from tests.support.cli.terminals import Terminal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 PIECES = [
     *("word ", "a", "b ", "*", "**", "_", "`", "``", "```", "```python\n", "\n", "\n\n", "- ", "  - ", "1. ", "2. "),

@@ -79,7 +79,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_keys_are_not_echoed_and_wait_as_they_were_typed() -> None:
     child, before = process("quiet(); time.sleep(3); keyboard.end(); time.sleep(0.2); print(os.read(0, 9000))")
     child.send(b"ab\r\x04" + b"x" * 4200)
@@ -116,7 +116,7 @@ def test_output_on_its_way_survives_ctrl_c() -> None:
     child.close(force=True)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_ctrl_c_is_a_signal_however_much_was_typed_and_nothing_is_lost() -> None:
     """Keys that the thread has not read yet are left in the driver's queue for the next reader."""
     child, _ = process(

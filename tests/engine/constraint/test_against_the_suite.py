@@ -30,7 +30,7 @@ from tests.support.constraint.matchers import (
 
 GAPS = Path(__file__).with_name("suite_gaps.txt")
 OURS = "llama-bpe"  # 128,000 tokens
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 Compiled = tuple[SuiteCase, str, list[tuple[str, str, bool, bool]]]  # instances: name, text, valid, accepted
 

@@ -66,7 +66,7 @@ def assert_one_line(said: str | None) -> None:
 # --- hostile input
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_hostile_schema_is_refused_in_one_line(name: str, process: ConstraintProcess) -> None:
     before = time.perf_counter()
@@ -74,7 +74,7 @@ def test_a_hostile_schema_is_refused_in_one_line(name: str, process: ConstraintP
     assert time.perf_counter() - before < 3 * ENOUGH_S  # by the clock, on a busy machine
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_hostile_grammar_is_refused_in_one_line(name: str, process: ConstraintProcess) -> None:
     assert_one_line(refusal_of_text(GRAMMARS[name], str, process))
@@ -277,7 +277,7 @@ VALUES = st.recursive(
 SHARED = ConstraintProcess()  # hypothesis does not mix with fixtures of a function; it ends with pytest
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @settings(max_examples=400, deadline=10_000)
 @given(VALUES | st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_json_compiles_or_is_refused_in_one_line(value: object) -> None:

@@ -22,7 +22,7 @@ from tests.support.constraint.random_answers import random_answer, random_choose
 from tests.support.constraint.soak import compiled_schemas, outcomes
 from tests.support.models.tiny_models import tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 ANSWERS = 150
 SEED = 3
 

@@ -16,7 +16,7 @@ from tests.support.models.embedding_results import cosines, random_texts, result
 from tests.support.models.llama_cpp_oracle import LlamaCppModel, requantize
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, tiny_encoder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 def check_quantized(path: Path, exact: Path, texts: Sequence[Sequence[int]], pooling: Pooling) -> None:

@@ -15,7 +15,7 @@ from llmrun.engine.embedding.inputs import MOST_TOKENS, InputReader, limited
 from llmrun.errors import ContextExceeded, UsageError
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 TEMPLATE = "<|im_start|>Q: {query} D: {document}<|im_end|>"
 _CLS, _SEP = 101, 102

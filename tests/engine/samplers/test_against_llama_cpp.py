@@ -12,7 +12,7 @@ from tests.soak.samplers.dry_comparison import compare_dry
 from tests.soak.samplers.sets import ROUNDING
 from tests.soak.samplers.soak import KINDS, Tally, compare_many
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ARRAYS = 60  # for each sampler
 LARGEST = 40_000  # tokens in a vocabulary

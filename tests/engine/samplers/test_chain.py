@@ -174,7 +174,7 @@ def test_adaptive_p_draws_tokens_near_its_target() -> None:
     assert np.mean(np.array(drawn) == 1) > 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_rows_of_a_draft_carry_the_state_on() -> None:
     """The states of rows that are drawn together equal those of rows drawn one by one."""
     for params in ENABLED.values():

@@ -28,7 +28,7 @@ from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, as
 from tests.support.engine.scripted_models import endless, noisy
 from tests.support.engine.thinking_models import SWITCHED, thinking_backend
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_processes")]
+pytestmark = [pytest.mark.push, pytest.mark.usefixtures("shared_processes")]
 
 WIDE = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3)
 PARAMS = {

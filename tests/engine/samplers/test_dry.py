@@ -70,7 +70,7 @@ def test_a_tail_is_the_rest_of_the_breaker() -> None:
     assert find_breakers([], TOKENIZER) is NO_BREAKERS
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_request_without_dry_never_reads_the_vocabulary() -> None:
     class Unreadable(ScriptedTokenizer):
         def token_bytes(self, token_id: int) -> bytes:

@@ -21,7 +21,7 @@ PARAMS = SamplingParams(samplers="top_k;infill", top_k=40, seed=1)
 CASES = 400
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_the_same_candidates_are_kept_as_by_libllama() -> None:
     """Candidates are words that begin like others, other tokens, and tokens that end an answer."""
     name = "starcoder"

@@ -27,7 +27,7 @@ from tests.support.engine.saving import grow, saved_file
 from tests.support.engine.scripted_models import DRAWN, endless
 from tests.support.models.tiny_architectures import tiny_architecture
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 # Plain attention, sliding windows, short convolutions, a recurrent state and both.
 ARCHITECTURES = pytest.mark.parametrize("name", ["qwen3", "gemma3", "lfm2", "qwen35", "falcon-h1"])

@@ -86,7 +86,7 @@ def test_nobody_fails_or_starts_again_in_a_quarter_of_the_cache(seed: int) -> No
     assert check_crowd(backend, solitary, count=60, context=context, seed=seed) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_nobody_starts_again_in_a_quarter_of_a_paged_cache(tmp_path: Path) -> None:
     path, context = tiny_llama(tmp_path / "tiny.gguf", context=512), 512
     options = OpenOptions(backend="cpu", context_size=context, threads=1)

@@ -75,14 +75,14 @@ def hostile() -> dict[str, Ended]:
     return dict(zip(HOSTILE, ended_all([*HOSTILE.values()], QUICK), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_refused_in_one_line(name: str, hostile: dict[str, Ended]) -> None:
     assert hostile[name].well, hostile[name]
     assert hostile[name].outcome == "refused" or name in HARMLESS
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_random_ones_end_in_text_or_are_refused() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
     real = [path.read_text(encoding="utf-8") for path in paths]
@@ -113,7 +113,7 @@ def test_a_refusal_says_what_was_too_much_and_where(name: str, process: Template
     assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
 
 
-@pytest.mark.slow
+@pytest.mark.push
 def test_a_template_has_six_seconds_of_processor_time(patient: TemplateProcess) -> None:
     before = time.process_time()
     assert refusal(patient, FOR_EVER).endswith("it takes longer than 6.0 s")

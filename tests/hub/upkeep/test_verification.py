@@ -22,7 +22,7 @@ from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, string
 from tests.support.hub.model_stores import Stores, gguf, sha256
 from tests.support.models.downloads import SMOLLM2_SHA256, smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 

@@ -24,7 +24,7 @@ def queries(rows: int, shape: AttentionShape) -> NDArray[np.float32]:
     return 3 * drawn.astype(np.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("shape", "kv_type"), [(NINE, "f16"), (SIX, "q8_0")])
 @pytest.mark.parametrize("around", [ALL, 3, 130])
@@ -41,7 +41,7 @@ def test_rows_see_both_ways_like_the_twin(level: str, shape: AttentionShape, kv_
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, TABLE * BLOCK), min_size=1, max_size=5),
@@ -68,7 +68,7 @@ def test_a_sequence_has_the_same_bits_in_any_step(
         np.testing.assert_array_equal(alone, together[rows])
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("length", [20, 40])
 def test_what_another_text_left_after_the_end_is_not_read(level: str, length: int) -> None:

@@ -18,7 +18,7 @@ from llmrun.plan.values import Value
 from tests.support.kernels.random_adapters import some_scales, with_random_adapters
 from tests.support.kernels.runs import LEVELS_HERE, random_matrix, run_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 
 def build(plan: Plan, x: Value, weights: list[Matrix]) -> None:

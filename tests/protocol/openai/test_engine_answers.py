@@ -13,7 +13,7 @@ from llmrun.protocol.openai.responses import ChatAnswer
 from tests.support.protocol.answers import FACTS, USER, assembled, chat, official_chat, run
 from tests.support.tool_calls.formats import real_case, source_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 NAME = "Qwen-Qwen3-0.6B"
 WEATHER = {

@@ -17,7 +17,7 @@ from tests.support.browser.live_page import Browser, Page
 from tests.support.serving.fake_model import FACTS, HOLD, TIMINGS, FakeModel, Script, text
 from tests.support.serving.servers import RunningServer, serving
 
-pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
 
 KEY = "a-long-enough-test-key"
 

@@ -23,7 +23,7 @@ from tests.support.browser.live_page import Browser, Page
 from tests.support.serving.fake_model import FACTS, TIMINGS, FakeModel, Script, text
 from tests.support.serving.servers import RunningServer, serving
 
-pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
 
 N_ANSWERS = 200
 # The elements that an answer may consist of, with their attributes

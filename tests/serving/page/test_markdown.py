@@ -15,7 +15,7 @@ from tests.support.browser.hostile_answers import PAYLOADS
 from tests.support.browser.live_page import Browser, Page
 from tests.support.serving.servers import serving
 
-pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
 
 RENDER = """(pieces) => {
   const box = document.createElement("div"), markdown = new Markdown(box);

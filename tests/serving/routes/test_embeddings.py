@@ -153,7 +153,7 @@ def test_a_real_server_refuses_what_the_model_cannot_do(real: Served) -> None:
     assert status == 400
 
 
-@pytest.mark.slow
+@pytest.mark.push
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
 def test_a_real_reranker_ranks_and_generates_nothing(tmp_path: Path, backend: str) -> None:
     model = tiny_encoder(tmp_path, TINY_RERANKERS["bert"])

@@ -22,7 +22,7 @@ from tests.support.cli.commands import on_terminal, script_file
 from tests.support.cli.tool_chats import RESULT, call, tool_script_file
 from tests.support.tools.boxes import FAKE_SERVER
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.push
 
 PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn
 QUESTION = "run it? [y]es, [n]o, [a]lways for this tool, [s]how details: "

@@ -1,0 +1,125 @@
+"""The tiers of the test suite: which tests run after an edit, before a push, and at night (docs/testing.md).
+
+The mark on a test says where it first runs: unmarked tests run after every edit, tests marked `push` before every push,
+and tests marked `night` at night. `cover(n)` reduces the cases of a parametrized test before a push.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import heapq
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# Tests that need what not every machine has. They run only if -m names their mark; scripts/test_* do so.
+ELSEWHERE = ("arm", "clients", "gpu", "rpc", "soak", "vulkan", "x86")
+TESTED_AT_NIGHT = ROOT / "tests" / "night.json"  # written by the night tier
+# Rooms of llmrun/ whose changes are never tested by a reduced set of cases alone, and the tests that run instead.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "kernels": ("tests/kernels/", "tests/backends/cpu/"),
+    "layouts": ("tests/layouts/", "tests/quants/", "tests/kernels/"),
+    "plan": ("tests/plan/", "tests/archs/"),
+    "quants": ("tests/quants/", "tests/quantizing/"),
+}
+
+
+class Tier(enum.IntEnum):
+    """The tiers that `scripts/test` can run."""
+
+    EDIT = 0
+    PUSH = 1
+    NIGHT = 2
+
+
+def tier_of(item: pytest.Item) -> Tier:
+    """Return the first tier that runs the test according to its marks, without regard to `cover`."""
+    if item.get_closest_marker("night"):
+        return Tier.NIGHT
+    return Tier.PUSH if item.get_closest_marker("push") else Tier.EDIT
+
+
+def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = ()) -> list[pytest.Item]:
+    """Return the tests of a tier. The tests of `changed` rooms run as at night in the push tier."""
+    if tier is Tier.NIGHT:
+        return list(items)
+    folders = tuple(itertools.chain.from_iterable(ROOMS[room] for room in changed)) if tier is Tier.PUSH else ()
+    left_out = reduced(items)
+    return [
+        item
+        for item in items
+        if (folders and item.nodeid.startswith(folders)) or (tier_of(item) <= tier and item not in left_out)
+    ]
+
+
+def reduced(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases of tests marked `cover` that only the night tier runs."""
+    functions: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("cover")
+        if mark and isinstance(item, pytest.Function):
+            functions[item.nodeid.split("[")[0], mark.args[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for (_, strength), cases in functions.items():
+        chosen = covering([factors(case.callspec.params) for case in cases], strength)
+        left_out.update(case for number, case in enumerate(cases) if number not in chosen)
+    return left_out
+
+
+def factors(params: Mapping[str, object]) -> dict[str, str]:
+    """Return the values of a case by name. The elements of a tuple are values of their own."""
+    found = {}
+    for name, value in params.items():
+        parts = dict(enumerate(value)) if isinstance(value, tuple) else {"": value}
+        found.update({f"{name}{place}": repr(part) for place, part in parts.items()})
+    return found
+
+
+def covering(cases: Sequence[Mapping[str, str]], strength: int) -> set[int]:
+    """Choose few cases that contain every combination of `strength` values that any of the cases contains.
+
+    Takes the case with the most new combinations at each step, and the first of equals. The counts of waiting cases
+    only fall, so a case whose count is up to date when it reaches the top of the heap is the best.
+    """
+    combinations = [set(itertools.combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
+    waiting = [(-len(found), number) for number, found in enumerate(combinations)]
+    heapq.heapify(waiting)
+    covered: set[tuple[tuple[str, str], ...]] = set()
+    chosen = set()
+    while waiting:
+        count, number = heapq.heappop(waiting)
+        new = len(combinations[number] - covered)
+        if new == -count > 0:
+            chosen.add(number)
+            covered |= combinations[number]
+        elif new:
+            heapq.heappush(waiting, (-new, number))
+    return chosen
+
+
+def digests() -> dict[str, str]:
+    """Return a digest of the sources of each room in ROOMS."""
+    found = {}
+    for room in ROOMS:
+        digest = hashlib.sha256()
+        for path in sorted((ROOT / "llmrun" / room).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+        found[room] = digest.hexdigest()
+    return found
+
+
+def changed_rooms() -> list[str]:
+    """Return the rooms whose sources differ from those that the night tier last tested."""
+    tested = json.loads(TESTED_AT_NIGHT.read_text(encoding="utf-8"))
+    return [room for room, digest in digests().items() if tested.get(room) != digest]
+
+
+def record_night() -> None:
+    """Record that the night tier has passed with the present sources."""
+    TESTED_AT_NIGHT.write_text(json.dumps(digests(), indent=4) + "\n", encoding="utf-8")

@@ -1,0 +1,137 @@
+"""Tests of the tiers: which tests a run selects, and that the marks mean what docs/testing.md says."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.tiers import ROOMS, ROOT, covering, factors
+
+SUITE = """
+import pytest
+
+def test_edit(): ...
+
+@pytest.mark.push
+def test_push(): ...
+
+@pytest.mark.night
+def test_night(): ...
+
+@pytest.mark.push
+@pytest.mark.cover(2)
+@pytest.mark.parametrize("a", range(4))
+@pytest.mark.parametrize("b", range(4))
+@pytest.mark.parametrize("c", range(4))
+def test_covered(a, b, c): ...
+
+@pytest.mark.gpu
+def test_elsewhere(): ...
+"""
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({"a": st.sampled_from("xyz"), "b": st.sampled_from("uv"), "c": st.sampled_from("rst")})
+    )
+)
+def test_every_pair_that_occurs_is_covered(cases: list[dict[str, str]]) -> None:
+    def pairs(chosen: list[dict[str, str]]) -> set[tuple[tuple[str, str], ...]]:
+        return {pair for case in chosen for pair in itertools.combinations(sorted(case.items()), 2)}
+
+    kept = covering(cases, 2)
+    assert pairs([cases[number] for number in kept]) == pairs(cases)
+
+
+@pytest.mark.parametrize(("values", "strength", "most"), [((5, 5, 5), 2, 33), ((5, 5, 5), 1, 5), ((3, 3, 3, 3), 2, 12)])
+def test_few_cases_cover_a_product(values: tuple[int, ...], strength: int, most: int) -> None:
+    """The smallest sets of pairs have 25 and 9 cases."""
+    names = "abcd"
+    product = [dict(zip(names, map(str, case), strict=False)) for case in itertools.product(*map(range, values))]
+    assert len(covering(product, strength)) <= most
+
+
+def test_elements_of_tuples_are_values() -> None:
+    assert factors({"shape": (3, "x"), "level": "avx2"}) == {"shape0": "3", "shape1": "'x'", "level": "'avx2'"}
+
+
+def test_the_choice_is_the_same_in_every_worker() -> None:
+    cases = [{"a": str(random.Random(n).random() > 0.5), "b": str(n % 7), "c": str(n % 5)} for n in range(100)]
+    assert covering(cases, 2) == covering(cases, 2)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Return a copy of the suite's settings with SUITE as the only test file, and with other sources."""
+    tests = tmp_path / "tests"
+    (tests / "support").mkdir(parents=True)
+    for name in ("conftest.py", "support/tiers.py", "night.json"):
+        (tests / name).write_bytes((ROOT / "tests" / name).read_bytes())
+    (tests / "kernels").mkdir()
+    (tests / "kernels" / "test_suite.py").write_text(SUITE)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    for room in ROOMS:
+        (tmp_path / "llmrun" / room).mkdir(parents=True)
+        (tmp_path / "llmrun" / room / "code.py").write_text("changed = True")
+    return tmp_path
+
+
+def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
+    """Run the suite and return the number of passed cases of each function, and the output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=True,
+    )
+    names = re.findall(r"::test_(\w+)\S* PASSED", done.stdout)
+    return {name: names.count(name) for name in names}, done.stdout
+
+
+EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64}
+
+
+@pytest.mark.push
+def test_changed_rooms_are_tested_as_at_night_until_the_night(copy: Path) -> None:
+    found, said = run_suite(copy)
+    assert found == EVERYTHING
+    assert "llmrun/kernels and llmrun/layouts and llmrun/plan and llmrun/quants changed since" in said
+    assert run_suite(copy, "tests/kernels", "--night")[0] == EVERYTHING
+    assert run_suite(copy)[0] == EVERYTHING  # a night run of some tests proves nothing
+    assert run_suite(copy, "--night")[0] == EVERYTHING
+    found, said = run_suite(copy)
+    assert (found["edit"], found["push"], found.get("night")) == (1, 1, None)
+    assert 16 <= found["covered"] < 24
+    assert "changed since" not in said
+
+
+@pytest.mark.push
+def test_rooms_without_changes_do_not_pay_for_others(copy: Path) -> None:
+    run_suite(copy, "--night")
+    (copy / "llmrun" / "quants" / "code.py").write_text("changed = 2")
+    found, said = run_suite(copy)
+    assert "night" not in found
+    assert "llmrun/quants changed since" in said
+
+
+@pytest.mark.push
+def test_a_night_that_fails_records_nothing(copy: Path) -> None:
+    (copy / "tests" / "test_fault.py").write_text("def test_fault(): assert False")
+    before = (copy / "tests" / "night.json").read_bytes()
+    with pytest.raises(subprocess.CalledProcessError):
+        run_suite(copy, "--night")
+    assert (copy / "tests" / "night.json").read_bytes() == before
