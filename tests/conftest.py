@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -81,6 +81,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = kept
+
+
+@pytest.fixture
+def saw(record_property: Callable[[str, object], None]) -> Callable[[int, str, int], None]:
+    """Return a function by which a test of the project itself reports how many things it saw, at least `least`."""
+
+    def report(count: int, what: str, least: int) -> None:
+        record_property(what, count)
+        assert count >= least, f"only {count} {what}: what hides the others?"
+
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seen = [pair for report in terminalreporter.getreports("passed") for pair in report.user_properties]
+    if seen:
+        terminalreporter.line("The tests of the project itself saw " + ", ".join(f"{n:,} {what}" for what, n in seen))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

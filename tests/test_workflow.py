@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ OF_STEPS = {"name", "if", "run", "uses", "with"}
 RUNNERS = {"ubuntu-24.04", "ubuntu-24.04-arm", "macos-15", "windows-2025"}
 
 
-def test_the_workflow_has_no_unknown_keys() -> None:
+def test_the_workflow_has_no_unknown_keys(saw: Callable[[int, str, int], None]) -> None:
+    saw(len(STEPS), "steps of the workflow", 10)
     assert set(WORKFLOW) == {"name", "on", "permissions", "concurrency", "jobs"}
     assert set(WORKFLOW["on"]) == {"push", "pull_request", "workflow_dispatch"}
     assert WORKFLOW["permissions"] == {"contents": "read"}

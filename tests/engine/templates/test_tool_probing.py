@@ -1,16 +1,9 @@
-"""Tests of finding a template's tool-call format, against llama.cpp's own analysis of the same templates.
-
-tool_formats.tsv lists, for each template in llama.cpp's source: the kind of calls, the text that begins them, and the
-keys of calls that are JSON. It was written by a program linked with llama.cpp (as vendored in llama-cpp-python 0.3.36)
-that ran its `autoparser::analyze_template` on each template. For templates that llama.cpp parses with code of their own
-(common/parsers/), the row was read from this code.
-"""
+"""Tests of finding a template's tool-call format, against llama.cpp's own analysis of the same templates."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from pathlib import Path
 from time import thread_time
 
 import pytest
@@ -27,18 +20,8 @@ from llmrun.errors import LlmrunError
 from tests.support.growth import TIMES, growth
 from tests.support.templates.template_runs import PROCESS
 from tests.support.tool_calls.answers import parsed
-from tests.support.tool_calls.formats import TEMPLATES, case_of, source_of, tools_of, with_formats
+from tests.support.tool_calls.formats import DIFFERENT, EXPECTED, TEMPLATES, WITH_FORMATS, case_of, source_of, tools_of
 from tests.support.tool_calls.grammars import problem
-
-_ROWS = [line.split("\t") for line in Path(__file__).with_name("tool_formats.tsv").read_text("utf-8").splitlines()]
-EXPECTED = {name: (kind, start.replace("\\n", "\n"), keys) for name, kind, start, keys in _ROWS}
-
-# llama.cpp has a format for these templates, and we have none, or the other way around.
-DIFFERENT = {
-    "fireworks-ai-llama-3-firefunction-v2": "it needs the variables `functions` and `datetime`, and ignores `tools`",
-    "llama-cpp-deepseek-r1": "Jinja2, and so `transformers`, cannot render it with tools: `tojson` of a generator",
-    "ibm-granite-granite-3.3-2B-Instruct": "it does not render calls; llmrun knows the format its prompt describes",
-}
 
 
 def kind_of(found: ToolCallFormat) -> str:
@@ -79,7 +62,8 @@ def test_known_differences_are_still_there(name: str) -> None:
 
 def test_every_template_that_shows_tools_has_a_format() -> None:
     assert [name for name in TEMPLATES if tools_of(name).takes_tools and not tools_of(name).tool_format] == []
-    assert len(with_formats()) >= 64
+    assert [name for name in TEMPLATES if tools_of(name).tool_format] == WITH_FORMATS
+    assert len(WITH_FORMATS) >= 64
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "MiniMax-M3", "mistralai-Mistral-Nemo-Instruct-2407", "LFM2-8B-A1B"])
@@ -87,7 +71,7 @@ def test_the_process_finds_the_same_format(name: str) -> None:
     assert PROCESS.abilities(source_of(name)).tools == tools_of(name)
 
 
-@pytest.mark.parametrize("name", with_formats())
+@pytest.mark.parametrize("name", WITH_FORMATS)
 def test_a_format_survives_json(name: str) -> None:
     assert ToolAbilities.from_json(asdict(tools_of(name))) == tools_of(name)
 
@@ -110,7 +94,7 @@ def test_arguments_are_objects_or_text_as_the_template_needs() -> None:
 
 
 def test_a_template_for_single_calls_is_recognized() -> None:
-    single = [name for name in with_formats() if not getattr(tools_of(name).tool_format, "parallel", True)]
+    single = [name for name in WITH_FORMATS if not getattr(tools_of(name).tool_format, "parallel", True)]
     assert "meta-llama-Llama-3.1-8B-Instruct" in single
     assert "openai-gpt-oss-120b" in single
     assert "Qwen-Qwen3-0.6B" not in single

@@ -22,7 +22,7 @@ from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine
 from tests.support.engine.scripted_models import GREEDY
 from tests.support.engine.thinking_models import SWITCHED, thinking_backend
-from tests.support.tool_calls.formats import real_case, source_of, with_formats
+from tests.support.tool_calls.formats import WITH_FORMATS, real_case, source_of
 from tests.support.tool_calls.random_tools import random_tools
 
 pytestmark = [pytest.mark.push, pytest.mark.usefixtures("shared_processes")]
@@ -83,7 +83,7 @@ def calls_of(gathered: Gathered) -> list[ToolCall]:
 
 
 def test_the_names_are_those_of_templates() -> None:
-    assert set(NAMES) <= set(with_formats())
+    assert set(NAMES) <= set(WITH_FORMATS)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from llmrun.engine.templates.abilities import ToolAbilities
 from llmrun.engine.tool_calls.messages import require_tools, template_messages
 from llmrun.errors import LlmrunError, UsageError
 from tests.support.templates.template_runs import PROCESS
-from tests.support.tool_calls.formats import source_of, tools_of, with_formats
+from tests.support.tool_calls.formats import WITH_FORMATS, source_of, tools_of
 
 HERMES = tools_of("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use")
 USER = {"role": "user", "content": "Hi"}
@@ -137,7 +137,7 @@ def test_other_messages_stay_as_they_are() -> None:
     assert template_messages(messages, ToolAbilities()) == messages
 
 
-@pytest.mark.parametrize("name", with_formats())
+@pytest.mark.parametrize("name", WITH_FORMATS)
 def test_real_templates_render_converted_conversations(name: str) -> None:
     abilities = tools_of(name)
     answer = {"role": "assistant", "content": "Warm."}

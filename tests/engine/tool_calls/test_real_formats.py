@@ -16,7 +16,7 @@ from llmrun.engine.tool_calls.schemas import read_tools
 from tests.support.templates.template_runs import PROCESS
 from tests.support.tool_calls.answers import parsed
 from tests.support.tool_calls.forced import forced_call_problem
-from tests.support.tool_calls.formats import Case, case_of, real_case, source_of, tools_of, with_formats
+from tests.support.tool_calls.formats import WITH_FORMATS, Case, case_of, real_case, source_of, tools_of
 from tests.support.tool_calls.grammars import accepts, problem
 
 pytestmark = pytest.mark.push
@@ -52,7 +52,7 @@ NAIVE = {"LFM2.5-8B-A1B": {**FULL, "place": "Zürich, the old town and {more}"}}
 SIZES = ((), (1,), (2, 7, 1), (13,))
 
 
-@pytest.fixture(params=with_formats())
+@pytest.fixture(params=WITH_FORMATS)
 def name(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
