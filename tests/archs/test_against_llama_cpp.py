@@ -57,6 +57,7 @@ def distance(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> floa
     return float(np.abs(actual - expected).max() / np.ptp(expected))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", [*TINY_MODELS, *MORE])
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
     """Covers every weight type and configuration, without rounding of weights or activations.

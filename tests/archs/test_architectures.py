@@ -58,6 +58,7 @@ def activation_in_a_table(x: NDArray[np.float32], activation: Activation) -> NDA
 EXACT_ACTIVATION = activations.activation_reference
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow 1.5e-5 of the logits' range, and 5e-6 for a tenth of the positions.
@@ -77,6 +78,7 @@ def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypat
         assert np.quantile(of_positions, 0.1) <= 5e-6
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", FIRST_ROWS)
 def test_hidden_states_are_those_of_llama_cpp(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow the same differences as for logits, which are computed from hidden states."""

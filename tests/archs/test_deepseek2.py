@@ -99,6 +99,7 @@ def test_scores_get_the_magnitude_twice_that_yarn_gives_to_queries_and_keys(
     assert plan.ropes[0].magnitude == pytest.approx(magnitude, rel=1e-6)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("layers", "vocabulary", "gating"),
     [

@@ -37,6 +37,7 @@ def test_the_first_ten_layers_are_sparse(tmp_path: Path) -> None:
     assert len(attention) == 12
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [

@@ -184,6 +184,7 @@ def test_a_missing_tensor_is_named(tiny: GGUFFile, tmp_path: Path, name: str) ->
         planned(changed(tiny, tmp_path, without(name)))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "shape", "words"),
     [

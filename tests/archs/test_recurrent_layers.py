@@ -42,6 +42,7 @@ def sections(*sizes: int) -> np.ndarray[Any, Any]:
     return np.array(sizes, np.int32)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "values", "error", "words"),
     [

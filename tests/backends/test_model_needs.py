@@ -45,6 +45,7 @@ def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
     assert planned.kv_read == filed.kv_read
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_plan_and_file_agree_on_every_architecture(tmp_path: Path, name: str) -> None:
     """Covers experts, windows and layers without keys.

@@ -49,6 +49,7 @@ def test_a_backend_that_was_named_is_taken_without_a_word(tmp_path: Path) -> Non
     assert opened(path, backend="llama", gpu_layers=0) == (LlamaBackend, [])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("free", "gpu_layers", "runs_on_cpu", "expected"),
     [
@@ -162,6 +163,7 @@ def test_a_gpu_that_does_not_say_what_it_has_free_gets_no_layer(
     assert opened(tiny_llama(tmp_path / "tiny.gguf"))[0] is CpuBackend
 
 
+@pytest.mark.push
 def test_llama_that_was_named_runs_without_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     assert opened(path, backend="llama") == (LlamaBackend, ["not using GPUs: no GPU here"])
@@ -249,6 +251,8 @@ def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> N
         open_backend(tmp_path / "none.gguf", OpenOptions(kv_type="q3_0"))
 
 
+@pytest.mark.cover(1)
+@pytest.mark.push
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
 @pytest.mark.parametrize("kv_type", KV_CHOICES)
 def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, backend: str, kv_type: str) -> None:

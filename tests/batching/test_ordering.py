@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def all_of(queue: WorkQueue, owner: str) -> list[Job]:
     return taken
 
 
+@pytest.mark.push
 @given(st.lists(st.text("ab", max_size=5)), st.randoms(use_true_random=False))
 def test_every_call_is_taken_once(prompts: list[str], draw: random.Random) -> None:
     """Whatever the workers do, including those that are lost."""

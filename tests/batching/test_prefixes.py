@@ -33,6 +33,7 @@ def unique_tokens(prompts: list[str]) -> int:
     return sum(map(len, in_order)) - sum(common)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("parallel", [1, 16])
 def test_rows_of_prompts_are_computed_once(tmp_path: Path, parallel: int) -> None:
     draw = random.Random(1)

@@ -97,6 +97,7 @@ def test_hostile_text_runs_nothing(light: Found) -> None:
     assert light["hostile", 1280]["title"].startswith("</title></style></svg><script>")
 
 
+@pytest.mark.night
 def test_curves_and_bars_are_drawn_light_and_dark_and_nothing_is_complained_about(
     pages: dict[str, str], light: Found, folder: Path
 ) -> None:

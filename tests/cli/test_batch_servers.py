@@ -16,7 +16,7 @@ from tests.support.servers.llama_server import llama_server
 from tests.support.serving.served import serve
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_run_with_our_servers_and_another_one_outlives_a_kill(tmp_path: Path) -> None:
     model = smollm2()
     lines = [

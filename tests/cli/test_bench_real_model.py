@@ -29,6 +29,7 @@ def rows_of(*arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.night
 def test_both_backends_are_measured_judged_and_held_against_the_machine() -> None:
     rows = rows_of("-m", str(smollm2()), "--backend", "cpu,llama", "-p", "32", "-n", "8", "-r", "8", "--seconds", "1")
     by_name = {(row["backend"], row["phase"]): row for row in rows}
@@ -48,6 +49,7 @@ def test_a_verbose_table_says_how_weights_were_prefetched() -> None:
     assert "2 threads: weights are " in done.stdout.decode()
 
 
+@pytest.mark.night
 def test_conversations_are_measured() -> None:
     rows = rows_of("-m", str(smollm2()), "--backend", "cpu", "--chat", "-r", "1", "--seconds", "1")
     labels = {row["workload"] for row in rows}
@@ -55,11 +57,13 @@ def test_conversations_are_measured() -> None:
     assert max(row["total_input_tokens"] for row in rows if row["workload"] == "chat: long document") > 1200
 
 
+@pytest.mark.night
 def test_a_cold_start_takes_longer_than_a_warm_one() -> None:
     (row,) = rows_of("-m", str(smollm2()), "--backend", "cpu", "--cold", "-r", "2", "--seconds", "1")
     assert row["mean_cold_ttft_ms"] > 100
 
 
+@pytest.mark.night
 def test_a_server_stands_in_the_same_table(server: str) -> None:
     rows = rows_of(
         "-m",
@@ -88,6 +92,7 @@ def test_requests_at_once_to_a_server_are_all_answered(server: str) -> None:
     assert rows[0]["completed"] % 64 == 0
 
 
+@pytest.mark.night
 def test_a_profile_says_where_the_time_goes(tmp_path: Path) -> None:
     (found,) = rows_of("-m", str(smollm2()), "--profile", "-p", "64", "--seconds", "1")
     for step in ("decode", "prefill"):

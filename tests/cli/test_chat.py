@@ -285,6 +285,7 @@ def test_two_processes_never_write_into_one_conversation(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "data",
     [

@@ -41,6 +41,7 @@ def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     assert again["generated_tokens"] == animal["generated_tokens"]
 
 
+@pytest.mark.night
 def test_with_on_full_forget_the_answer_is_that_of_the_turns_that_are_left(tmp_path: Path) -> None:
     """The prompt of the remaining turns is prefilled like that of a new conversation, so the bytes are equal."""
     options = ("chat", "-q", str(smollm2()), "--seed", "3", "-n", "24", "-c", "256")

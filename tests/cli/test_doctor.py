@@ -101,6 +101,7 @@ def test_with_nothing_in_the_environment_no_llama_and_a_home_that_cannot_be_writ
     assert found["hub"]["facts"]["offline"] is True
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT"])
 def test_a_llama_cpp_that_dies_while_it_multiplies_is_named_and_ends_nothing(name: str, tmp_path: Path) -> None:
     fake = fake_llama(tmp_path, when_decoding=DIES.format(name))

@@ -100,7 +100,7 @@ def sequences(node: _Node[int], before: list[int]) -> Iterator[tuple[int, list[i
 
 
 Model.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestAgainstModel = Model.TestCase
+TestAgainstModel = pytest.mark.push(Model.TestCase)
 
 
 def test_nothing_matches_in_an_empty_tree() -> None:

@@ -145,6 +145,7 @@ def test_broken_heads_are_refused(
         plan_of_header(file)  # which leaves the layer out
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", HEADS)
 def test_broken_metadata_ends_in_a_plan_or_in_words(tmp_path: Path, name: str) -> None:
     whole, refused = draft_of(written(tmp_path, name)), 0

@@ -178,6 +178,7 @@ def test_only_layers_with_heads_of_keys_are_attention(tmp_path: Path) -> None:
     assert plan.windows == [3, 0]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", [name for name, row in TINY_ARCHITECTURES.items() if row.experts])
 def test_no_position_of_a_tiny_model_is_near_other_experts(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ class TestSeamOfATinyModel(SeamContract):
         return open_cpu(self.path, context_size=context_size, max_sequences=max_sequences)
 
 
+@pytest.mark.push
 class TestSeamOfTheRealModel(SeamContract):
     def open_backend(self, *, context_size: int, max_sequences: int) -> CpuBackend:
         return open_cpu(smollm2(), context_size=context_size, max_sequences=max_sequences)

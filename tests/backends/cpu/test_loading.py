@@ -51,6 +51,7 @@ sys.exit(main(["generate", "-m", sys.argv[1], "-p", "Hello", "--raw", "-n", "1",
 """
 
 
+@pytest.mark.push
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
 def test_peak_memory_is_the_packed_weights_and_little_more() -> None:
     """Packed weights of SmolLM2 take at most 2 % more than in the file, and 64 cache positions take 1.5 MB."""
@@ -62,6 +63,7 @@ def test_peak_memory_is_the_packed_weights_and_little_more() -> None:
     assert int(run.stdout) * 1024 <= 1.1 * in_use + 200 * MEGABYTE
 
 
+@pytest.mark.push
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_ctrl_c_while_weights_are_read_ends_in_silence_with_130(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")

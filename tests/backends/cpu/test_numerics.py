@@ -54,6 +54,7 @@ def test_the_digests_cover_every_model_and_this_version() -> None:
     assert list(EXPECTED["models"]) == list(NUMERIC_MODELS), "run scripts/numerics after adding or removing models"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", NUMERIC_MODELS)
 def test_the_models_are_the_recorded_ones(name: str, written: Callable[[str], tuple[Path, str]]) -> None:
     assert written(name)[1] == EXPECTED["models"][name]["file"], OTHER_MODEL

@@ -115,7 +115,7 @@ def assert_blocks_counted(cache: PagedCache, max_sequences: int) -> None:
 
 
 PagedKVMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
-TestPagedKV = PagedKVMachine.TestCase
+TestPagedKV = pytest.mark.push(PagedKVMachine.TestCase)
 
 
 def test_capacity_counts_tokens_of_all_blocks() -> None:

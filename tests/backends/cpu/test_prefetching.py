@@ -34,7 +34,7 @@ def run_trial(seconds_of: Callable[[str, int], float], weight_bytes: int = LARGE
     return made
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_all_ways_compute_the_same_bits(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).standard_normal((9, 512)).astype(np.float32)

@@ -71,6 +71,7 @@ def part(seq: int, start: int, tokens: Sequence[int], wanted: int) -> Batch:
     return replace(batch, want=(np.arange(len(tokens)) >= len(tokens) - wanted) * np.uint8(LOGITS))
 
 
+@pytest.mark.push
 @HYBRIDS
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int) -> None:
@@ -90,6 +91,7 @@ def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int
             backend.kv.free(0)
 
 
+@pytest.mark.push
 @HYBRIDS
 def test_a_rejected_draft_leaves_nothing_behind(folder: Path, name: str) -> None:
     """Drafts of 8 tokens are rejected from any token on, also right after a prompt. Nothing is computed twice.
@@ -118,6 +120,7 @@ def test_a_rejected_draft_leaves_nothing_behind(folder: Path, name: str) -> None
                     np.testing.assert_array_equal(drafted, undrafted)
 
 
+@pytest.mark.push
 @HYBRIDS
 def test_a_draft_models_tokens_can_be_removed(folder: Path, name: str) -> None:
     """A draft model runs its tokens one by one, and then some of them turn out to be wrong."""
@@ -148,6 +151,7 @@ def test_the_longest_draft_can_be_rejected_entirely(folder: Path, name: str) -> 
             assert backend.kv.truncate(0, at + 1) == at + 1
 
 
+@pytest.mark.push
 @HYBRIDS
 def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
     """The next turn of a chat often differs in the last tokens of the prompt. At most 32 tokens are computed again."""
@@ -166,6 +170,7 @@ def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
             backend.kv.free(0)
 
 
+@pytest.mark.push
 @HYBRIDS
 def test_after_an_answer_its_prompt_is_restored_from_a_checkpoint(folder: Path, name: str) -> None:
     """The answer has 600 tokens, so the checkpoint of the prompt is restored although there is a newer one."""
@@ -184,6 +189,7 @@ def test_after_an_answer_its_prompt_is_restored_from_a_checkpoint(folder: Path, 
         np.testing.assert_array_equal(found, expected[300:320])
 
 
+@pytest.mark.push
 @HYBRIDS
 @pytest.mark.parametrize("seed", range(6))
 def test_random_steps_cuts_and_copies_change_nothing(folder: Path, name: str, seed: int) -> None:

@@ -258,5 +258,5 @@ class StatesMachine(RuleBasedStateMachine):
             assert each.slot not in states._free
 
 
-TestStatesMachine = StatesMachine.TestCase
+TestStatesMachine = pytest.mark.push(StatesMachine.TestCase)
 TestStatesMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -77,6 +77,7 @@ def tiny_expected(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
         return prefill(backend, TINY_PROMPT, 256)
 
 
+@pytest.mark.push
 @TINY
 @pytest.mark.parametrize("threads", THREADS)
 def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -89,6 +90,7 @@ def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str
             backend.kv.free(0)
 
 
+@pytest.mark.push
 @TINY
 def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     """The prefix is truncated, or copied to another sequence, at a block boundary and elsewhere."""
@@ -105,6 +107,7 @@ def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) 
             np.testing.assert_array_equal(again, expected[kept:])
 
 
+@pytest.mark.push
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -129,6 +132,7 @@ def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads:
         np.testing.assert_array_equal(np.concatenate(ours), expected)
 
 
+@pytest.mark.push
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -164,6 +168,8 @@ def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type:
             backend.kv.free(0)
 
 
+@pytest.mark.night
+@pytest.mark.push
 def test_kernels_that_were_just_compiled_answer_as_those_of_the_cache(folder: Path, tmp_path: Path) -> None:
     path = tiny_model(folder, "Q4_1 llama3 rope")
     program = f"""
@@ -227,6 +233,8 @@ def decode(backend: CpuBackend, logits: NDArray[np.float32]) -> tuple[NDArray[np
     return np.stack(steps), tokens
 
 
+@pytest.mark.night
+@pytest.mark.push
 @pytest.mark.parametrize(("threads", "kv_type"), [*((threads, "f16") for threads in THREADS), (3, "q8_0"), (3, "q4_0")])
 def test_the_real_model_over_threads_and_chunks(threads: int, kv_type: str) -> None:
     compared, steps, tokens = real_expected(kv_type)

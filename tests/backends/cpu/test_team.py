@@ -93,6 +93,7 @@ def workers() -> list[threading.Thread]:
 # --- barriers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
     """Covers thousands of barriers, in steps of one row (where each thread runs some ops itself) and of many rows."""
@@ -168,6 +169,7 @@ def when_running(team: Team, act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_cancelled_step_stops_at_a_barrier(threads: int) -> None:
     tokens = np.arange(64, dtype=np.int32)
@@ -198,6 +200,7 @@ class Interrupt(BaseException):
     """The exception that the test's signal handler raises."""
 
 
+@pytest.mark.push
 def test_an_exception_from_a_signal_handler_waits_for_the_workers() -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -286,6 +289,7 @@ def test_a_closed_team_says_so() -> None:
             run(team, np.arange(3, dtype=np.int32))
 
 
+@pytest.mark.push
 def test_a_forgotten_team_ends_its_threads() -> None:
     before = workers()
     team = Team(lowered_chain(3, 3), 3)
@@ -329,6 +333,7 @@ def run_program(ending: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("ending", "code"),
     [
@@ -344,6 +349,7 @@ def test_a_process_may_end_without_closing(ending: str, code: int) -> None:
     assert (done.returncode, done.stderr) == (code, "")
 
 
+@pytest.mark.push
 def test_a_process_may_end_in_the_middle_of_a_step() -> None:
     """The workers finish the step, and no memory is freed while they use it."""
     done = run_program(
@@ -358,6 +364,7 @@ running.wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.push
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_a_forked_child_refuses_and_its_parent_goes_on() -> None:
     done = run_program(

@@ -117,6 +117,7 @@ def test_times_are_told_once_in_the_order_of_the_steps() -> None:
         assert team.taken_times() == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_cancelled_step_stops_and_has_no_times(threads: int) -> None:
     tokens = np.arange(64, dtype=np.int32)

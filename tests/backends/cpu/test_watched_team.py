@@ -17,6 +17,8 @@ def digests_of(path: Path, threads: int, tokens: list[int] = TOKENS) -> list[tup
         return backend.op_digests(tokens)
 
 
+@pytest.mark.night
+@pytest.mark.push
 @pytest.mark.parametrize("name", ["qwen2", "llama Mixtral", "gemma4 E2B", "deepseek2", "qwen35moe", "q4_k weights"])
 def test_threads_and_levels_change_no_digest(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.gguf"

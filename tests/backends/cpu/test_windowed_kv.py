@@ -166,7 +166,7 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
-TestWindows = WindowMachine.TestCase
+TestWindows = pytest.mark.push(WindowMachine.TestCase)
 
 
 @pytest.mark.parametrize("window", [2, 4, 32, 33, 128, 500])

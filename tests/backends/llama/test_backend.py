@@ -61,6 +61,7 @@ def smollm() -> Iterator[LlamaBackend]:
     backend.close()
 
 
+@pytest.mark.push
 def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     tokens = smollm.tokenizer.encode("The sea was calm. " * 18, add_special=True, parse_special=True).tolist()
     assert len(tokens) > MOST_WANTED
@@ -74,6 +75,8 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     assert difference.mean() < 0.005 * float(np.ptp(expected))
 
 
+@pytest.mark.night
+@pytest.mark.push
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q8_0:q4_0", "q4_0:f16"])
 def test_logits_with_a_smaller_cache_are_llama_cpps(kv_type: str) -> None:
     tokens = some_tokens(200)
@@ -110,6 +113,7 @@ def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaB
     assert_close(stopped, smollm.forward(batch_of(rows(1, 20, other))).logits)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("every", [1, 7, 2000])
 def test_a_batch_of_any_size_is_run_in_parts(tmp_path: Path, every: int) -> None:
     """The batch has two sequences, more rows than one request takes, and more logits than llama.cpp returns."""
@@ -177,6 +181,7 @@ def test_a_context_that_does_not_fit(tmp_path: Path) -> None:
         open_llama(tiny_model(tmp_path, "F32"), context_size=1 << 30)
 
 
+@pytest.mark.push
 def test_more_sequences_than_llama_cpp_has(tmp_path: Path) -> None:
     with pytest.raises(LlmrunError, match="n_seq_max must be <= 256"):
         open_llama(tiny_model(tmp_path, "F32"), max_sequences=1000)

@@ -194,6 +194,7 @@ def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
             LlamaBackend(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
 
 
+@pytest.mark.push
 def test_nothing_is_left_open(path: Path) -> None:
     counts = []
     for _ in range(3):
@@ -346,6 +347,7 @@ def test_it_outlives_the_thread_that_started_it(path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.push
 def test_it_ends_in_the_middle_of_a_pass_when_the_process_that_started_it_is_killed() -> None:
     """The pass would take at least 20 seconds."""
     code = (
@@ -407,6 +409,7 @@ def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.push
 def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None:
     """It also ignores files in the working directory, which must not be imported as modules."""
     (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")

@@ -34,6 +34,7 @@ ENCODERS = TINY_ENCODERS | LLAMA_ENCODERS
 XLM_R = "nomic-bert-moe"  # the name of llama.cpp's file with the vocabulary of XLM-RoBERTa
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     row, texts = ENCODERS[name], random_texts(20, random.Random(1))
@@ -42,6 +43,7 @@ def test_vectors_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     assert cosines(results(path, texts, backend="llama"), unit_vectors(path, texts, pooling)).min() >= 0.99999
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", TINY_RERANKERS)
 def test_scores_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     """The causal reranker is read in several passes, because some documents have more rows than a pass."""
@@ -63,6 +65,8 @@ def test_auto_leaves_models_to_llama_cpp_that_our_engine_refuses(tmp_path: Path)
         backend.close()
 
 
+@pytest.mark.night
+@pytest.mark.push
 def test_unigram_texts_and_pairs_have_llama_server_s_tokens(tmp_path: Path) -> None:
     backend = open_backend(tiny_encoder(tmp_path, TINY_RERANKERS["bert"], vocabulary=XLM_R), OPTIONS)
     try:

@@ -43,6 +43,7 @@ class TestSeam(SeamContract):
         return opened(self.path, context_size=context_size, max_sequences=max_sequences)
 
 
+@pytest.mark.push
 class TestEngine(PrefixContract, CancelContract):
     exact = False
     tolerance = 0.02

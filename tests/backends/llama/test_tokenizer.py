@@ -56,6 +56,7 @@ def named(
     backend.close()
 
 
+@pytest.mark.push
 def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
     name, tokenizer = named
     oracle = llama_vocabulary(name)
@@ -100,6 +101,8 @@ def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]
         assert tokenizer.unprotect(tokenizer.protect(string)) == string
 
 
+@pytest.mark.night
+@pytest.mark.push
 @pytest.mark.parametrize("name", OURS_TOO)
 def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name: str) -> None:
     backend = opened(with_vocabulary(tmp_path, name))
@@ -116,6 +119,7 @@ def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name
     backend.close()
 
 
+@pytest.mark.push
 def test_the_engine_answers_with_it(tmp_path: Path) -> None:
     backend = opened(rwkv_model(tmp_path))
     assert isinstance(backend.tokenizer, LlamaTokenizer)

@@ -82,6 +82,7 @@ def test_the_cache_takes_what_was_forecast(window_path: Path, context_size: int,
     assert forecast == pytest.approx(backend.info.kv_bytes, rel=0.01)
 
 
+@pytest.mark.push
 def test_a_copy_reaches_back_as_far_as_a_whole_window_is_left(window_path: Path) -> None:
     backend = opened(window_path)
     tokens = some_tokens(LENGTH)
@@ -114,6 +115,7 @@ def test_nothing_is_dropped_before_the_cache_of_the_window_is_full(window_path: 
     backend.close()
 
 
+@pytest.mark.push
 def test_a_stopped_pass_takes_nothing_from_a_full_window(window_path: Path) -> None:
     """It overwrote tokens that earlier tokens saw, but none that the next token sees."""
     backend = opened(window_path)
@@ -139,6 +141,7 @@ def test_a_stopped_pass_takes_nothing_from_a_full_window(window_path: Path) -> N
     backend.close()
 
 
+@pytest.mark.push
 def test_a_full_cache_takes_nothing_from_a_window(window_path: Path) -> None:
     backend = opened(window_path, context_size=1792, kv_tokens=1792)
     tokens = some_tokens(LENGTH)

@@ -201,6 +201,7 @@ def test_a_cache_that_is_filled_at_once_is_smaller_by_default(tmp_path: Path, ba
     assert opened.info.context_size == largest
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("room", "gpu_layers", "expected"),
     [

@@ -22,6 +22,7 @@ MIB = 2**20
 RECURRENT = LayerMemory(attends=False, convolution=4 * 3 * 128, matrices=4 * 16 * 64)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "name",
     [
@@ -54,6 +55,7 @@ def test_the_forecast_matches_llama_cpps_allocations(tmp_path: Path, name: str) 
     assert forecast.of(256) == pytest.approx(backend.info.kv_bytes, rel=0.01)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "nemotron_h", "falcon-h1"])
 def test_activations_of_wide_layers_are_forecast(tmp_path: Path, name: str) -> None:
     sizes = {"ssm.state_size": 64, "ssm.inner_size": 1024, "ssm.time_step_rank": 16}

@@ -32,6 +32,7 @@ def test_without_a_finished_answer_limits_are_assumed() -> None:
     assert generated_per_call([], [CutAnswer(5, 90), CutAnswer(7, 90)], 2) == (90, 6, 90)
 
 
+@pytest.mark.push
 def test_cut_answers_of_random_lengths_do_not_bias_the_estimate() -> None:
     """Answers that end with the same probability after each token have a mean that half of them does not reach."""
     lengths = np.random.default_rng(3).geometric(1 / 100, 4000)
@@ -57,6 +58,7 @@ def begun_until(end: int, lengths: Iterable[int]) -> list[int]:
     return begun
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", ["exponential", "lognormal", "two lengths"])
 def test_samples_of_limited_time_predict_their_batch(kind: str) -> None:
     """For about 95 % of batches, and without a bias toward short answers, because all begun answers finish."""

@@ -85,6 +85,7 @@ def test_small_batches_are_their_own_sample(tmp_path: Path) -> None:
     assert {bytes(tokens_of(call)) for call in counts.sample} == {f"line {number}".encode() for number in range(200)}
 
 
+@pytest.mark.push
 def test_samples_are_spread_over_the_batch(tmp_path: Path) -> None:
     counts = count(tmp_path, [{"prompt": f"{number:05}"} for number in range(4096)])
     numbers = [int(call.body["messages"][-1]["content"]) for call in counts.sample]

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.batching.estimate.reading import CallReader
 from llmrun.batching.estimate.sampling import Limits, Sample, Sampler
@@ -57,6 +59,7 @@ def test_computed_prompt_tokens_are_counted() -> None:
     assert sum(step.prompt_rows for step in sample.steps) == len(first) + len(second) - alike
 
 
+@pytest.mark.push
 def test_steady_steps_have_all_answers_at_a_time() -> None:
     with opened() as reader:
         sample = measured(reader, [chat("x" * length) for length in range(20, 60)])

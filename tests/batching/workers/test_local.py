@@ -27,6 +27,7 @@ def chat(text: str, **fields: Any) -> Mapping[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "seed": 1, **fields}
 
 
+@pytest.mark.push
 def test_calls_are_answered(tmp_path: Path) -> None:
     async def run() -> None:
         local = worker(scripted_model(tmp_path))
@@ -53,6 +54,7 @@ def test_calls_are_answered(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("tokens", "status"), [(("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), 200), ((), 400)])
 def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_path: Path) -> None:
     async def run() -> None:
@@ -69,6 +71,7 @@ def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_
     asyncio.run(run())
 
 
+@pytest.mark.push
 def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -91,6 +94,7 @@ def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.push
 def test_a_closed_worker_is_lost(tmp_path: Path) -> None:
     async def run() -> None:
         local = worker(scripted_model(tmp_path, step_seconds=0.1))

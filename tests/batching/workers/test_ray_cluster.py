@@ -30,7 +30,7 @@ from tests.support.batching.ray_clusters import TestCluster, cluster, open_with_
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.serving.processes import scripted_model
 
-pytestmark = pytest.mark.push
+pytestmark = pytest.mark.night
 PATIENCE_S = 60.0
 LINES = 80
 
@@ -157,6 +157,7 @@ def test_closed_workers_are_lost_and_leave_no_process(ray: TestCluster, tmp_path
     until(lambda: not ray.actors())
 
 
+@pytest.mark.night
 def test_a_killed_worker_and_a_removed_node_lose_nothing(ray: TestCluster, tmp_path: Path) -> None:
     """The second worker may be ready only after the first was killed, because nodes need seconds to start one.
 

@@ -11,7 +11,7 @@ from llmrun.batching.workers.ray_process import RayProcess
 from llmrun.errors import NetworkError
 from tests.support.batching.ray_clusters import TestCluster, cluster, open_with_token
 
-pytestmark = pytest.mark.push
+pytestmark = pytest.mark.night
 TOKEN = "0123456789abcdef" * 4
 
 

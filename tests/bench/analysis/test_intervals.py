@@ -12,6 +12,7 @@ from llmrun.bench.analysis.intervals import Interval, half_width_of_mean, mean_o
 BATCHES = 300
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", ["normal", "exponential", "two lengths"])
 @pytest.mark.parametrize("drawn", [6, 20, 60])
 def test_intervals_contain_the_mean_of_the_batch(kind: str, drawn: int) -> None:
@@ -50,6 +51,7 @@ def test_intervals_scale_and_stay_within_bounds() -> None:
     assert interval.within(8, 15) == (10, 8, 15)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("memory", [0.0, 0.5])
 def test_intervals_of_series_contain_their_mean(memory: float) -> None:
     """They do so even if neighbouring parts are similar, when intervals for independent values are far too narrow."""

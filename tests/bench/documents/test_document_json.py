@@ -36,6 +36,7 @@ def refusal(value: object) -> str:
     return message.removeprefix("old.json: ")
 
 
+@pytest.mark.push
 @given(documents())
 def test_any_document_comes_back_exactly(made: Document) -> None:
     text = json.dumps(to_json(made), allow_nan=False)
@@ -89,6 +90,7 @@ def _paths(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PATHS = _paths(to_json(document()))
 
 
+@pytest.mark.push
 @given(st.sampled_from(PATHS), JSON_VALUES)
 def test_a_document_with_any_value_put_anywhere_is_read_or_refused_in_one_line(path: Any, value: object) -> None:
     changed = copy.deepcopy(to_json(document()))

@@ -38,6 +38,7 @@ def test_runs_come_back_in_the_order_they_were_saved() -> None:
     assert load_history() == history.History(runs)
 
 
+@pytest.mark.push
 def test_parallel_writers_lose_nothing(folder: Path) -> None:
     program = """
 import sys

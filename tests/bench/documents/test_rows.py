@@ -136,6 +136,7 @@ def test_a_figure_without_samples_is_told_by_its_mean() -> None:
     assert (row["avg_ts"], row["avg_ns"], row["samples_ts"]) == (100.0, 80_000_000, [])
 
 
+@pytest.mark.push
 @given(documents())
 def test_any_document_has_rows_that_are_strict_json_and_csv(made: Document) -> None:
     rows = llama_bench_rows(made)

@@ -30,6 +30,7 @@ def worker() -> Iterator[WorkerProcess]:
         found.kill()
 
 
+@pytest.mark.push
 def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
     with worker() as process:
         facts = process.open(target_of(tmp_path), ROOM)
@@ -42,6 +43,7 @@ def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
             process.run(SHORT, seed=2)
 
 
+@pytest.mark.push
 def test_a_warm_up_has_a_time_limit(tmp_path: Path) -> None:
     with worker() as process:
         process.open(target_of(tmp_path, step_seconds=0.05), ROOM)
@@ -73,6 +75,7 @@ def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
             process.run(SHORT, seed=1)
 
 
+@pytest.mark.push
 def test_it_is_not_ended_by_its_terminals_ctrl_c_and_goes_with_its_parent(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs process groups")
@@ -92,6 +95,7 @@ def test_the_machines_limits_are_measured_in_it() -> None:
         assert products > 1e9
 
 
+@pytest.mark.push
 def test_many_requests_at_once_are_all_answered(tmp_path: Path) -> None:
     with worker() as process:
         process.open(target_of(tmp_path), Room(64, 64, to_the_limit=True))

@@ -167,6 +167,7 @@ def test_logits_inside_and_after_timed_steps_are_the_same_bits(path: Path) -> No
         np.testing.assert_array_equal(first, third)
 
 
+@pytest.mark.night
 def test_a_step_far_longer_than_the_time_is_taken_once(path: Path) -> None:
     found = profile(path, threads=2, prompt=1024, seconds=1e-4)
     assert found.prefill.repetitions == 1
@@ -174,6 +175,7 @@ def test_a_step_far_longer_than_the_time_is_taken_once(path: Path) -> None:
     assert found.train_context == 2048
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("depth", [1, 2, 40, 300])
 def test_steps_after_recurrent_states_are_repeated(tmp_path: Path, depth: int) -> None:
     """The cache keeps less than `depth` tokens, because the state has passed that position."""

@@ -46,6 +46,7 @@ def test_a_duration_limits_the_requests() -> None:
     assert 0 < found.groups["all"].total < 40
 
 
+@pytest.mark.push
 def test_an_overloaded_server_is_judged_by_its_429s() -> None:
     """The capacity is measured with so few clients that none gets a 429."""
     model = FakeModel(slots=2, most_waiting=1, retry_after="0.05", wait_header="0.0", prefill_s=0.02)

@@ -12,6 +12,7 @@ from tests.soak.terminal_soak import Breach, soak_case
 pytestmark = pytest.mark.push
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("hundred", range(10))
 def test_a_thousand_hostile_answers_leave_the_terminal_as_it_was(hundred: int) -> None:
     for case in range(100 * hundred, 100 * hundred + 100):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.batching.ray_runs import RaySoak
 
-pytestmark = pytest.mark.push
+pytestmark = pytest.mark.night
 
 
 def test_a_small_soak_compares_the_bytes(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.support.kernels.runs import matrix_of
 OPS = ("rmsnorm", "bias", "linear", "linear_add", "add", "scale", "add_weighted", "attention")
 
 
+@pytest.mark.push
 @given(
     kind=st.sampled_from(["f32", "q8_0"]),
     ops=st.lists(st.tuples(st.sampled_from(OPS), st.integers(0), st.integers(0)), max_size=12),

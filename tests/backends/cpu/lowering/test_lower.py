@@ -50,6 +50,7 @@ def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: 
     assert races(lowered_plan(model_plan(name)), one_row=one_row) == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_two_threads_meet_in_a_model_of_any_architecture(tmp_path: Path, name: str) -> None:
     lowered = lowered_plan(plan_of(tiny_architecture(tmp_path, name)))
@@ -69,6 +70,7 @@ def test_no_two_threads_meet_in_a_draft_head(tmp_path: Path, name: str) -> None:
     assert races(lowered, one_row=False) == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("row", [*TINY_ENCODERS.values(), *TINY_RERANKERS.values()], ids=lambda row: row.architecture)
 def test_no_two_threads_meet_in_an_encoder(tmp_path: Path, row: TinyArchitecture) -> None:
     lowered = lowered_plan(plan_of(tiny_encoder(tmp_path, row)))

@@ -69,6 +69,7 @@ def test_an_error_of_reading_waits_for_whoever_asks_for_the_weights() -> None:
     assert not packing_threads()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("error", [ModelFileError("no vocabulary"), KeyboardInterrupt()])
 def test_an_error_beside_the_packing_ends_it_after_the_parts_under_way(error: BaseException) -> None:
     reading, going_on = threading.Event(), threading.Event()

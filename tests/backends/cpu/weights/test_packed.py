@@ -106,6 +106,7 @@ def unpacked_factors(
     return factors.reshape(groups, -1, 16).transpose(0, 2, 1).reshape(groups * 16, -1, 1)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @given(rows=st.integers(1, 70), blocks=st.integers(1, 6), odd=st.integers(0, 31), threads=st.integers(1, 4))
 @settings(max_examples=25)
@@ -162,6 +163,7 @@ def test_packing_adds_little_to_the_files_bytes() -> None:
             assert layout.n_bytes <= most * n_bytes
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("n_threads", [1, 2, 32])
 @pytest.mark.parametrize(("rows", "columns"), [(16, 256), (576, 576), (2048, 2048), (49152, 576), (128256, 2048)])

@@ -101,6 +101,7 @@ def test_a_loaded_sequence_is_kept_whole(backend: LlamaBackend) -> None:
         assert_continues(backend, seq, PROMPT)
 
 
+@pytest.mark.push
 def test_a_loaded_window_goes_back_as_far_as_it_reaches(tmp_path: Path) -> None:
     backend = opened(tiny_sliding_window(tmp_path / "window.gguf"), context_size=2048)
     tokens = np.random.default_rng(1).integers(5, 200, 1500).tolist()
@@ -141,6 +142,7 @@ def test_a_sequence_longer_than_the_context_is_not_loaded(tmp_path: Path) -> Non
     backend.close()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("cut", [1, 4, 1000])
 def test_data_that_is_too_short_or_too_long_is_refused(backend: LlamaBackend, cut: int) -> None:
     part = saved(backend)
@@ -161,6 +163,7 @@ def test_a_length_that_does_not_match_the_data_is_refused(backend: LlamaBackend)
     assert_continues(backend, 1, PROMPT)
 
 
+@pytest.mark.push
 def test_no_change_of_the_data_damages_other_sequences(backend: LlamaBackend) -> None:
     """The numbers before and between the tensors are changed. Some changes make the process give up, as it should."""
     part, chance = saved(backend), random.Random(0)
@@ -183,6 +186,7 @@ def test_no_change_of_the_data_damages_other_sequences(backend: LlamaBackend) ->
     assert_continues(backend, 0, PROMPT)
 
 
+@pytest.mark.push
 def test_data_that_cannot_be_removed_again_ends_the_process(tmp_path: Path) -> None:
     """The last position in the window's own cache becomes negative, which llama.cpp accepts."""
     backend = opened(tiny_sliding_window(tmp_path / "window.gguf"))
@@ -261,6 +265,7 @@ def test_a_stop_before_a_load_cancels_the_next_pass(plain: LlamaBackend) -> None
     assert_continues(plain, 1, PROMPT)
 
 
+@pytest.mark.push
 def test_the_key_is_empty_unless_states_are_saved(path: Path, tmp_path: Path) -> None:
     def key(**options: Any) -> str:
         backend = opened(path, **options)
@@ -282,6 +287,7 @@ def test_the_key_differs_for_other_models_and_precisions(tmp_path: Path) -> None
     assert len(keys) == 3
 
 
+@pytest.mark.push
 def test_the_key_differs_where_a_longer_context_has_other_rotations(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         metadata["phi3.rope.scaling.original_context_length"] = 512

@@ -49,6 +49,7 @@ def read(folder: Path, data: bytes) -> Imatrix:
     return read_imatrix(path)
 
 
+@pytest.mark.push
 @given(
     widths=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), min_size=1, max_size=4),
     datasets=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), max_size=3),
