@@ -15,6 +15,8 @@ from tests.support.tiers import ELSEWHERE, Tier, changed_rooms, record_night, se
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".tests-cache"
+# Options of pytest that leave out tests.
+_OMITTING = ("collectonly", "deselect", "ignore", "ignore_glob", "keyword", "lf", "markexpr")
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
@@ -103,8 +105,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Record the sources that a whole night run has passed with."""
     config = session.config
-    is_whole = chosen_tier(config) is Tier.NIGHT and config.args == config.getini("testpaths")
-    if is_whole and exitstatus == 0 and not hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    is_part = config.args != config.getini("testpaths") or any(config.getoption(name) for name in _OMITTING)
+    if chosen_tier(config) is Tier.NIGHT and exitstatus == 0 and not is_worker and not is_part:
         record_night()
 
 
