@@ -17,7 +17,7 @@ from tests.support.models.published_models import PUBLISHED_MODELS
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", PUBLISHED_MODELS)
 def test_published_models_can_be_planned(tmp_path: Path, name: str) -> None:
     model = PUBLISHED_MODELS[name]

@@ -42,13 +42,14 @@ def compiled(way: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.night
 def test_the_objects_are_the_same_to_the_byte() -> None:
     plain = compiled("as it comes")
     assert len(plain) == 3
     assert compiled("faster") == plain
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_an_object_does_not_depend_on_the_kernels_compiled_before() -> None:
     """Both kernels call `min` with the same types, but from functions with different flags."""
     merge = KernelName.of("attention.attention", "merge", value_size=16, values="f16")

@@ -20,6 +20,7 @@ def guarded_run(*arguments: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_every_kernel_keeps_to_its_buffers(level: str) -> None:
     results = set()

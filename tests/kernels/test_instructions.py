@@ -18,6 +18,9 @@ from llmrun.kernels import object_file
 from llmrun.kernels.code.simd import NEON
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, PLAIN_TARGETS, TARGETS, own_kernels, stand_in
 
+# Machine code depends only on the sources of kernels and the versions of Numba and LLVM.
+pytestmark = pytest.mark.night
+
 # Capstone's names for the extensions that each level may use.
 ANY_X86 = {"mode64", "not64bitmode", "jump", "ret", "call", "branch_relative", "cmov", "sse1", "sse2"}
 HASWELL = {"avx", "avx2", "fma", "fc16", "bmi", "bmi2", "sse3", "ssse3", "sse41", "sse42", "novlx"}

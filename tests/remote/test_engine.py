@@ -546,6 +546,7 @@ def test_a_real_server_completes_texts_tells_logprobs_and_answers_several(real_p
     assert all(len(event.logprobs) == 1 and event.logprobs[0].chosen.logprob <= 0 for event in deltas)
 
 
+@pytest.mark.night
 def test_ttft_is_what_an_observer_on_the_wire_sees(real_port: int) -> None:
     """A relay timestamps packets, from the last byte of the request to the first byte of text."""
     measured = []

@@ -46,7 +46,7 @@ def cpu_time() -> float:
     return float(ended + sum(times.user + times.system for times in (child.cpu_times() for child in this.children())))
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_hostile_format_is_refused_in_one_line(name: str, compiler: ConstraintCompiler) -> None:
     tokenizer = noisy().tokenizer

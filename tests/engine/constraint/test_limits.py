@@ -277,7 +277,7 @@ VALUES = st.recursive(
 SHARED = ConstraintProcess()  # hypothesis does not mix with fixtures of a function; it ends with pytest
 
 
-@pytest.mark.push
+@pytest.mark.night
 @settings(max_examples=400, deadline=10_000)
 @given(VALUES | st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_json_compiles_or_is_refused_in_one_line(value: object) -> None:

@@ -27,6 +27,7 @@ ANSWERS = 150
 SEED = 3
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["byte", "smollm2"])
 def test_random_answers_are_valid(name: str) -> None:
     tokenizer = byte_tokenizer() if name == "byte" else wrapped_tokenizer(name)

@@ -263,7 +263,7 @@ def test_the_cache_of_the_model_is_left_to_it() -> None:
         open_draft_model(smollm2(), OpenOptions(), target)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_smollm2_drafts_for_itself_at_any_temperature() -> None:
     prompt = TextPrompt("Write about the sea.\n\n")
     options = OpenOptions(backend="cpu", context_size=256, threads=1)

@@ -47,6 +47,7 @@ def test_vectors_of_quantized_models_are_as_near_as_llama_cpp_s(tmp_path: Path, 
     check_quantized(path, exact, random_texts(20, random.Random(1)), Pooling.MEAN)
 
 
+@pytest.mark.night
 def test_the_last_token_s_vector_of_a_real_model_is_as_near_as_llama_cpp_s(tmp_path: Path) -> None:
     source = random.Random(2)
     texts = [[source.randrange(100, 40_000) for _ in range(n)] for n in (3, 9, 27, 81)]

@@ -44,6 +44,7 @@ MISTAKES: dict[str, tuple[object, str, object]] = {
 }
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_small_mistakes_are_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MISTAKES[kind])

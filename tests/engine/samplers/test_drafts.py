@@ -46,6 +46,7 @@ PARAMS = {
 EACH = pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 
 
+@pytest.mark.cover(1)
 @EACH
 @pytest.mark.parametrize("proposal", PROPOSALS)
 def test_no_draft_changes_an_answer(params: SamplingParams, proposal: str) -> None:
@@ -66,6 +67,7 @@ def test_no_draft_changes_an_answer(params: SamplingParams, proposal: str) -> No
         assert all(drafted.finished.timings.accepted_tokens > 20 for drafted in gathered)
 
 
+@pytest.mark.cover(1)
 @EACH
 @pytest.mark.parametrize("budget", [3, 7])
 def test_forced_tokens_and_drafts_do_not_disturb_a_state(params: SamplingParams, budget: int) -> None:

@@ -82,7 +82,7 @@ def test_a_hostile_template_is_refused_in_one_line(name: str, hostile: dict[str,
     assert hostile[name].outcome == "refused" or name in HARMLESS
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_random_ones_end_in_text_or_are_refused() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
     real = [path.read_text(encoding="utf-8") for path in paths]

@@ -57,6 +57,7 @@ def test_integers_are_exact(level: str, kind: str, data: st.DataObject) -> None:
     np.testing.assert_array_equal(run_linear(matrix, x, level=level, threads=threads), expected)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("rows", STEP_ROWS)
@@ -76,6 +77,7 @@ def twin(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
     return integer_linear_reference(integers, scales, mins, quantized, x_scales)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind: str) -> None:
@@ -97,6 +99,7 @@ def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
     np.testing.assert_array_equal(run_linear(matrix, x, level=level), run_linear(matrix, x, level="portable"))
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 18, 43])
 def test_adding_onto_a_value(kind: str, rows: int) -> None:
@@ -116,6 +119,7 @@ def test_adding_onto_a_value(kind: str, rows: int) -> None:
     np.testing.assert_array_equal(run_plan(build, x, threads=3), x + product)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38, 1e-40])
 def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> None:
