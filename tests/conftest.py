@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.cli import forking
 from tests.support.tiers import ELSEWHERE, Tier, changed_rooms, record_night, selected
 
 HERE = Path(__file__).resolve().parent
@@ -58,6 +59,7 @@ def chosen_tier(config: pytest.Config) -> Tier:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give quick runs no compiler and no kernels except the engine's, so that a test that needs another one fails."""
+    forking.is_enabled &= chosen_tier(config) is not Tier.NIGHT
     if chosen_tier(config) is Tier.EDIT:
         os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "quick")
         from llmrun.backends.engine_kernels import ENGINE_KERNELS

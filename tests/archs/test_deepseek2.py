@@ -35,6 +35,7 @@ def attention_of(plan: Plan) -> Attention:
     return next(op for op in plan.ops if isinstance(op, Attention))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "values", "error", "words"),
     [

@@ -88,6 +88,7 @@ def test_scores_of_the_twin_are_llama_cpp_s(tmp_path: Path, name: str, monkeypat
 SEEN = [(name, key) for name, row in TINY_ENCODERS.items() for key in row.keys if key not in row.unseen]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "key"), SEEN)
 def test_what_an_encoder_s_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
     """Without the key, the hidden states must differ. So the tests above would fail if the key were ignored."""

@@ -56,6 +56,7 @@ def test_it_fits_exactly_when_the_sum_is_free(file: GGUFFile) -> None:
     assert fit_of(file, Resources(None)).fits
 
 
+@pytest.mark.push
 def test_smaller_types_take_53_and_28_percent_of_the_memory() -> None:
     sizes = {}
     with open_gguf(smollm2()) as file:

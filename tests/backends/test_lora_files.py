@@ -37,6 +37,7 @@ def test_other_texts_are_refused(text: str) -> None:
         LoraOption.parse(text)
 
 
+@pytest.mark.push
 @given(
     st.from_regex(r"[a-z][a-z0-9_.-]{0,9}", fullmatch=True),
     st.from_regex(r"/[a-z=:/.]{1,19}", fullmatch=True),

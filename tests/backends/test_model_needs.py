@@ -36,6 +36,7 @@ def both(path: Path, **options: Any) -> tuple[ModelNeeds, ModelNeeds]:
         return needs_of_plan(plan, **options), needs_of_file(file, **options)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
     """They differ only in norms, a row of the table, and padding to groups of 16 rows, which matter in tiny models."""
@@ -62,6 +63,7 @@ def test_plan_and_file_agree_on_every_architecture(tmp_path: Path, name: str) ->
         assert planned.kv_read == filed.kv_read
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("kv_type", "head"),
     [("f16", 2 * 128), ("q8_0", 2 * 68), ("q4_0", 2 * 36), ("q8_0:q4_0", 68 + 36), ("q4_0:f16", 36 + 128)],

@@ -85,6 +85,7 @@ def test_what_auto_takes_and_why(
     assert backend is (LlamaBackend if "chose llama" in expected else CpuBackend)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("gpu_layers", "expected"), [("auto", CpuBackend), ("all", LlamaBackend), (1, LlamaBackend)])
 def test_auto_uses_software_drivers_only_on_request(
     gpu_layers: int | str, expected: type[Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +312,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("backend", ["auto", "llama"])
 def test_rpc_servers_select_llama_cpp(tmp_path: Path, served: list[str], backend: str) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")

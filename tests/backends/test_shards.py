@@ -29,6 +29,7 @@ def logits_of(kind: type[CpuBackend] | type[LlamaBackend], path: Path) -> NDArra
         backend.close()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", [CpuBackend, LlamaBackend])
 @pytest.mark.parametrize("small_first", [False, True])
 def test_logits_do_not_depend_on_the_number_of_files(

@@ -51,6 +51,7 @@ def test_a_journal_is_read_again(output: Path) -> None:
         assert list(journal.places) == [3, 1, 20, 2]
 
 
+@pytest.mark.push
 def test_every_cut_keeps_the_records_before_it(output: Path) -> None:
     data = written(output, [1, 2, 3])
     ends = [offset for offset in range(len(data) + 1) if data[:offset].endswith(b"\n")]

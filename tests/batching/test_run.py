@@ -342,6 +342,7 @@ def test_a_stopped_start_again_continues_without_force(files: Files, tmp_path: P
         files.run(FakeWorker())
 
 
+@pytest.mark.push
 def test_an_output_that_appears_during_a_run_is_kept(files: Files) -> None:
     class Writing(FakeWorker):
         async def close(self) -> None:

@@ -11,6 +11,7 @@ from llmrun.bench.html.axes import drawable, linear_axis, spread_axis, time_unit
 VALUES = st.floats(0, 1e12).filter(drawable)
 
 
+@pytest.mark.push
 @given(st.lists(VALUES, min_size=1, max_size=9), st.integers(3, 7), st.booleans())
 def test_an_axis_holds_its_values_and_few_ticks(values: list[float], most: int, is_linear: bool) -> None:
     axis = linear_axis(min(values), max(values), most) if is_linear else spread_axis(values, most)

@@ -43,6 +43,7 @@ def dark(pages: dict[str, str], folder: Path) -> Found:
     return measured_pages(pages, WIDTHS, folder, is_dark=True)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("name", "width"), PLACES)
 def test_a_page_fits_its_window(light: Found, name: str, width: int) -> None:
     found = light[name, width]
@@ -57,6 +58,7 @@ def test_no_text_lies_on_another(light: Found, name: str, width: int) -> None:
     assert light[name, width]["overlaps"] == []
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("name", "width"), PLACES)
 def test_all_text_can_be_read_against_its_background(light: Found, dark: Found, name: str, width: int) -> None:
     for scheme in (light, dark):

@@ -96,11 +96,13 @@ def test_the_recording_holds_300_rounds_of_each_engine() -> None:
     assert all(len(recorded(engine)[0]["decode"]) >= 300 for engine in ENGINES)
 
 
+@pytest.mark.night
 def test_recorded_twins_are_told_apart_at_most_twice_in_40_runs() -> None:
     runs = [pair for engine in ENGINES for pair in windows(engine, 20)]
     assert sum(claims(replayed(a, b)[1]) for a, b in runs) <= 2
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("engine", ENGINES)
 def test_5_percent_are_found_in_9_of_10_recorded_runs(engine: str) -> None:
     """A run finds the difference when both metrics say that a is faster."""

@@ -52,6 +52,7 @@ def fresh(request: Request) -> Gathered:
     return gathered
 
 
+@pytest.mark.push
 @given(data=st.data(), checkpoint=st.sampled_from([None, 16]), together=st.booleans())
 @settings(max_examples=40)
 def test_answers_do_not_depend_on_earlier_requests(data: st.DataObject, checkpoint: int | None, together: bool) -> None:
@@ -169,6 +170,7 @@ def test_scales_that_break_a_model_are_not_its_fault() -> None:
     assert isinstance(broken.failed.error, ModelFileError)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("in_chunks", [True, False])
 def test_saved_prefixes_belong_to_their_adapters(tmp_path: Path, in_chunks: bool) -> None:
     prompt = [int(token) for token in np.random.default_rng(1).integers(20, 120, 2 * CHUNK + 60)]

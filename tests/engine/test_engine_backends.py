@@ -97,6 +97,7 @@ class TestTinyModelOnTheCpu(StopStringContract, PrefixContract, CancelContract, 
         return open_crowded_cpu(cls.path, capacity=capacity, context_size=context_size, max_sequences=max_sequences)
 
 
+@pytest.mark.night
 class TestRealModelOnTheCpu(StopStringContract, CompanyContract, CancelContract):
     answer_tokens = 16
     places = 4
@@ -161,6 +162,7 @@ class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract
         return open_llama(cls.path, capacity=capacity, context_size=context_size, max_sequences=max_sequences)
 
 
+@pytest.mark.night
 class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
     exact = False
     tolerance = 1.0  # at most 0.35 was measured; a token's logits span 30
@@ -250,6 +252,7 @@ def assert_taken_back(contract: PrefixContract, backend: Backend, back_to: int, 
 DRAFTED = pytest.mark.parametrize("propose", [None, PROPOSALS["mixed"]], ids=["plain", "drafted"])
 
 
+@pytest.mark.cover(1)
 @DRAFTED
 @pytest.mark.parametrize("capacity", [None, 120])
 @pytest.mark.parametrize("checkpoint", [None, 16])
@@ -260,6 +263,7 @@ def test_anything_in_any_order_on_the_scripted_backend(
     run_engine_machine(backend, alone=ScriptedBackend(None, context_size=100), examples=20, propose=propose)
 
 
+@pytest.mark.night
 @DRAFTED
 @pytest.mark.parametrize("overcommit", [False, True])
 def test_anything_in_any_order_beside_cached_prefixes(overcommit: bool, propose: Propose | None) -> None:
@@ -293,6 +297,7 @@ def test_anything_in_any_order_on_the_cpu(tmp_path: Path, overcommit: bool, prop
         alone.close()
 
 
+@pytest.mark.night
 @DRAFTED
 def test_anything_in_any_order_on_llama_cpp(tmp_path: Path, propose: Propose | None) -> None:
     path = tiny_model(tmp_path, "F32")

@@ -93,7 +93,7 @@ def only_once(moment: int, act: Callable[[], None]) -> Callable[[Place], None]:
     return lambda place: act() if next(numbers) == moment else None
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_cancel_at_any_line_ends_everything_without_another_pass() -> None:
     moments = first_and_last_times()
     assert len(moments) > 150

@@ -46,14 +46,14 @@ def check_recorded(name: str, tokenizer: Tokenizer) -> None:
             assert hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()[:16] == line["sha256"], line
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", FILLING)
 def test_tokens_are_those_of_llama_server(name: str, tmp_path: Path) -> None:
     with open_gguf(with_vocabulary(tmp_path, name)) as file:
         check_recorded(name, load_tokenizer(file))
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["qwen2.5-coder", "deepseek-coder", "codellama"])
 def test_llama_cpps_own_tokenizer_gives_the_same_tokens(name: str, tmp_path: Path) -> None:
     with open_gguf(with_vocabulary(tmp_path, name)) as file:

@@ -144,6 +144,7 @@ def test_growing_equals_inserting_at_once(tokens: list[int], data: st.DataObject
     assert tree.longest("red", [*tokens, 9]) == Match(len(tokens), "grown")
 
 
+@pytest.mark.push
 def test_shared_prefixes_are_stored_once() -> None:
     """2,000 owners of 8,000 tokens would hold 16 million tokens without sharing."""
     tree: PrefixTree[int] = PrefixTree()

@@ -21,7 +21,7 @@ from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.templates.own_templates import DROPS_THINKING
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "jamba"])
 def test_a_turn_computes_little_more_than_its_own_tokens(tmp_path: Path, name: str) -> None:
     """Each turn adds about 230 tokens. Few more are computed: those after the checkpoint of the previous turn."""

@@ -69,12 +69,14 @@ def check(backend: ScriptedBackend, name: str, *requests: Request, **options: in
 # --- ends
 
 
+@pytest.mark.push
 @EVERY
 def test_an_answer_ends_with_its_last_token(name: str) -> None:
     [gathered] = check(speaker(), name, Request(TextPrompt("go"), sampling=GREEDY, logprobs=2))
     assert (gathered.text, gathered.finished.reason) == (SPOKEN, FinishReason.STOP)
 
 
+@pytest.mark.push
 @EVERY
 def test_max_tokens_end_an_answer_inside_a_draft(name: str) -> None:
     for most in (1, 2, 16, 17, 18, 33):
@@ -221,6 +223,7 @@ class Poisoned(ScriptedBackend):
         return logits
 
 
+@pytest.mark.push
 @EVERY
 def test_invalid_logits_count_only_where_the_draft_is_right(name: str) -> None:
     for position in (11, 12, 29):
@@ -261,6 +264,7 @@ def test_a_backend_that_fails_in_a_drafted_step_leaves_the_engine_usable(name: s
         assert_same(gathered, plain.gathered)
 
 
+@pytest.mark.push
 @SOME
 @pytest.mark.parametrize("checkpoint", [None, 7])
 def test_cancelling_between_steps_keeps_what_was_right(name: str, checkpoint: int | None) -> None:

@@ -70,6 +70,7 @@ def test_answers_are_those_of_the_engine(runner: asyncio.Runner, model: ModelPro
         assert found.finished.stop == expected.finished.stop
 
 
+@pytest.mark.push
 def test_many_requests_at_once_have_the_same_answers(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def all_of_them() -> list[Heard]:
         return await asyncio.gather(*(hear(model, noise(seed)) for seed in range(60)))
@@ -154,6 +155,7 @@ def test_a_request_in_the_queue_can_be_cancelled(runner: asyncio.Runner, model: 
     assert (found.text, found.finished.reason) == ("", FinishReason.CANCELLED)
 
 
+@pytest.mark.push
 def test_a_client_that_stops_reading_cancels(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def close_the_iterator() -> None:
         async with aclosing(aiter(Listening(model, chat("x" * 3000)))) as events:
@@ -211,6 +213,7 @@ def test_the_facts_describe_the_model(runner: asyncio.Runner, model: ModelProces
     assert served.state is State.READY
 
 
+@pytest.mark.push
 def test_the_load_counts_requests_and_tokens(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def ask() -> None:
         before = model.load
@@ -246,6 +249,7 @@ def test_an_idle_process_does_not_poll(runner: asyncio.Runner, model: ModelProce
     assert runner.run(used()) < 0.1
 
 
+@pytest.mark.push
 def test_limits_of_the_queue_and_of_slow_clients(tmp_path: Path) -> None:
     async def ask() -> None:
         limits = ServingLimits(max_queue=3, queue_bytes=20_000, unread_bytes=20_000)
@@ -321,6 +325,7 @@ def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> N
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_many_results_come_in_parts(runner: asyncio.Runner, model: ModelProcess) -> None:
     texts = [f"{number} " * (number % 7) for number in range(2048)]
     found = runner.run(model.embed(Embedding([*map(TextPrompt, texts)])))
@@ -353,6 +358,7 @@ def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Pat
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_draining_finishes_embeddings(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=0.02)) as model:
@@ -374,6 +380,7 @@ def test_draining_finishes_embeddings(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_draining_finishes_what_runs(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S)) as model:
@@ -402,6 +409,7 @@ def test_draining_finishes_what_runs(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_closing_ends_the_process_and_its_requests(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S)) as model:

@@ -52,6 +52,7 @@ def killed(model: ModelProcess) -> int:
     return pid
 
 
+@pytest.mark.push
 def test_no_answer_changes_when_the_process_is_killed(tmp_path: Path) -> None:
     """scripts/soak_serve_process kills more often."""
     tally = asyncio.run(kill_under_load(scripted_model(tmp_path, step_seconds=STEP_S), kills=4, seed=1))
@@ -59,6 +60,7 @@ def test_no_answer_changes_when_the_process_is_killed(tmp_path: Path) -> None:
     assert tally.replayed > 0
 
 
+@pytest.mark.night
 def test_a_stuck_process_is_restarted(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S), LIMITS) as model:
@@ -81,6 +83,7 @@ def test_a_stuck_process_is_restarted(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("prompt", "words"), [(KILLS, "SIGKILL"), (KILLS_LATER, "SIGKILL"), (FAILS, "divides by zero")]
 )
@@ -102,6 +105,7 @@ def test_a_deadly_request_fails_alone(tmp_path: Path, prompt: str, words: str) -
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_calls_are_repeated_when_the_process_is_killed(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=0.02), LIMITS) as model:
@@ -116,6 +120,7 @@ def test_calls_are_repeated_when_the_process_is_killed(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_a_deadly_text_fails_alone(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path), LIMITS, DEADLY) as model:
@@ -130,6 +135,7 @@ def test_a_deadly_text_fails_alone(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_counts_go_on_after_a_restart(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path), LIMITS) as model:
@@ -146,6 +152,7 @@ def test_counts_go_on_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_without_batch_invariance_text_is_not_replayed(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, "varying", step_seconds=STEP_S), LIMITS, DEADLY) as model:
@@ -160,6 +167,7 @@ def test_without_batch_invariance_text_is_not_replayed(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_a_replay_with_other_text_is_an_error(tmp_path: Path) -> None:
     seen = []
 
@@ -179,6 +187,7 @@ def test_a_replay_with_other_text_is_an_error(tmp_path: Path) -> None:
     assert 9 <= sum(isinstance(event, TextDelta) for event in seen) < 200
 
 
+@pytest.mark.push
 def test_cancelled_requests_end_when_the_process_dies(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=STEP_S), LIMITS) as model:
@@ -195,6 +204,7 @@ def test_cancelled_requests_end_when_the_process_dies(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_requests_during_a_restart_wait_in_the_server(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=0.02), LIMITS) as model:
@@ -214,6 +224,7 @@ def test_requests_during_a_restart_wait_in_the_server(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_a_model_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: Path) -> None:
     async def ask() -> None:
         opening = scripted_model(tmp_path)
@@ -237,6 +248,7 @@ def test_a_model_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: Pat
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_a_long_restart_refuses_new_requests(tmp_path: Path) -> None:
     async def ask() -> None:
         limits = ServingLimits(first_pause_s=30.0)
@@ -282,6 +294,7 @@ def test_a_broken_process_fails_to_start(tmp_path: Path, command: str, words: st
         asyncio.run(opened(model))
 
 
+@pytest.mark.push
 def test_a_model_that_cannot_be_opened_fails_to_start(tmp_path: Path) -> None:
     invalid = tmp_path / "invalid.json"
     invalid.write_text("[")
@@ -312,6 +325,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.push
 def test_the_process_ends_with_the_server(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FRONT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_processes.environment(), text=True) as front:

@@ -41,6 +41,7 @@ def compiled(function: Callable[..., Any], **parameters: Any) -> bytes:
     )
 
 
+@pytest.mark.push
 def test_a_kernel_is_one_global_name_that_needs_nothing() -> None:
     @kernel
     def add(op: Any, step: Any, thread: Any, n_threads: Any) -> None:

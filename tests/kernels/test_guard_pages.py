@@ -34,6 +34,7 @@ def test_every_kernel_keeps_to_its_buffers(level: str) -> None:
     assert families >= {name.module for name in ALL_KERNELS} - {"team"}
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("end", ENDS)
 def test_a_kernel_that_leaves_its_buffer_is_named(end: str) -> None:
     """Each buffer is missing its last or its first element."""

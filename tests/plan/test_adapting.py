@@ -48,6 +48,7 @@ def adapted_plan(model: Path, adapters: list[Path]) -> Plan:
         return adapted(plan_of(model), [open_adapter(path, file) for path in adapters])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ROWS)
 def test_the_twin_computes_what_llama_cpp_does(tmp_path: Path, name: str) -> None:
     """Allow 2e-5 of the logits' range (at most 5e-6 was measured). Without the adapters, they differ by a tenth."""

@@ -146,6 +146,7 @@ def test_every_route_is_described() -> None:
     assert (DOCUMENT["openapi"], DOCUMENT["info"]["version"]) == ("3.1.0", "1.2.3")
 
 
+@pytest.mark.push
 def test_every_reference_leads_somewhere() -> None:
     found = {*references(DOCUMENT)}
     assert found == {f"#/components/schemas/{name}" for name in SCHEMAS}
@@ -167,6 +168,7 @@ def test_the_fields_are_those_that_the_parser_reads(name: str, monkeypatch: pyte
     assert {*SCHEMAS[name]["properties"]} == read - REFUSED[name]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
 def test_values_against_the_schema_are_refused(name: str, field: str, schema: dict[str, Any]) -> None:
     """Fields without effect are the exception: they are named as ignored."""
@@ -190,6 +192,7 @@ def invalid(schema: dict[str, Any]) -> Iterator[Any]:
     yield from (value for value in candidates if not validator.is_valid(value))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
 def test_the_bounds_are_accepted(name: str, field: str, schema: dict[str, Any]) -> None:
     for bound in ("minimum", "maximum"):

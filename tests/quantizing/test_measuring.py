@@ -83,7 +83,7 @@ def test_models_that_the_cpu_engine_cannot_run_are_refused(tmp_path: Path) -> No
     assert "llama-imatrix" in raised.value.hint
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_the_real_model_has_the_imatrix_of_llama_imatrix() -> None:
     """Both engines round activations to 8 bits, in different ways. With F32 weights, they agree within 2e-4."""
     backend = open_cpu_backend(smollm2(), OpenOptions(backend="cpu", context_size=512))

@@ -167,6 +167,7 @@ def finite_weights() -> st.SearchStrategy[NDArray[np.float32]]:
     return hnp.arrays(np.float32, (1, 256), elements=weights)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", WRITABLE)
 @settings(max_examples=60, deadline=None)
 @given(values=finite_weights())

@@ -33,6 +33,7 @@ def test_scales_that_are_no_numbers_are_seen(name: str) -> None:
                 assert np.flatnonzero(unsound_blocks(type_, marked)).tolist() == [3]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", sorted(set(SCALED) - {"MXFP4", "NVFP4"}))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_sound_block_gives_numbers_and_an_unsound_one_some_that_are_none(name: str, seed: int) -> None:

@@ -136,6 +136,7 @@ def weight_by_weight(weights: Unpacked) -> NDArray[np.float32]:
         return products - minimums
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", INTEGERS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

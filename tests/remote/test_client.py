@@ -420,6 +420,7 @@ def test_reasoning_and_logprobs_are_told_apart() -> None:
         assert (chosen.text, chosen.logprob, [one.text for one in top]) == (b"x", -0.5, likeliest)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("first", "words"),
     [

@@ -148,6 +148,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.push
 @given(st.sampled_from(PLACES), VALUES)
 @settings(max_examples=400)
 def test_any_value_in_any_field_is_read_or_refused(place: str, value: Any) -> None:
@@ -155,6 +156,7 @@ def test_any_value_in_any_field_is_read_or_refused(place: str, value: Any) -> No
     parse_or_refuse(encoded(body))
 
 
+@pytest.mark.push
 @given(st.data())
 @settings(max_examples=400)
 def test_any_damage_is_read_or_refused(data: st.DataObject) -> None:

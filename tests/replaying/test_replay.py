@@ -98,6 +98,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", CASES)
 def test_neither_the_machine_nor_the_engine_changes_a_run(tmp_path: Path, name: str) -> None:
     path, kv_type = tmp_path / "model.gguf", NUMERIC_MODELS[name].kv_type

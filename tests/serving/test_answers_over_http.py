@@ -48,6 +48,7 @@ def text_of(body: Any) -> str:
     return str(body["choices"][0]["message"]["content"])
 
 
+@pytest.mark.push
 def test_counts_add_up(server: Served) -> None:
     def counts() -> tuple[float, float]:
         prompt, generated = (server.metric(f"llmrun_{name}_tokens_total") for name in ("prompt", "generated"))
@@ -176,6 +177,7 @@ def test_a_grammar_holds_even_for_noise(server: Served) -> None:
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
 
+@pytest.mark.push
 def test_tools_are_called_only_when_useful(tools: Served) -> None:
     (called,) = tools.chat("Weather?", tools=[WEATHER])["choices"][0]["message"]["tool_calls"]
     assert json.loads(called["function"]["arguments"]) == {"city": "Paris"}
@@ -194,6 +196,7 @@ def test_a_required_tool_is_called_against_the_model_s_will(tools: Served) -> No
     assert isinstance(json.loads(called["function"]["arguments"])["ok"], bool)
 
 
+@pytest.mark.push
 def test_requests_beside_a_chat_do_not_drop_its_prefix(tmp_path: Path) -> None:
     """Open WebUI lists the models, streams a chat, and asks for a title and tags while the user reads."""
     with served("scripted", "--backend", "scripted", "--kv-tokens", "4096") as server:
@@ -231,6 +234,7 @@ def test_fields_of_other_programs_are_named_and_harmless(server: Served) -> None
     assert text_of(json.loads(body)) == "You said: Hello"
 
 
+@pytest.mark.push
 def test_a_connection_serves_many_requests(server: Served) -> None:
     line = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     line.connect()

@@ -56,6 +56,7 @@ def data_of(event: bytes) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.push
 def test_the_text_of_a_stream_is_that_of_the_message(server: Served) -> None:
     fields = asking("Tell me", **NOISE, seed=3)
     deltas = [each["delta"] for each in map(data_of, raw_events(server, fields)) if "delta" in each]
@@ -97,6 +98,7 @@ def test_the_prompt_ends_with_an_answer_that_is_continued(server: Served) -> Non
     assert counted == server.post(COUNT, **asking("Tell me"))["input_tokens"] + len("You said")
 
 
+@pytest.mark.push
 def test_a_tool_is_called_and_its_result_used(tools: Served) -> None:
     fields = asking("Weather?", model="script", tools=[TOOL], **THINKS)
     first = tools.post(MESSAGES, **fields)
@@ -110,6 +112,7 @@ def test_a_tool_is_called_and_its_result_used(tools: Served) -> None:
     assert second["usage"]["cache_read_input_tokens"] > 200, "the prompt and the call are cached"
 
 
+@pytest.mark.push
 def test_a_stream_continues_on_another_server(tools: Served, tmp_path: Path) -> None:
     body = asking("Weather?", model="script", tools=[TOOL], **THINKS)
     events = raw_events(tools, body)

@@ -59,6 +59,7 @@ def asking(question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": question}]
 
 
+@pytest.mark.push
 def test_tools_are_called_and_their_results_used(tools: Served) -> None:
     """Home Assistant sends results without the ID and the name of the call."""
     messages = asking("Both?")
@@ -105,6 +106,7 @@ def test_raw_prompts_continue_a_text(tools: Served) -> None:
     assert (body["prompt_eval_count"], body["eval_count"], body["done_reason"]) == (4, 4, "length")  # with a BOS
 
 
+@pytest.mark.push
 def test_gaps_are_filled(tmp_path: Path) -> None:
     """Continue completes code like this."""
     controls = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
@@ -128,6 +130,7 @@ def test_vs_code_finds_the_model_and_its_abilities(tools: Served) -> None:
     assert listed["size"] > 0
 
 
+@pytest.mark.push
 def test_side_requests_of_open_webui_leave_the_chat_cached(tmp_path: Path) -> None:
     """Open WebUI asks for a title, tags and follow-up questions beside each turn.
 
@@ -168,6 +171,7 @@ def _tokens(side: Future[Any]) -> int:
     return int(side.result()["prompt_eval_count"])
 
 
+@pytest.mark.push
 def test_presets_are_models_with_a_system_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are listed, shown, loaded and answered under their names."""
     models = tmp_path / "models.toml"

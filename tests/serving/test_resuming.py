@@ -38,6 +38,7 @@ def without_costs(event: bytes) -> bytes:
     return re.sub(rb'"(timings|input_tokens_details)":\{[^}]*\}|"completed_at":\d+', b"", event)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("path", CALLS)
 def test_a_stream_continues_after_every_event(path: str) -> None:
     """The seed is random, and the server is another one each time."""
@@ -52,6 +53,7 @@ def test_a_stream_continues_after_every_event(path: str) -> None:
             assert [*map(without_costs, rest)] == events[seen:]
 
 
+@pytest.mark.push
 def test_ids_of_other_requests_are_refused() -> None:
     with served("scripted", "--backend", "scripted") as server:
         last = id_of(raw_events(server, ASKED)[3])

@@ -153,6 +153,7 @@ def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, k
                 at[seq] += count
 
 
+@pytest.mark.push
 @TINY
 def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     path = tiny_model(folder, name)

@@ -92,6 +92,7 @@ def open_things() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
 def test_a_process_killed_between_two_passes(path: Path, number: signal.Signals) -> None:
     backend = opened(path)
@@ -180,6 +181,7 @@ def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: P
     backend.close()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("content", [b"", b"GGUF no model", None])
 def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
     tmp_path: Path, path: Path, content: bytes | None
@@ -214,6 +216,7 @@ def interrupt_after(seconds: float) -> threading.Timer:
     return timer
 
 
+@pytest.mark.push
 def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
     """The interruptions are spread over a pass and the moments before and after it."""
     backend = opened(path, context_size=2048)
@@ -452,6 +455,7 @@ def test_a_stuck_rpc_server_is_given_up_after_a_stop(
     backend.close()
 
 
+@pytest.mark.push
 def test_a_busy_rpc_server_is_waited_for(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a stop, there is no time limit: a server may compute for minutes."""
     monkeypatch.syspath_prepend(fake_llama(tmp_path / "fake", when_decoding="import time\ntime.sleep(1)"))

@@ -31,6 +31,7 @@ def opened(path: Path, *, context_size: int = 128, max_sequences: int = 3) -> Ll
         )
 
 
+@pytest.mark.push
 class TestSeam(SeamContract):
     exact = False
     goes_back = False
@@ -63,6 +64,7 @@ class TestEngine(PrefixContract, CancelContract):
         assert cached == (n if n == of else 0)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("n", "kept"), [(40, 40), (39, 0), (1, 0), (0, 0)])
 def test_a_state_is_kept_whole_or_not_at_all(path: Path, n: int, kept: int) -> None:
     backend = opened(path)
@@ -76,6 +78,7 @@ def test_a_state_is_kept_whole_or_not_at_all(path: Path, n: int, kept: int) -> N
     backend.close()
 
 
+@pytest.mark.push
 def test_a_pass_stopped_half_way_says_what_is_left(path: Path) -> None:
     """Nothing is left if part of the pass went into the state. `truncate` reports it, and the sequence continues from
     there.

@@ -56,7 +56,7 @@ def named(
     backend.close()
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
     name, tokenizer = named
     oracle = llama_vocabulary(name)
@@ -69,6 +69,7 @@ def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
         assert b"".join(map(tokenizer.token_bytes, ids)) == b"".join(map(oracle.token_bytes, ids))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("character", [".", "a"])
 def test_a_long_row_of_one_character_does_not_end_the_process(
     named: tuple[str, LlamaTokenizer], character: str

@@ -35,6 +35,7 @@ def window_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_sliding_window(tmp_path_factory.mktemp("memory") / "window.gguf")
 
 
+@pytest.mark.push
 class TestSlidingWindow(SeamContract):
     exact = False
 
@@ -68,6 +69,7 @@ def assert_goes_on(backend: LlamaBackend, history: list[int], seq: int) -> None:
     comparison.assert_same(actual, expected)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("context_size", "max_sequences"), [(2048, 1), (2048, 2), (256, 1), (1024, 16)])
 def test_the_cache_takes_what_was_forecast(window_path: Path, context_size: int, max_sequences: int) -> None:
     """llama.cpp logs how many cells it allocates for how many layers, and the forecast must give the same sum."""

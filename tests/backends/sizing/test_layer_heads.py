@@ -31,6 +31,7 @@ def test_values_are_kept_unless_they_are_part_of_keys(tmp_path: Path, name: str,
     assert (value > 0) == kept
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ["gemma4", "gemma4 E2B", "gemma4 fused"])
 def test_the_cache_takes_what_was_forecast(tmp_path: Path, name: str) -> None:
     """llama.cpp logs what it allocated for layers with and without a window, to a hundredth of a MiB."""

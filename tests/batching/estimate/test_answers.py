@@ -58,7 +58,7 @@ def begun_until(end: int, lengths: Iterable[int]) -> list[int]:
     return begun
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("kind", ["exponential", "lognormal", "two lengths"])
 def test_samples_of_limited_time_predict_their_batch(kind: str) -> None:
     """For about 95 % of batches, and without a bias toward short answers, because all begun answers finish."""

@@ -46,6 +46,7 @@ def test_intervals_follow_from_lengths_and_drift() -> None:
     assert by_drift.estimate - by_drift.low == pytest.approx(40)
 
 
+@pytest.mark.push
 @given(st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 50), st.lists(st.integers(1, 900), min_size=1))
 def test_n_machines_are_never_more_than_n_times_as_fast(
     calls: int, machines: int, common: int, lengths: list[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def trie_nodes(prompts: Sequence[Sequence[int]]) -> int:
     return len({tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)})
 
 
+@pytest.mark.push
 @given(PROMPTS)
 def test_sorted_prompts_compute_the_nodes_of_a_trie(prompts: list[list[int]]) -> None:
     """A prompt that equals another one still computes its last token."""
@@ -32,12 +34,14 @@ def test_sorted_prompts_compute_the_nodes_of_a_trie(prompts: list[list[int]]) ->
     assert counter.total == sum(map(len, prompts))
 
 
+@pytest.mark.push
 @given(PROMPTS)
 def test_no_order_computes_less_than_the_trie(prompts: list[list[int]]) -> None:
     counter = counted(prompts)
     assert trie_nodes(prompts) <= counter.computed <= counter.total
 
 
+@pytest.mark.push
 @given(PROMPTS)
 def test_common_tokens_begin_every_prompt(prompts: list[list[int]]) -> None:
     common = counted(prompts).common

@@ -49,6 +49,7 @@ def test_all_answers_are_measured() -> None:
     assert (sample.source, sample.joules) == ("", None)
 
 
+@pytest.mark.push
 def test_computed_prompt_tokens_are_counted() -> None:
     """The second prompt shares all but its end with the first one."""
     with opened() as reader:

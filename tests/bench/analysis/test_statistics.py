@@ -71,6 +71,7 @@ def test_the_interval_holds_its_ratio(pairs: list[tuple[float, float]], is_speed
         assert 0 < found.ratio < math.inf
 
 
+@pytest.mark.push
 @given(rounds, positive)
 @settings(deadline=None, max_examples=60)
 def test_another_unit_of_time_changes_no_ratio(pairs: list[tuple[float, float]], factor: float) -> None:
@@ -133,6 +134,7 @@ def test_fewer_rounds_than_the_minimum_say_nothing() -> None:
         assert found.ratio > 1
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("rounds", range(MINIMUM_ROUNDS, ENOUGH_ROUNDS))
 def test_a_few_rounds_show_what_is_plain_and_rarely_claim_what_is_not(rounds: int) -> None:
     random = np.random.default_rng(rounds)

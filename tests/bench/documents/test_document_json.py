@@ -73,6 +73,7 @@ def test_a_document_of_the_first_format_has_no_later_keys() -> None:
     assert refusal(older) == "results[0].totals.steps: unknown key"
 
 
+@pytest.mark.push
 @given(JSON_VALUES)
 def test_any_json_value_is_refused_in_one_line(value: object) -> None:
     refusal(value)

@@ -113,6 +113,7 @@ def test_a_page_is_well_formed_and_needs_nothing_else(make: Callable[[], Documen
     assert text.encode("utf-8").decode("utf-8") == text
 
 
+@pytest.mark.night
 @given(documents())
 @settings(max_examples=60)
 def test_any_document_has_a_page(drawn: Document) -> None:

@@ -158,6 +158,7 @@ def test_a_round_that_would_end_too_late_does_not_begin(tmp_path: Path) -> None:
     assert notes.said == []
 
 
+@pytest.mark.push
 def test_measuring_the_machine_does_not_make_rounds_look_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first measurement starts a process, which takes a second on a busy machine."""
 

@@ -53,6 +53,7 @@ def test_a_warm_up_has_a_time_limit(tmp_path: Path) -> None:
         assert taken > 0.1
 
 
+@pytest.mark.push
 def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(40))
@@ -65,6 +66,7 @@ def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
         assert process.run(SHORT, seed=1).requests
 
 
+@pytest.mark.push
 def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")

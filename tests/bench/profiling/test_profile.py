@@ -66,6 +66,7 @@ def plan(path: Path) -> Plan:
     return backend.plan
 
 
+@pytest.mark.night
 def test_every_op_is_told_once_in_order_and_by_name(step: StepProfile) -> None:
     told = [(one.kind, one.layer, one.name) for one in step.ops]
     layers = [(kind, layer, f"blk.{layer}.{name}.weight" if name else "") for layer in range(2) for kind, name in LAYER]

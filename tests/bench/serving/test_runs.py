@@ -82,6 +82,7 @@ def test_answers_are_compared_under_load(depends_on_load: bool) -> None:
     assert (sum(sum(one.different.values()) for one in found.conditions) > 0) == depends_on_load
 
 
+@pytest.mark.push
 def test_clients_leave_in_every_phase() -> None:
     model = FakeModel(slots=2, prefill_s=0.05, step_s=0.02)
     found = measured(model, workload=CANCEL, requests=12, generate=20).cancelling

@@ -133,6 +133,7 @@ def _write_many(path: Path, name: str, count: int) -> None:
         log.append(entry(f"{name} {number}", "x" * 20_000))
 
 
+@pytest.mark.push
 def test_processes_that_log_at_once_never_mix_their_lines(tmp_path: Path) -> None:
     path = log_in(tmp_path).path
     context = multiprocessing.get_context("spawn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def test_broken_calls_are_dropped_with_their_problem() -> None:
     assert calls.problem == "cut off"
 
 
+@pytest.mark.push
 @given(st.lists(deltas))
 def test_all_calls_have_a_name_and_an_id_of_their_own(pieces: list[ToolCallDelta]) -> None:
     calls = collected(*pieces).calls

@@ -110,6 +110,7 @@ def test_settings_of_the_environment_hold_and_a_flag_wins(tmp_path: Path, monkey
     assert b" thinking)" in scripted("--think", "-m", script, "Is it so?").stderr
 
 
+@pytest.mark.night
 def test_thinking_cannot_be_asked_of_a_model_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     done = scripted("--think", "hello")
     assert (done.stdout, done.returncode) == (b"", 2)
@@ -124,6 +125,7 @@ def test_thinking_cannot_be_asked_of_a_model_that_does_not(monkeypatch: pytest.M
     assert (done.stdout, done.stderr.count(b"\n"), done.returncode) == (b"You said: hello\n", 1, 0)
 
 
+@pytest.mark.night
 def test_a_typed_wish_to_think_wins_over_a_budget_of_0_that_was_set_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_prompt_given_leaves_standard_input_alone(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == (b"You said: hello\n", 0)
 
 
+@pytest.mark.push
 def test_a_closed_standard_input_is_an_empty_one() -> None:
     for prompt, code in ((["hello"], 0), ([], 2)):
         done = subprocess.run(

@@ -43,6 +43,7 @@ def usage_of(*arguments: str, output: Path) -> tuple[int, int]:
     return body["prompt_tokens"], body["generated_tokens"]
 
 
+@pytest.mark.push
 def test_counts_equal_the_usage_of_the_run(tmp_path: Path) -> None:
     arguments = [batch_file(tmp_path, LINES), "--backend", "scripted", "-m", "any"]
     body = predicted(*arguments)
@@ -57,6 +58,7 @@ def test_counts_equal_the_usage_of_the_run(tmp_path: Path) -> None:
     assert body["sample"]["finished"] == 4
 
 
+@pytest.mark.push
 def test_json_has_all_predictions(tmp_path: Path) -> None:
     arguments = [batch_file(tmp_path, LINES), "--backend", "scripted", "-m", "any"]
     plain = predicted(*arguments)
@@ -73,6 +75,7 @@ def test_json_has_all_predictions(tmp_path: Path) -> None:
     assert body["api_price"]["prompts"] == pytest.approx(body["prompt_tokens_of_all_lines"] / 1e6)
 
 
+@pytest.mark.push
 def test_the_report_is_on_stdout(tmp_path: Path) -> None:
     flags = ["--dry-run", "--machines", "3", "--compare-price", "0.5,1.5", "--backend", "scripted", "-m", "any"]
     done = llmrun("batch", batch_file(tmp_path, [*LINES, "{"]), *flags)
@@ -85,6 +88,7 @@ def test_the_report_is_on_stdout(tmp_path: Path) -> None:
     assert b"note: 1 line cannot be answered; the first is line 6: " in done.stderr
 
 
+@pytest.mark.push
 def test_one_line_is_enough(tmp_path: Path) -> None:
     done = llmrun("batch", batch_file(tmp_path, LINES[:1]), "--dry-run", "--backend", "scripted", "-m", "any")
     assert done.stdout.startswith(b"input      1 line\n")
@@ -92,6 +96,7 @@ def test_one_line_is_enough(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.push
 def test_options_for_answers_count(tmp_path: Path) -> None:
     arguments = [batch_file(tmp_path, LINES[:1]), "--backend", "scripted", "-m", "any"]
     longer = predicted(*arguments, "--system", "Be kind.", "-n", "3")
@@ -99,6 +104,7 @@ def test_options_for_answers_count(tmp_path: Path) -> None:
     assert longer["generated_tokens"]["estimate"] == 3
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("lines", "exit_code", "words"),
     [
@@ -115,6 +121,7 @@ def test_nothing_to_answer_is_an_error(tmp_path: Path, lines: list[object], exit
     assert words in done.stderr.decode()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -135,6 +142,7 @@ def test_usage_errors(arguments: list[str], words: str) -> None:
     assert done.stderr.count(b"error: ") == 1
 
 
+@pytest.mark.push
 def test_missing_models_are_reported(tmp_path: Path) -> None:
     done = llmrun("batch", batch_file(tmp_path, LINES), "--dry-run", "-m", str(tmp_path / "no.gguf"))
     assert done.returncode == 4
@@ -142,6 +150,7 @@ def test_missing_models_are_reported(tmp_path: Path) -> None:
     assert done.stderr.startswith(b"error: ")
 
 
+@pytest.mark.push
 def test_ctrl_c_stops_the_measurement(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("user", "x" * 5000)], step_seconds=0.05)
     source = batch_file(tmp_path, LINES)
@@ -168,7 +177,7 @@ def test_prices_are_parsed() -> None:
     assert parse_prices(None) is None
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_counts_of_a_real_model_equal_its_usage(tmp_path: Path) -> None:
     lines = [{"prompt": f"Name {number} animals, please.", "max_tokens": 8} for number in range(12)]
     lines += [{"messages": [{"role": "system", "content": "Be ünkind 🦉."}, {"role": "user", "content": "Hi"}]}]

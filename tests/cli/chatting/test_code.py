@@ -62,6 +62,7 @@ def written(pieces: list[str], *, lines: int = 24) -> Terminal:
     return terminal
 
 
+@pytest.mark.push
 @given(st.sampled_from(LANGUAGES), st.lists(st.sampled_from(SIGNS), min_size=1, max_size=30).map("".join))
 def test_no_language_changes_the_text(language: str, code: str) -> None:
     shown = written([f"```{language}\n{code}\n```\nend"]).rows()
@@ -88,6 +89,7 @@ def test_what_helps_reading_is_colored(language: str, line: str, color: str) -> 
     assert all(cell.bg == "default" for cell in cells)
 
 
+@pytest.mark.push
 def test_code_higher_than_the_terminal_scrolls_line_by_line_and_keeps_its_colors() -> None:
     """The first lines can be read in the scrollback before the last ones arrive."""
     lines = [f"x{n} = 'a'  # note" for n in range(200)]

@@ -95,6 +95,7 @@ json_values = st.recursive(
 keys = st.sampled_from(["event", "text", "time", "seed", "name", "value", "reason", "model", "format"]) | st.text()
 
 
+@pytest.mark.push
 @given(st.dictionaries(keys, json_values, max_size=6) | json_values)
 def test_any_json_is_an_event_or_a_value_error(value: object) -> None:
     try:
@@ -104,6 +105,7 @@ def test_any_json_is_an_event_or_a_value_error(value: object) -> None:
     assert from_line(to_line(event)) == event
 
 
+@pytest.mark.push
 @given(events(), st.data())
 def test_a_line_with_one_byte_changed_is_an_event_or_a_value_error(event: Event, data: st.DataObject) -> None:
     line = bytearray(to_line(event)[:-1])

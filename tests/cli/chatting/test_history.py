@@ -35,6 +35,7 @@ def test_entries_come_back_in_order_and_are_the_users_own(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.push
 @given(st.lists(st.text(min_size=1, max_size=30), max_size=5, unique=True))
 def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
@@ -84,6 +85,7 @@ def append(path: Path, name: str) -> None:
         StoredHistory(path).append_string(f"{name} {n}")
 
 
+@pytest.mark.push
 def test_several_chats_append_without_losing_an_entry(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     chats = [context.Process(target=append, args=(path, name)) for name in "abc"]

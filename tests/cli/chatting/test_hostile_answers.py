@@ -19,6 +19,7 @@ def test_a_thousand_hostile_answers_leave_the_terminal_as_it_was(hundred: int) -
         soak_case(2, case)
 
 
+@pytest.mark.night
 def test_the_check_sees_what_gets_through() -> None:
     """Without the check after Markdown, HTML entities insert control characters."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def visible(rows: list[str]) -> list[str]:
     return plain
 
 
+@pytest.mark.push
 @given(st.lists(st.tuples(ROWS, ROWS), max_size=10))
 def test_the_screen_shows_what_is_done_and_what_is_alive(steps: list[tuple[list[str], list[str]]]) -> None:
     terminal = Terminal(20, 12)
@@ -32,6 +34,7 @@ def test_the_screen_shows_what_is_done_and_what_is_alive(steps: list[tuple[list[
     assert terminal.rows() == [*visible([*done, "."])[:-1], "next"]
 
 
+@pytest.mark.push
 @given(ROWS, st.integers(0, 5))
 def test_rows_that_are_left_stay_and_the_others_go(alive: list[str], count: int) -> None:
     terminal = Terminal(20, 12)

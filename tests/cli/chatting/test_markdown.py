@@ -36,6 +36,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
     return text, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
+@pytest.mark.night
 @given(cut_texts(), st.sampled_from([100, 40, 20, 12, 11]), st.sampled_from([30, 8]), st.booleans())
 @settings(max_examples=100)
 def test_a_text_looks_the_same_whatever_the_tokens_it_came_in(
@@ -70,6 +71,7 @@ def test_what_turns_out_to_be_something_else_looks_as_if_it_had_been_that_from_t
     assert shown(list(text), columns=columns).cells() == shown([text], columns=columns).cells()
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("columns", [100, 40, 20])
 @pytest.mark.parametrize("lines", [30, 6])
 def test_a_long_answer_looks_the_same_token_by_token(columns: int, lines: int) -> None:
@@ -93,6 +95,7 @@ def test_a_row_that_is_drawn_again_is_never_wider_than_the_terminal(text: tuple[
         assert all(columns_of(row) <= width for row in alive)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "text",
     [
@@ -195,6 +198,7 @@ def test_the_next_line_begins_in_the_first_column() -> None:
         assert terminal.rows()[-1] == "next"
 
 
+@pytest.mark.night
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.sampled_from([100, 80, 47, 33, 20, 14])), min_size=1, max_size=30),
     st.sampled_from(

@@ -49,6 +49,7 @@ def test_a_line_without_end_is_refused_after_64_mib(monkeypatch: pytest.MonkeyPa
         turns_of(b'"""\n' + b"x" * 100 + b"\n" * 2000)
 
 
+@pytest.mark.push
 def test_a_dumb_terminal_gets_prompts_and_no_escape_sequence(tmp_path: Path) -> None:
     process = on_terminal("chat", "--backend", "scripted", TERM="dumb", LLMRUN_DATA_DIR=str(tmp_path))
     process.expect_exact("/help lists the commands\r\n")

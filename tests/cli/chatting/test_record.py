@@ -116,6 +116,7 @@ def exchanges_in(path: Path) -> list[tuple[str, str, str]]:
     return [(one.question, one.thinking, one.answer) for one in read_conversation(path).conversation.exchanges]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("torn", [False, True], ids=["before a call", "in the middle of a write"])
 @pytest.mark.parametrize("older", [False, True], ids=["new", "older format"])
 def test_a_process_killed_at_any_system_call_loses_nothing_that_was_shown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.segment import Segment
@@ -52,6 +53,7 @@ def test_every_character_keeps_its_style(row: Row, limit: int) -> None:
     assert styles(list(wrapped(as_text(row), limit))) == styles([as_text(row)])
 
 
+@pytest.mark.push
 @given(SEGMENTS, SEGMENTS, LIMITS)
 def test_text_that_grows_changes_no_row_but_the_last_two(row: Row, more: Row, limit: int) -> None:
     before = [part.plain for part in wrapped(as_text(row), limit)]

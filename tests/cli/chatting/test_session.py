@@ -72,6 +72,7 @@ def test_regen_at_temperature_0_says_that_it_is_in_vain(tmp_path: Path, capsys: 
     assert "temperature is 0" in capsys.readouterr().err
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("typed", "question"),
     [
@@ -96,6 +97,7 @@ def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
     assert journals(tmp_path) == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

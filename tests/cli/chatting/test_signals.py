@@ -110,6 +110,7 @@ with signals.Signals(lambda: None, restore):
 """
 
 
+@pytest.mark.push
 def test_a_stop_that_is_stuck_does_not_trap_the_user_and_leaves_a_good_terminal() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STUCK], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120

@@ -210,6 +210,7 @@ QUESTION = ChatPrompt([{"role": "user", "content": "Is it so?"}])
 WANTED = ResponseFormat(FormatKind.CHOICE, choices=("Yes, it is.", "No."))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("template", [SWITCHED, OPENED])
 @pytest.mark.parametrize("budget", [None, 0, 4])
 @pytest.mark.parametrize("name", ["nothing", "right", "past the end", "mixed"])

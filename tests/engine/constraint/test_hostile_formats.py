@@ -67,6 +67,7 @@ RULES = "\n".join(f'r{i}: "a" r{(i * 7 + 1) % 50} | "a" r{(i * 3 + 2) % 50} | "a
 AMBIGUOUS = {"rules": f"start: r0\n{RULES}", "readings": 'start: s\ns: s s s | s s | "a" | "b"'}
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_masks_that_become_too_expensive_end_the_answer(name: str) -> None:
     wanted = ResponseFormat(FormatKind.GRAMMAR, AMBIGUOUS[name])

@@ -65,6 +65,7 @@ SPELLINGS = (
 )
 
 
+@pytest.mark.push
 @given(st.lists(LETTERS, min_size=1, max_size=3), st.data())
 def test_a_key_has_only_one_spelling(letters: list[str], data: st.DataObject) -> None:
     """With other escapes, a key would be taken for another one, to which another schema applies."""

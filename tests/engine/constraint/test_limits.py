@@ -66,7 +66,7 @@ def assert_one_line(said: str | None) -> None:
 # --- hostile input
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_hostile_schema_is_refused_in_one_line(name: str, process: ConstraintProcess) -> None:
     before = time.perf_counter()
@@ -74,7 +74,7 @@ def test_a_hostile_schema_is_refused_in_one_line(name: str, process: ConstraintP
     assert time.perf_counter() - before < 3 * ENOUGH_S  # by the clock, on a busy machine
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_hostile_grammar_is_refused_in_one_line(name: str, process: ConstraintProcess) -> None:
     assert_one_line(refusal_of_text(GRAMMARS[name], str, process))
@@ -85,6 +85,7 @@ def test_a_hostile_regex_is_refused_in_one_line(name: str, process: ConstraintPr
     assert_one_line(refusal_of_text(REGEXES[name], regex_grammar, process))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", HARMLESS_SCHEMAS)
 def test_a_large_but_simple_schema_compiles(name: str, process: ConstraintProcess) -> None:
     assert refusal_of_schema(HARMLESS_SCHEMAS[name], process) is None
@@ -101,6 +102,7 @@ def test_a_simple_regex_compiles(name: str, process: ConstraintProcess) -> None:
     assert refusal_of_text(HARMLESS_REGEXES[name], regex_grammar, process) is None
 
 
+@pytest.mark.push
 def test_what_the_trial_accepts_fits_the_stack_here(process: ConstraintProcess) -> None:
     """Find the longest chain that the trial accepts, and compile one of four times the length."""
 
@@ -228,6 +230,7 @@ KEYWORDS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("name", KEYWORDS)
 def test_no_keyword_is_ignored_in_silence(name: str, draft: str, process: ConstraintProcess) -> None:
@@ -288,6 +291,7 @@ def test_any_json_compiles_or_is_refused_in_one_line(value: object) -> None:
         assert_one_line(said)
 
 
+@pytest.mark.push
 @settings(max_examples=200, deadline=10_000)
 @given(st.text(max_size=40) | st.text(alphabet='start: "a|()[]{}*+?~&/%-><\n0', max_size=60))
 def test_any_text_is_a_grammar_or_refused_in_one_line(text: str) -> None:

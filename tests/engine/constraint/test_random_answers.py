@@ -61,6 +61,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     assert answers[0] == answers[1] != answers[2]
 
 
+@pytest.mark.night
 def test_every_real_schema_compiles_or_is_refused_in_one_line() -> None:
     """Every tenth schema; a third of them compiles."""
     process = ConstraintProcess()

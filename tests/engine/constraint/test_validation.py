@@ -49,6 +49,7 @@ def line(verdict: Verdict) -> str:
     return str(verdict)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("text", "schema", "said"),
     [
@@ -115,6 +116,7 @@ def test_an_endless_pattern_ends_at_the_time_limit(process: ConstraintProcess) -
     assert line(validate("1", {}, process=process)) == "valid"  # by the next process
 
 
+@pytest.mark.push
 def test_memory_is_limited(process: ConstraintProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "_MEMORY", 100_000_000)
     monkeypatch.setattr(module, "_MEMORY_PER_BYTE", 10)
@@ -153,6 +155,7 @@ def test_no_file_and_no_server_is_asked(process: ConstraintProcess, tmp_path: Pa
         assert len(asked) == 1
 
 
+@pytest.mark.push
 @settings(max_examples=60, deadline=None)
 @given(JSON_VALUES, JSON_VALUES, st.text(max_size=20))
 def test_any_schema_and_any_text_end_in_a_verdict(schema: object, answer: object, text: str) -> None:

@@ -104,12 +104,14 @@ def test_a_right_head_is_accepted() -> None:
     assert gathered.finished.timings.steps == 1 + math.ceil(len(ANSWER) / 16)  # the prompt's step, then 16 tokens each
 
 
+@pytest.mark.push
 def test_a_wrong_head_changes_nothing() -> None:
     [gathered] = answers(says(ANSWER), ScriptedHead(says(ANSWER[::-1])), [Request(TextPrompt("go"), None, (), GREEDY)])
     assert gathered.text == ANSWER
     assert gathered.finished.timings.accepted_tokens < gathered.finished.timings.drafted_tokens
 
 
+@pytest.mark.night
 @settings(max_examples=10, deadline=None)
 @given(
     lengths=st.lists(st.integers(2, 300), min_size=1, max_size=3),

@@ -35,6 +35,7 @@ def longest_match(tokens: Sequence[int], tail: Sequence[int], candidates: int) -
     return best_at, best
 
 
+@pytest.mark.push
 @given(FEW_TOKENS, FEW_TOKENS, st.lists(st.integers(1, 80), max_size=5))
 def test_the_longest_match_is_found(tokens: list[int], tail: list[int], cuts: list[int]) -> None:
     """The result does not depend on how many parts the sequence was added in."""

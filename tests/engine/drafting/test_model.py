@@ -62,6 +62,7 @@ def test_a_right_draft_model_is_accepted() -> None:
     assert timings.steps == 1 + math.ceil(len(ANSWER) / 16)  # the prompt's step, then 16 tokens each
 
 
+@pytest.mark.push
 def test_a_wrong_draft_model_changes_nothing() -> None:
     [gathered] = answers(says(ANSWER), says(ANSWER.upper()), [Request(TextPrompt("go"), None, (), GREEDY)])
     timings = gathered.finished.timings

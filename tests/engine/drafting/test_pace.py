@@ -45,6 +45,7 @@ def best_constant(machine: str, phase: Phase) -> float:
     return seconds[0] / min(seconds)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("match_length", [2, 8, 32])
 def test_wrong_drafts_cost_at_most_two_percent(machine: str, match_length: int) -> None:
@@ -54,6 +55,7 @@ def test_wrong_drafts_cost_at_most_two_percent(machine: str, match_length: int) 
     assert min(later) >= 0.98
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("machine", CHEAP_ROWS)
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.7])
 def test_drafts_never_lose_at_any_acceptance(machine: str, rate: float) -> None:
@@ -67,6 +69,7 @@ def test_drafts_lose_little_where_rows_are_expensive() -> None:
     assert min(speedups("no gain", Phase(TOKENS, 0.7, kind(4)))) >= 0.85
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("machine", CHEAP_ROWS)
 @pytest.mark.parametrize(("match_length", "rate"), [(4, 0.5), (8, 0.7), (16, 0.9), (32, 0.97)])
 def test_regret_is_small_against_the_best_constant_length(machine: str, match_length: int, rate: float) -> None:

@@ -60,6 +60,7 @@ def counts(tokens: Sequence[int]) -> np.ndarray:
     return np.bincount(np.array(tokens) % HIDDEN_SIZE, minlength=HIDDEN_SIZE).astype(np.float32)
 
 
+@pytest.mark.push
 @given(
     st.lists(texts, min_size=1, max_size=4),
     st.sampled_from([1, 3, 8]),

@@ -48,12 +48,14 @@ def test_only_the_needed_hidden_states_are_wanted(pooling: Pooling, is_causal: b
     assert list(range(4))[first_wanted(pooling, 4, is_causal=is_causal)] == positions
 
 
+@pytest.mark.push
 @given(arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=floats))
 def test_the_mean_of_hidden_states_is_exact(hidden: np.ndarray) -> None:
     np.testing.assert_allclose(pooled(hidden), hidden.astype(np.float64).mean(0), rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(pooled(hidden[:1]), hidden[0])
 
 
+@pytest.mark.push
 @given(arrays(np.float32, st.integers(1, 40), elements=floats))
 def test_vectors_have_length_1_and_their_direction(vector: np.ndarray) -> None:
     found = normalized(vector)

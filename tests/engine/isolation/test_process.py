@@ -29,6 +29,7 @@ def test_close_ends_the_process_and_start_begins_another() -> None:
     assert psutil.Process().children() == before
 
 
+@pytest.mark.push
 def test_a_process_that_nobody_closed_ends_with_its_object() -> None:
     """Otherwise, its pipes and its memory would be lost."""
     if sys.platform == "win32":

@@ -97,6 +97,7 @@ def test_samplers_that_are_not_listed_do_nothing() -> None:
     assert {draw(logits, params, position) for position in range(100)} == {0, 1}
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("params", ENABLED.values(), ids=ENABLED)
 def test_no_sampler_modifies_the_logits_or_draws_a_banned_token(params: SamplingParams) -> None:
     logits = random_logits(50)
@@ -141,6 +142,7 @@ def test_temperature_zero_is_greedy_after_xtc() -> None:
     assert draw(logits, replace(OFF, temperature=0.0, xtc_probability=1.0)) == 3
 
 
+@pytest.mark.push
 def test_xtc_applies_as_often_as_its_probability_and_apart_from_the_draw() -> None:
     logits = np.zeros(2, np.float32)
     params = replace(OFF, xtc_probability=0.3)
@@ -150,6 +152,7 @@ def test_xtc_applies_as_often_as_its_probability_and_apart_from_the_draw() -> No
     assert abs(changed / 4000 - 0.15) < 0.03  # XTC keeps token 1, which is drawn anyway in half of the cases
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("tau", [2.0, 4.0])
 def test_mirostat_reaches_its_target_surprise(version: int, tau: float) -> None:

@@ -106,6 +106,7 @@ def test_a_turn_that_goes_back_gives_the_same_answer(folder: Path, tmp_path: Pat
     assert last.finished.timings.cached_tokens >= 1180
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen35"])
 def test_flipped_bytes_change_no_answer(folder: Path, tmp_path: Path, name: str) -> None:
     path = tiny_architecture(folder, name)

@@ -37,6 +37,7 @@ def save(path: Path, tokens: Sequence[int]) -> None:
     saved.save(backend.kv, 0, tokens, len(tokens), "")
 
 
+@pytest.mark.push
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200), st.integers(0, 3)), min_size=1, max_size=12))
 def test_the_file_has_the_last_saved_sequence(
@@ -77,6 +78,7 @@ def test_a_file_does_not_grow_forever(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.listdir(tmp_path) == ["a.kv"]  # noqa: PTH208  the names
 
 
+@pytest.mark.night
 def test_each_flipped_bit_is_refused(tmp_path: Path) -> None:
     """Only tokens before the damage are loaded, and saving again repairs the file."""
     path, tokens = tmp_path / "a.kv", tokens_of(150)
@@ -94,6 +96,7 @@ def test_each_flipped_bit_is_refused(tmp_path: Path) -> None:
     assert loaded(path, tokens) == tokens
 
 
+@pytest.mark.push
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_damaged_files_never_yield_other_tokens(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -114,6 +117,7 @@ def test_damaged_files_never_yield_other_tokens(tmp_path_factory: pytest.TempPat
     assert loaded(path, tokens) == tokens
 
 
+@pytest.mark.push
 def test_a_truncated_file_has_the_records_before(tmp_path: Path) -> None:
     """This is what a killed writer leaves behind."""
     path, tokens = tmp_path / "a.kv", tokens_of(200)
@@ -172,6 +176,7 @@ for end in range(100, 4001, 100):
 """
 
 
+@pytest.mark.push
 def test_a_killed_writer_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")

@@ -70,6 +70,7 @@ KINDS = st.tuples(st.sampled_from([5, 50, 400]), st.sampled_from([1, 10, 100]))
 SEEDS = st.integers(0, 999).map(random.Random)
 
 
+@pytest.mark.push
 @given(st.lists(KINDS, min_size=2, max_size=5), st.integers(1, 4), SEEDS)
 def test_busy_tenants_use_equal_numbers_of_tokens(
     kinds: list[tuple[int, int]], slots: int, chance: random.Random
@@ -90,6 +91,7 @@ def test_many_requests_of_one_tenant_delay_another_by_one() -> None:
     assert shares.order([*crowd, late], 200.0, ROW_SECONDS).index(late) <= 1
 
 
+@pytest.mark.push
 @given(st.integers(1, 4), st.integers(50, 300), SEEDS)
 def test_an_idle_tenant_saves_nothing(slots: int, steps: int, chance: random.Random) -> None:
     """After a pause, it gets at most as much ahead as the requests of the other tenant that were in progress."""

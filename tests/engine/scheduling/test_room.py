@@ -78,6 +78,7 @@ def check_crowd(backend: Backend, solitary: Backend, *, count: int, context: int
     return most
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("seed", range(4))
 def test_nobody_fails_or_starts_again_in_a_quarter_of_the_cache(seed: int) -> None:
     context = 128
@@ -102,6 +103,7 @@ def test_nobody_starts_again_in_a_quarter_of_a_paged_cache(tmp_path: Path) -> No
         solitary.close()
 
 
+@pytest.mark.push
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 32), sequences=st.integers(2, 5))
 def test_any_crowd_gets_through_the_smallest_cache(seed: int, sequences: int) -> None:

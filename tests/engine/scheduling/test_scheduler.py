@@ -63,6 +63,7 @@ def test_a_short_prompt_overtakes_one_of_32k(answers: int) -> None:
     assert steps_to_first_token(engine, engine.submit(endless(Request(random_prompt(24, 60), 10)))) <= 3
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("prompts", [1, 4])
 def test_prompts_take_the_time_that_answers_can_wait(prompts: int) -> None:
     engine, told = told_engine(max_sequences=3 + prompts)
@@ -80,6 +81,7 @@ def test_prompts_take_the_time_that_answers_can_wait(prompts: int) -> None:
     assert all(size.answers >= 3 for size, _ in told.steps)  # no answer ever skips a step
 
 
+@pytest.mark.push
 def test_a_deep_prompt_leaves_gaps_for_short_ones() -> None:
     """Without answers that wait, a step takes at most a second."""
     engine = Engine(ScriptedBackend(None, max_sequences=2, context_size=400_000))

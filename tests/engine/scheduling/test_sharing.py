@@ -35,6 +35,7 @@ def alone(request: Request) -> Gathered:
     return gathered
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("checkpoint", [None, 16])
 @pytest.mark.parametrize("rows_per_step", [1, 24, 256])
 def test_samples_compute_their_prompt_once(rows_per_step: int, checkpoint: int | None) -> None:

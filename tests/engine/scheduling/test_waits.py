@@ -68,6 +68,7 @@ def wait(
     )
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "slots", "blocks", "longest_prompt"),
     [

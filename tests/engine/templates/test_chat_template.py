@@ -266,6 +266,7 @@ def test_a_template_that_fails_is_refused_in_one_line(name: str) -> None:
     assert refused.value.exit_code == 9
 
 
+@pytest.mark.push
 def test_a_conversation_nested_too_deeply_is_refused() -> None:
     nested: Any = "x"
     for _ in range(100_000):

@@ -100,6 +100,7 @@ def real(name: str) -> TemplateAbilities:
     return probe(source_of(name))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_templates_switch_and_tags_are_found(name: str) -> None:
     on, off, tags = REAL[name]
@@ -108,6 +109,7 @@ def test_a_real_templates_switch_and_tags_are_found(name: str) -> None:
     assert found.thinking_tags == (ThinkingTags(*tags) if tags else None)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.jinja")))
 def test_a_template_that_asks_for_a_switch_by_its_usual_name_has_one(name: str) -> None:
     source = source_of(name)
@@ -121,6 +123,7 @@ def prompt(source: str, **variables: object) -> str:
     return render(source, {**given, **variables, "messages": messages}, datetime.now())
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", [name for name, (_, off, _) in REAL.items() if off])
 def test_the_switch_changes_the_prompt(name: str) -> None:
     source = source_of(name)

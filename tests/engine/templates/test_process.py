@@ -106,6 +106,7 @@ SAID = {
 }
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", SAID)
 def test_a_refusal_says_what_was_too_much_and_where(name: str, process: TemplateProcess) -> None:
     source, words = SAID[name]
@@ -113,13 +114,14 @@ def test_a_refusal_says_what_was_too_much_and_where(name: str, process: Template
     assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_template_has_six_seconds_of_processor_time(patient: TemplateProcess) -> None:
     before = time.process_time()
     assert refusal(patient, FOR_EVER).endswith("it takes longer than 6.0 s")
     assert time.process_time() - before < 1.0  # this process only polls
 
 
+@pytest.mark.push
 def test_memory_is_looked_at_where_the_system_has_no_limit(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_memory_is_looked_at_where_the_system_has_no_limit(
 # --- large but valid inputs
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("letter", ["a", "\n", "é", "🙂"])
 def test_a_message_of_five_million_characters_is_rendered(letter: str, patient: TemplateProcess) -> None:
     content = letter * 5_000_000
@@ -168,6 +171,7 @@ def test_texts_arrive_and_return_as_they_are(patient: TemplateProcess) -> None:
     assert patient.render("{{ i }} {{ f }} {{ n }} {{ b }} {{ l }} {{ inf }}", "t.jinja", values) == expected
 
 
+@pytest.mark.push
 def test_looking_back_through_a_thousand_messages_is_allowed(patient: TemplateProcess) -> None:
     source = (
         "{% for m in messages %}{% set ns = namespace(n=0) %}{% for i in range(loop.index0, -1, -1) %}"
@@ -236,6 +240,7 @@ def test_a_model_that_cannot_be_opened_leaves_none(tmp_path: Any) -> None:
     assert psutil.Process().children() == before
 
 
+@pytest.mark.push
 def test_it_does_not_outlive_the_one_that_started_it() -> None:
     program = (
         "import os; from llmrun.engine.templates.process import TemplateProcess; process = TemplateProcess();"
@@ -319,6 +324,7 @@ def answer(data): ready(); read(); read(); out(len(data).to_bytes(8, 'big') + da
 """
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ODD)
 def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, words = ODD[name]
@@ -330,6 +336,7 @@ def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch
     process.close()
 
 
+@pytest.mark.push
 def test_a_process_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_processes, "isolated_command", lambda _: ["/no/such/python"])
     with pytest.raises(LlmrunError, match=r"cannot start the process for chat templates: .*No such file"):

@@ -221,6 +221,7 @@ def spread(value: Any, extra: str) -> Any:
     return value + extra if isinstance(value, str) else value
 
 
+@pytest.mark.night
 def test_what_others_write_never_becomes_a_control_token(path: Path) -> None:
     tokenizer = tokenizer_of(path)
     injection = "".join(tokenizer.token_text(token) for token in range(256, tokenizer.vocabulary_size))

@@ -34,6 +34,7 @@ def test_every_template_is_in_the_table() -> None:
     assert sorted(EXPECTED) == TEMPLATES
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - DIFFERENT.keys()))
 def test_the_format_is_the_one_llama_cpp_finds(name: str) -> None:
     kind, start, keys = EXPECTED[name]
@@ -124,6 +125,7 @@ def made_up(before: str, middle: str, after: str, calls: str) -> str:
     return source
 
 
+@pytest.mark.push
 @given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]), TAGS)
 @settings(max_examples=150, deadline=None)
 def test_any_format_can_be_parsed_and_enforced(before: str, middle: str, after: str, calls: str, answer: str) -> None:
@@ -142,6 +144,7 @@ def test_any_format_can_be_parsed_and_enforced(before: str, middle: str, after: 
             assert problem(case, tool_grammar(case.spelling, tools, choice)) == ""
 
 
+@pytest.mark.push
 @given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]))
 @settings(max_examples=150, deadline=None)
 def test_a_format_predicts_its_template(before: str, middle: str, after: str, calls: str) -> None:
@@ -161,6 +164,7 @@ def found_arguments(calls: str, arguments: dict[str, str]) -> str:
     return '{"qa": "Qzx", "qb": "Qzy"}'
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "tag", ["'<x>' + 'w' * SIZE + '<y>'", "'<' + 'w' * 50 + '> ' * SIZE", "'[' * SIZE", "'{' * SIZE"]
 )
@@ -173,6 +177,7 @@ def test_a_huge_tag_is_no_format_and_makes_nothing_slow(tag: str) -> None:
     assert growth(look_for, 100_000) < 3 * TIMES
 
 
+@pytest.mark.push
 def test_probing_tools_keeps_to_the_time_limit() -> None:
     """Each rendering takes about 0.1 s, so probing would take seconds without the limit."""
     loop = "{% for i in range(25) %}{% for j in range(90000) %}{% if j %}{% endif %}{% endfor %}{% endfor %}"

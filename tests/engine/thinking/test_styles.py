@@ -49,6 +49,7 @@ def test_the_table_says_what_the_template_does_when_it_is_tried(path: Path) -> N
     assert not tags.answer_closing or tags.answer_closing in style.trailers
 
 
+@pytest.mark.push
 @names
 def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
     source = path.read_text()

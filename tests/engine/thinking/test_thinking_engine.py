@@ -204,6 +204,7 @@ def noise(backend: ScriptedBackend, rows_per_step: int, budgets: list[int | None
     )
 
 
+@pytest.mark.push
 def test_the_answer_does_not_depend_on_the_batch_or_the_chunk() -> None:
     script = [("a cue that never comes", "")]
     budgets: list[int | None] = [None, 5, 5, 17]

@@ -86,6 +86,7 @@ def test_the_names_are_those_of_templates() -> None:
     assert set(NAMES) <= set(WITH_FORMATS)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", NAMES)
 def test_forced_calls_match_their_schemas(name: str) -> None:
     """A model that generates noise calls random tools with valid arguments, with drafts and without."""

@@ -103,6 +103,7 @@ def test_tokens_that_end_the_answer_are_not_required() -> None:
     assert accepts(OSS, grammar, call(OSS)[:-1])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
@@ -266,6 +267,7 @@ def grammar_or_refusal(case: Case, given_: list[Tool], choice: str) -> str | Non
     return None
 
 
+@pytest.mark.night
 @given(st.sampled_from(CASES), st.dictionaries(NAMES, SCHEMAS, max_size=3), st.sampled_from(["auto", "required"]))
 @settings(max_examples=150, deadline=None)
 def test_hostile_schemas_are_escaped_or_refused(case: Case, properties: dict[str, Any], choice: str) -> None:
@@ -284,6 +286,7 @@ def test_hostile_schemas_are_escaped_or_refused(case: Case, properties: dict[str
     assert not accepts(case, grammar, call(case, "b"))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_huge_schemas_end_quickly(case: Case) -> None:
     deep: dict[str, Any] = {"type": "integer"}

@@ -137,6 +137,7 @@ def test_other_messages_stay_as_they_are() -> None:
     assert template_messages(messages, ToolAbilities()) == messages
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", WITH_FORMATS)
 def test_real_templates_render_converted_conversations(name: str) -> None:
     abilities = tools_of(name)
@@ -171,6 +172,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.push
 @given(st.lists(ANYTHING, max_size=4), st.sampled_from([HERMES, tools_of("LFM2-8B-A1B"), ToolAbilities()]))
 def test_odd_messages_are_converted_or_refused(messages: list[Any], abilities: ToolAbilities) -> None:
     refusal = ""

@@ -196,6 +196,7 @@ TEXTS = ["\n", " ", "all\n", '{"name": "get", ', '"arguments": {', '"parameters"
 FRAGMENTS = st.lists(st.one_of(st.sampled_from(WORDS.split() + TEXTS), st.text(max_size=4)), max_size=25)
 
 
+@pytest.mark.push
 @given(st.sampled_from(CASES), FRAGMENTS, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 @settings(max_examples=600, deadline=None)
 def test_chunks_make_no_difference(case: Case, pieces: list[str], sizes: list[int]) -> None:
@@ -207,6 +208,7 @@ def test_chunks_make_no_difference(case: Case, pieces: list[str], sizes: list[in
             assert isinstance(json.loads(call.arguments), dict)
 
 
+@pytest.mark.push
 @given(st.sampled_from(CASES), st.data())
 @settings(max_examples=300, deadline=None)
 def test_changed_calls_are_read_or_reported(case: Case, data: st.DataObject) -> None:
@@ -221,6 +223,7 @@ def test_changed_calls_are_read_or_reported(case: Case, data: st.DataObject) -> 
     assert sum(not call.ended for call in whole.calls) == sum(each.index is not None for each in whole.broken)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "piece", ["<", "<tool_call>", "<tool_call>{", '<tool_call>{"name": "get", "arguments": {"a": "', " ", "a "]
 )

@@ -117,6 +117,7 @@ def test_what_the_template_writes_is_what_the_parser_reads(name: str) -> None:
             assert len({call.id for call in found.calls}) == len(found.calls)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_the_grammar_accepts_what_the_template_writes(name: str, choice: str) -> None:
     for case in (real_case(name), real_case(name, control=False)):
@@ -134,6 +135,7 @@ def wrong_type(case: Case, text: str) -> str:
     return f"{text[:at]}many{text[at + 1 :]}"
 
 
+@pytest.mark.night
 def test_one_call_at_most_if_calls_are_not_parallel(name: str) -> None:
     case = real_case(name)
     found = case.format
@@ -166,12 +168,14 @@ def test_text_before_calls_stays_text(name: str) -> None:
         assert (said.text, said.order, said.calls[0].name) == ("Let me see.", ["text", "call"], "search-web")
 
 
+@pytest.mark.night
 def test_forced_calls_are_valid(name: str) -> None:
     """scripts/soak_tool_calls forces many more."""
     for number in range(6):
         assert forced_call_problem(real_case(name, control=number % 2 == 0), f"quick {number}") == ""
 
 
+@pytest.mark.night
 def test_an_unfinished_call_is_reported(name: str) -> None:
     case = real_case(name)
     whole = spelled(case, written(name))

@@ -15,6 +15,7 @@ from llmrun.engine.tool_calls.weakened import weakened
 ARRAY = {"type": "array", "items": {"type": "string"}}
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [

@@ -57,6 +57,7 @@ def test_integers_are_exact(level: str, kind: str, data: st.DataObject) -> None:
     np.testing.assert_array_equal(run_linear(matrix, x, level=level, threads=threads), expected)
 
 
+@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
@@ -77,6 +78,7 @@ def twin(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
     return integer_linear_reference(integers, scales, mins, quantized, x_scales)
 
 
+@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
@@ -89,6 +91,7 @@ def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind
         np.testing.assert_array_equal(run_linear(matrix, x[:rows], level=level, threads=1 + rows % 4), together[:rows])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", INTEGER_TYPES)
 def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
@@ -99,6 +102,7 @@ def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
     np.testing.assert_array_equal(run_linear(matrix, x, level=level), run_linear(matrix, x, level="portable"))
 
 
+@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 18, 43])
@@ -119,6 +123,7 @@ def test_adding_onto_a_value(kind: str, rows: int) -> None:
     np.testing.assert_array_equal(run_plan(build, x, threads=3), x + product)
 
 
+@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38, 1e-40])

@@ -53,6 +53,7 @@ ACTIVATIONS = hnp.arrays(
 )
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @given(x=ACTIVATIONS, threads=st.integers(1, 4))
 @settings(max_examples=60)

@@ -48,6 +48,7 @@ def near(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
     assert np.abs(actual - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("key_size", "value_size", "shared"), [(16, 16, 1), (32, 96, 2), (128, 64, 1), (64, 128, 2)])
 def test_the_delta_rule_is_near_its_twin(level: str, key_size: int, value_size: int, shared: int) -> None:
@@ -76,6 +77,7 @@ def test_the_delta_rule_is_near_its_twin(level: str, key_size: int, value_size: 
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("key_size", "value_size", "key_heads"), [(16, 32, 1), (128, 64, 2), (64, 16, 4)])
 def test_mamba_2_is_near_its_twin(level: str, key_size: int, value_size: int, key_heads: int) -> None:
@@ -126,6 +128,7 @@ def test_mamba_1_is_near_its_twin(level: str, key_size: int, columns: int) -> No
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("taps", [2, 4, 16])
 @pytest.mark.parametrize("widths", [(16,), (240, 48), (288, 16, 320)])

@@ -103,6 +103,7 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
     return exact
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("rows", ROWS)
@@ -333,6 +334,7 @@ def test_logits_are_capped(level: str, rows: int, width: int) -> None:
 # --- embedding --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("scale", [1.0, 33.9411])

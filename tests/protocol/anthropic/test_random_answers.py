@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
     return [*events, ended(draw(REASONS))]
 
 
+@pytest.mark.push
 @given(answers(), st.sampled_from(["summarized", "omitted"]))
 def test_an_assembled_stream_is_the_whole_message(events: list[Event], display: str) -> None:
     fields: dict[str, Any] = {"tools": [TOOL], "thinking": {"type": "adaptive", "display": display}}

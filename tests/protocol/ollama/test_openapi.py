@@ -57,6 +57,7 @@ def test_the_fields_are_those_that_the_parser_reads(name: str, monkeypatch: pyte
     assert {*SCHEMAS[name]["properties"]} == found
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
 def test_values_against_the_schema_are_refused(name: str, field: str, schema: dict[str, Any]) -> None:
     """Fields without effect are the exception: they are named as ignored."""

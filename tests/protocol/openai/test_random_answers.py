@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def interleaved(draw: st.DrawFn, choices: list[list[Event]]) -> list[tuple[int, 
     return [(index, next(streams[index])) for index in order]
 
 
+@pytest.mark.push
 @given(st.lists(chats(), min_size=1, max_size=3), st.data())
 def test_an_assembled_stream_is_the_whole_answer(choices: list[list[Event]], data: st.DataObject) -> None:
     options = {"n": len(choices), "tools": [TOOL], "logprobs": True, "top_logprobs": 1}

@@ -158,6 +158,7 @@ def test_instructions_alone_are_no_conversation() -> None:
     assert "at least one message" in message
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "item",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
     return [*events, ended(draw(REASONS))]
 
 
+@pytest.mark.push
 @given(answers())
 def test_a_stream_has_the_items_of_the_whole_response(events: list[Event]) -> None:
     body = answered(response_answer(**OPTIONS), *events)

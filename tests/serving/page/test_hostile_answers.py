@@ -114,6 +114,7 @@ def both_kinds(number: int, answer: str) -> Script:
     return [*thoughts, *(TextDelta(0, piece, (1,)) for piece in pieces(answer, number)), end]
 
 
+@pytest.mark.night
 def test_200_hostile_answers_run_nothing_and_fetch_nothing(chromium: Browser) -> None:
     with canary() as bird:
         model = FakeModel(lambda number: both_kinds(number, hostile_answer(number, bird.url)))

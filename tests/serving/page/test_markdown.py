@@ -136,6 +136,7 @@ def test_letters_are_never_lost(page: Page, pieces: list[str]) -> None:
     assert [word for word in words if word not in html] == []
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
 def test_no_text_takes_more_than_linear_time(page: Page, number: int) -> None:
     """The text is repeated to 200,000 characters. Quadratic time would be minutes."""

@@ -59,6 +59,7 @@ def test_a_full_storage_keeps_nobody_from_chatting(chromium: Browser) -> None:
         assert page.complaints == []
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("message", [7, ["<b>"], {"a": 1}, None, "", True, "\u202egnp.exe"])
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_errors_of_any_type_are_shown(chromium: Browser, message: Any, is_stream: bool) -> None:

@@ -31,6 +31,7 @@ def text_of(server: Served, **fields: object) -> str:
     return text
 
 
+@pytest.mark.push
 def test_requests_choose_their_adapters(server: Served) -> None:
     """The answers do not depend on the order of the requests, although they share the cache."""
     first = [{"id": 0, "scale": 1.0}]
@@ -53,6 +54,7 @@ def test_the_name_of_an_adapter_is_a_model(server: Served) -> None:
     assert text_of(server, lora=[]) not in (text_of(server, model="first"), text_of(server, model="two"))
 
 
+@pytest.mark.push
 def test_presets_choose_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapters of all presets of a model are loaded, and only the requests of a preset use its own."""
     script = tmp_path / "noise.json"
@@ -77,6 +79,7 @@ def test_presets_choose_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(set(answers.values())) == 3
 
 
+@pytest.mark.push
 def test_the_server_lists_its_adapters(server: Served) -> None:
     status, _, body = server.call("GET", "/lora-adapters")
     assert status == 200

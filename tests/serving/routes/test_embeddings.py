@@ -95,6 +95,7 @@ def test_invalid_fields_are_named(server: RunningServer, path: str, body: dict[s
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+@pytest.mark.push
 def test_too_many_tokens_are_refused_before_they_reach_the_model(server: RunningServer) -> None:
     before = len(server.model.embedded)
     reply = server.send("POST", "/v1/embeddings", {"input": [[1] * 600_000] * 2})
@@ -124,6 +125,7 @@ def test_tenants_and_wishes_reach_the_model(server: RunningServer) -> None:
     assert not server.model.embedded[-1].truncate
 
 
+@pytest.mark.push
 def test_a_real_server_embeds_while_it_answers(real: Served) -> None:
     one = real.post("/v1/embeddings", input="a text")["data"][0]["embedding"]
     many = real.post("/v1/embeddings", input=["another"] * 40 + ["a text"])
@@ -153,7 +155,7 @@ def test_a_real_server_refuses_what_the_model_cannot_do(real: Served) -> None:
     assert status == 400
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
 def test_a_real_reranker_ranks_and_generates_nothing(tmp_path: Path, backend: str) -> None:
     model = tiny_encoder(tmp_path, TINY_RERANKERS["bert"])

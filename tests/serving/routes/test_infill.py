@@ -57,6 +57,7 @@ def test_an_error_in_a_stream_is_its_last_event() -> None:
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
 
 
+@pytest.mark.push
 def test_a_real_server_fills_the_gap(tmp_path: Path) -> None:
     controls = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|file_sep|>"]
     cue = "<|file_sep|>a.py\nx = 1<|file_sep|>filename\n<|bos|><fim_prefix>a<fim_suffix>b<fim_middle>"

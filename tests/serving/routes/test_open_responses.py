@@ -152,6 +152,7 @@ def stream(server: Served, **body: Any) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_conversations_are_answered(server: Served, name: str) -> None:
     body = checked(server.post("/v1/responses", model=server.model, input=CONVERSATIONS[name], temperature=0))
@@ -192,6 +193,7 @@ def test_results_of_calls_are_read(server: Served) -> None:
     assert body["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
+@pytest.mark.push
 def test_calls_that_need_a_store_are_refused(server: Served) -> None:
     status, _, received = server.call("POST", "/v1/responses", {"input": "Hello?", "previous_response_id": "resp_1"})
     assert (status, b"stores no responses" in received) == (400, True)

@@ -65,6 +65,7 @@ def next_event(response: http.client.HTTPResponse) -> bytes:
     return b"".join(lines)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("path", CALLS)
 def test_streams_survive_the_death_of_their_server(
     path: str, servers: Sequence[Restartable], front: RunningServer
@@ -102,6 +103,7 @@ def test_ollamas_lines_are_passed_on(servers: Sequence[Restartable], front: Runn
     assert front.send("POST", "/api/chat", {**body, "stream": False}).status == 200
 
 
+@pytest.mark.push
 def test_errors_have_the_form_of_the_api(front: RunningServer) -> None:
     """Both those of the upstream, and those of this server itself."""
     for model in ("scripted", "nothing"):

@@ -41,6 +41,7 @@ def broken(answer: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("seed", range(2))
 def test_broken_answers_are_errors_and_never_bugs(seed: int) -> None:
     """Each client gets a complete response with a status that says what is wrong."""

@@ -45,6 +45,7 @@ def without_names(events: bytes) -> bytes:
     return re.sub(named.encode(), b"", events)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("path", CALLS)
 def test_no_cut_truncates_an_answer_silently(origin: RunningServer, path: str) -> None:
     """Repeatable streams are continued without a gap, and others have an error after the text that has arrived."""

@@ -80,6 +80,7 @@ def test_headers_of_the_upstream_do_not_pass_unless_they_are_known() -> None:
         assert "x-secret" not in reply.headers
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "failure",
     [

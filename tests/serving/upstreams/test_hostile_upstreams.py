@@ -27,6 +27,7 @@ def is_up(front: RunningServer) -> bool:
     return bool(front.service.upstreams and front.service.upstreams.is_up)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("last_id", ["\xe9", "x", f"{ANSWER}-1\x7f", "a" * 300])
 @pytest.mark.parametrize("stream", [True, False])
 def test_no_event_id_of_a_client_takes_an_upstream_down(last_id: str, stream: bool) -> None:
@@ -58,6 +59,7 @@ def test_clients_cannot_choose_paths_of_upstreams(path: str) -> None:
         assert is_up(front)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "answer",
     [

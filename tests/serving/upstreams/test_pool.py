@@ -47,6 +47,7 @@ class Failing:
             raise HangUp
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("instead", "words"),
     [

@@ -13,6 +13,8 @@ from typing import Any
 import pexpect
 import pytest
 
+from tests.support.cli import forking
+
 ROOT = Path(__file__).resolve().parents[3]
 LLMRUN = (sys.executable, "-m", "llmrun")
 TIMEOUT_S = 120  # for a stuck process; normal runs are far quicker
@@ -22,6 +24,8 @@ def llmrun(
     *arguments: str | bytes, stdin: bytes | None = b"", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run llmrun with pipes for all three streams. `env` replaces the environment."""
+    if forking.is_enabled and env is None and stdin is not None and sum(map(len, arguments)) < forking.MOST_BYTES // 2:
+        return forking.run(arguments, stdin, os.environ, TIMEOUT_S)
     return subprocess.run(
         [*LLMRUN, *arguments], input=stdin, capture_output=True, check=False, cwd=ROOT, env=env, timeout=TIMEOUT_S
     )

@@ -44,6 +44,7 @@ def model_plan(tmp_path: Path) -> Callable[[str], Plan]:
     return plan_of
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("one_row", [True, False])
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: str, one_row: bool) -> None:

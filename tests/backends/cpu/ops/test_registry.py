@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+import pytest
+
 from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.layouts.records import OP_ARGS, OP_BYTES, WORD, offsets
 from llmrun.plan import ops
@@ -22,6 +24,7 @@ def classes_of_ops() -> Iterator[Any]:
                 yield value
 
 
+@pytest.mark.push
 def test_the_cpu_engine_runs_every_op() -> None:
     assert set(CPU_OPS) == {one for one in classes_of_ops() if issubclass(one, Op) and not inspect.isabstract(one)}
 

@@ -44,6 +44,7 @@ def test_multiplying_makes_every_product(level: str) -> None:
     assert (result == expected).all()
 
 
+@pytest.mark.push
 def test_both_limits_are_rates_of_a_computer() -> None:
     here = limits.MachineLimits(1, memory_bytes=1 << 26)
     assert 1e8 < here.read_bandwidth() < 1e13

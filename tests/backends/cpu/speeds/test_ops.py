@@ -22,6 +22,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> OpSpeeds:
     return OpSpeeds(1)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("packed", ["q8_0", "q4_k", "f32"])
 def test_a_weight_types_speeds_are_those_of_a_computer(quick: OpSpeeds, packed: str) -> None:
     speed = quick.linear(packed)
@@ -56,6 +57,7 @@ def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, shape: Atten
     assert 0 < speed.rope_many < 1e-5
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("region", [1 << 16, 1 << 20])
 def test_every_matrix_of_a_trial_has_all_of_its_bytes(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
     """Also holds when one head needs more memory than the trial's whole region."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 
 from llmrun.cli.chatting.archive.export import to_json, to_markdown
@@ -104,6 +105,7 @@ def test_stopped_calls_are_exported() -> None:
     assert [one["role"] for one in to_json("x", conversation)["messages"]] == ["user", "assistant", "tool", "tool"]
 
 
+@pytest.mark.push
 @given(histories())
 def test_every_conversation_can_be_exported(history: list[Event]) -> None:
     conversation = folded(history)

@@ -61,6 +61,7 @@ def test_words_are_split_at_blanks_outside_quotes(argument: str, words: list[str
     assert words_of(argument) == words
 
 
+@pytest.mark.push
 @given(st.text(min_size=1, max_size=60), st.text("ab 日\u0301\x1b", min_size=1, max_size=3), st.integers(1, 60))
 def test_a_line_is_cut_to_its_columns_and_keeps_nothing_dangerous(text: str, word: str, most: int) -> None:
     hit = Hit("name", 0.0, matching(held((text, "")), [word]))

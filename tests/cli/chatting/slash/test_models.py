@@ -52,6 +52,7 @@ def test_a_name_that_means_nothing_leaves_the_model_open(tmp_path: Path, capsys:
     assert "scripted stays in use" in told
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("error", [DoesNotFit("too big"), BadGGUF("damaged")])
 def test_a_model_that_cannot_be_opened_gives_way_to_the_one_before(
     tmp_path: Path, capsys: Capture, error: DoesNotFit | BadGGUF

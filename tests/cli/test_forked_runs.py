@@ -1,0 +1,47 @@
+"""Tests that a run forked by tests/support/cli/forking.py is like a process that was started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import forking
+from tests.support.cli.commands import llmrun, script_file
+
+if sys.platform == "win32":
+    pytest.skip("Windows cannot fork", allow_module_level=True)
+
+RUNS: dict[str, tuple[list[str | bytes], bytes]] = {
+    "an answer": (["generate", "--backend", "scripted", "--quiet", "hi"], b""),
+    "a prompt from stdin": (["generate", "--backend", "scripted", "--quiet"], "grüße\n".encode()),
+    "stdin that nobody reads": (["--version"], b"x" * 1_000_000),
+    "no such option": (["generate", "--no-such"], b""),
+    "no such model": (["generate", "-m", "no/such/model.gguf", "hi"], b""),
+    "an argument that is not UTF-8": (["generate", "--backend", "scripted", "--quiet", b"\xff"], b""),
+    "much output": (["generate", "--help"], b""),
+}
+
+
+def outcome(done: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes]:
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.push
+@pytest.mark.parametrize("name", RUNS)
+def test_forks_and_processes_do_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, stdin = RUNS[name]
+    monkeypatch.setattr(forking, "is_enabled", True)
+    forked = outcome(llmrun(*arguments, stdin=stdin))
+    monkeypatch.setattr(forking, "is_enabled", False)
+    assert forked == outcome(llmrun(*arguments, stdin=stdin))
+
+
+@pytest.mark.push
+def test_a_fork_that_hangs_is_killed(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "word " * 100)], step_seconds=1.0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        forking.run(["generate", "--backend", "scripted", "-m", script, "hi"], b"", os.environ, timeout=1.0)

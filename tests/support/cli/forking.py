@@ -1,0 +1,142 @@
+"""Run `llmrun` without waiting for imports: a process that has imported its modules forks for each run.
+
+A run has its own process, streams, environment and exit, as if it had been started, but it begins after some
+milliseconds instead of half a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[3]
+is_enabled = hasattr(os, "fork")  # the night tier starts every run instead; see conftest.py
+MOST_BYTES = 100_000  # in a request; the buffer of a socket holds twice as much
+_MODES = ("wb", "rb", "rb", "rb")  # of our ends of stdin, stdout, stderr, and of the pipe for the exit code
+
+
+def run(
+    arguments: Sequence[str | bytes], stdin: bytes, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `llmrun`, with pipes for all three streams, like `subprocess.run`."""
+    words = [os.fsdecode(argument) for argument in arguments]
+    ours: list[IO[bytes]] = []
+    theirs: list[int] = []
+    for mode in _MODES:
+        pair = os.pipe()
+        ours.append(os.fdopen(pair[mode == "wb"], mode))
+        theirs.append(pair[mode == "rb"])
+    socket.send_fds(_server(), [json.dumps({"arguments": words, "env": dict(env)}).encode()], theirs)
+    for descriptor in theirs:
+        os.close(descriptor)
+    pid = int(ours[3].readline())
+    with ThreadPoolExecutor(len(ours)) as pool:
+        feeding = pool.submit(_feed, ours[0], stdin)
+        reading = [pool.submit(file.read) for file in ours[1:]]
+        try:
+            stdout, stderr, code = (done.result(timeout) for done in reading)
+        except Late:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(words, timeout) from None
+        feeding.result()
+    for file in ours:
+        file.close()
+    return subprocess.CompletedProcess(words, int(code), stdout, stderr)
+
+
+def _feed(file: IO[bytes], data: bytes) -> None:
+    try:
+        file.write(data)
+        file.close()
+    except BrokenPipeError:  # the run did not read all of it
+        file.detach()  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Start the process that forks, once for each process that runs tests. It ends when the socket is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "tests.support.cli.forking", str(theirs.fileno())]
+    subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    return ours
+
+
+# --- the process that forks
+
+
+def _import_modules() -> None:
+    """Import all modules, except those that only the compiler and the nodes of a Ray cluster import."""
+    import llmrun
+
+    for module in pkgutil.walk_packages(llmrun.__path__, "llmrun."):
+        if not module.name.startswith(("llmrun.kernels.", "llmrun.batching.workers.ray", "llmrun.__main__")):
+            importlib.import_module(module.name)
+
+
+def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each request, and return in the fork with the request and its descriptors."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 2 * MOST_BYTES, len(_MODES))
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            return json.loads(message), descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _split(report: int, descriptors: Sequence[int]) -> None:
+    """Fork once more, return in the new process, and report its id and exit code from the other one."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(report)
+        return
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.write(report, b"%d\n" % pid)
+    os.write(report, b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _be_run(requests: socket.socket) -> None:
+    request, (*descriptors, report) = _wait_for_request(requests)
+    _split(report, descriptors)
+    for standard, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = ["llmrun", *request["arguments"]]
+    # Python keeps its first streams here, because `main` replaces them.
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+
+    from llmrun.__main__ import main
+
+    main()
+
+
+if __name__ == "__main__":
+    _import_modules()
+    gc.freeze()  # what all runs share is not copied when one of them ends
+    _be_run(socket.socket(fileno=int(sys.argv[1])))
