@@ -38,7 +38,7 @@ def run(
     theirs: list[int] = []
     for mode in _MODES:
         pair = os.pipe()
-        ours.append(os.fdopen(pair[mode == "wb"], mode))
+        ours.append(os.fdopen(pair[mode == "wb"], mode, buffering=0 if mode == "wb" else -1))
         theirs.append(pair[mode == "rb"])
     socket.send_fds(_server(), [json.dumps({"arguments": words, "env": dict(env)}).encode()], theirs)
     for descriptor in theirs:
@@ -59,11 +59,12 @@ def run(
 
 
 def _feed(file: IO[bytes], data: bytes) -> None:
-    try:
-        file.write(data)
-        file.close()
-    except BrokenPipeError:  # the run did not read all of it
-        file.detach()  # type: ignore[attr-defined]
+    """Write to an unbuffered pipe, and stop quietly if the run ends before it has read everything."""
+    rest = memoryview(data)
+    with contextlib.suppress(BrokenPipeError):
+        while rest:
+            rest = rest[file.write(rest) :]
+    file.close()
 
 
 @functools.cache
