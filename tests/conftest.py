@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.cli import forking
-from tests.support.tiers import ELSEWHERE, Tier, changed_rooms, record_night, selected
+from tests.support.tiers import ELSEWHERE, Tier, changed_rooms, has_no_quick_tests, record_night, selected
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".tests-cache"
@@ -75,6 +75,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     changed = changed_rooms() if chosen_tier(config) is Tier.PUSH else []
     names = " and ".join(f"llmrun/{room}" for room in changed)
     return f"{names} changed since the last night run, so their night tests run too" if changed else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the files without tests of a quick run, because imports take most of its time."""
+    if chosen_tier(config) is Tier.EDIT and collection_path.match("test_*.py"):
+        return has_no_quick_tests(collection_path.read_text(encoding="utf-8")) or None
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.tiers import ROOMS, ROOT, covering, factors
+from tests.support.tiers import ROOMS, ROOT, covering, factors, has_no_quick_tests
 
 SUITE = """
 import pytest
@@ -100,6 +100,12 @@ def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
     )
     names = re.findall(r"::test_(\w+)\S* PASSED", done.stdout)
     return {name: names.count(name) for name in names}, done.stdout
+
+
+def test_files_of_later_tiers_are_known_by_their_marks() -> None:
+    assert has_no_quick_tests("import pytest\n\npytestmark = [pytest.mark.push, NEEDS_CHROMIUM]\n")
+    assert has_no_quick_tests("pytestmark = pytest.mark.gpu\n")
+    assert not has_no_quick_tests("pytestmark = pytest.mark.usefixtures('push')\n@pytest.mark.push\ndef test(): ...\n")
 
 
 EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64}

@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,12 @@ def tier_of(item: pytest.Item) -> Tier:
     if item.get_closest_marker("night"):
         return Tier.NIGHT
     return Tier.PUSH if item.get_closest_marker("push") else Tier.EDIT
+
+
+def has_no_quick_tests(source: str) -> bool:
+    """Return whether a test file's own marks exclude all of its tests from quick runs."""
+    marks = "|".join(("push", "night", *ELSEWHERE))
+    return re.search(rf"^pytestmark = .*\bpytest\.mark\.({marks})\b", source, re.MULTILINE) is not None
 
 
 def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = ()) -> list[pytest.Item]:
