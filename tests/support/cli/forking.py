@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[3]
-is_enabled = hasattr(os, "fork")  # the night tier starts every run instead; see conftest.py
+is_enabled = sys.platform == "linux"  # the night tier starts every run instead; see conftest.py
 MOST_BYTES = 100_000  # in a request; the buffer of a socket holds twice as much
 _MODES = ("wb", "rb", "rb", "rb")  # of our ends of stdin, stdout, stderr, and of the pipe for the exit code
 
@@ -33,6 +33,7 @@ def run(
     arguments: Sequence[str | bytes], stdin: bytes, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `llmrun`, with pipes for all three streams, like `subprocess.run`."""
+    assert sys.platform == "linux"
     words = [os.fsdecode(argument) for argument in arguments]
     ours: list[IO[bytes]] = []
     theirs: list[int] = []
@@ -70,6 +71,7 @@ def _feed(file: IO[bytes], data: bytes) -> None:
 @functools.cache
 def _server() -> socket.socket:
     """Start the process that forks, once for each process that runs tests. It ends when the socket is closed."""
+    assert sys.platform == "linux"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "tests.support.cli.forking", str(theirs.fileno())]
     subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -91,6 +93,7 @@ def _import_modules() -> None:
 
 def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request, and return in the fork with the request and its descriptors."""
+    assert sys.platform == "linux"
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 2 * MOST_BYTES, len(_MODES))
         if not message:
@@ -107,6 +110,7 @@ def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int
 
 def _split(report: int, descriptors: Sequence[int]) -> None:
     """Fork once more, return in the new process, and report its id and exit code from the other one."""
+    assert sys.platform == "linux"
     pid = os.fork()
     if pid == 0:
         os.close(report)
@@ -118,6 +122,9 @@ def _split(report: int, descriptors: Sequence[int]) -> None:
     os._exit(0)
 
 
+_streams: list[TextIO] = []  # kept until the end, as Python keeps its own first streams, because `main` replaces them
+
+
 def _be_run(requests: socket.socket) -> None:
     request, (*descriptors, report) = _wait_for_request(requests)
     _split(report, descriptors)
@@ -127,10 +134,10 @@ def _be_run(requests: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["llmrun", *request["arguments"]]
-    # Python keeps its first streams here, because `main` replaces them.
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    _streams.append(open(0, encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
+    _streams.append(open(1, "w", encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
+    _streams.append(open(2, "w", buffering=1, encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
+    sys.stdin, sys.stdout, sys.stderr = _streams
 
     from llmrun.__main__ import main
 
