@@ -134,9 +134,9 @@ def _be_run(requests: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["llmrun", *request["arguments"]]
-    _streams.append(open(0, encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
-    _streams.append(open(1, "w", encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
-    _streams.append(open(2, "w", buffering=1, encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
+    _streams.append(open(0, encoding="utf-8", closefd=False))  # noqa: SIM115
+    _streams.append(open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    _streams.append(open(2, "w", buffering=1, encoding="utf-8", closefd=False))  # noqa: SIM115
     sys.stdin, sys.stdout, sys.stderr = _streams
 
     from llmrun.__main__ import main
