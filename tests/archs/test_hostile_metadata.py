@@ -22,7 +22,7 @@ from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_arc
 from tests.support.models.tiny_encoders import TINY_ENCODERS, tiny_encoder
 from tests.support.models.tiny_models import changed_copy
 
-CASES = [range(20), pytest.param(range(20, 60), marks=pytest.mark.night)]
+CASES = [range(10), pytest.param(range(10, 60), marks=pytest.mark.night)]
 
 
 @functools.cache

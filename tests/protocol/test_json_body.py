@@ -16,7 +16,7 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @given(st.dictionaries(st.text(), VALUES))
 def test_every_object_survives(value: dict[str, object]) -> None:
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value

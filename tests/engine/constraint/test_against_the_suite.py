@@ -94,6 +94,7 @@ def test_no_valid_answer_is_called_invalid() -> None:
     assert len(refused) < 60
 
 
+@pytest.mark.night
 def test_our_tokenizer_leads_to_the_same_verdicts() -> None:
     tokenizer = wrapped_tokenizer(OURS)
     for case, grammar, instances in compiled():
@@ -102,6 +103,7 @@ def test_our_tokenizer_leads_to_the_same_verdicts() -> None:
             assert accepts(matching, tokens_of(tokenizer, text)) == accepted, (case.name, name)
 
 
+@pytest.mark.night
 def test_the_masks_allow_what_the_parser_accepts() -> None:
     tokenizer = wrapped_tokenizer(OURS)
     steps = 0

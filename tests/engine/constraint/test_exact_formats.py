@@ -32,6 +32,7 @@ def test_everything_accepted_has_the_format(name: str, data: st.DataObject) -> N
     assert CHECKS[name](data.draw(st.from_regex(re.compile(PATTERNS[name], re.ASCII), fullmatch=True)))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", PATTERNS)
 @given(st.data())
 def test_only_leap_seconds_are_left_out(name: str, data: st.DataObject) -> None:

@@ -86,6 +86,8 @@ def test_answers_have_their_format(wanted: ResponseFormat) -> None:
     assert sum(gathered.finished.reason is FinishReason.STOP for gathered in found) > 20
 
 
+@pytest.mark.cover(1)
+@pytest.mark.push
 @pytest.mark.parametrize("name", PROPOSALS)
 @pytest.mark.parametrize("wanted", FORMATS)
 def test_drafts_do_not_change_formatted_answers(name: str, wanted: ResponseFormat) -> None:
@@ -97,6 +99,7 @@ def test_drafts_do_not_change_formatted_answers(name: str, wanted: ResponseForma
         assert_same(gathered, plain.gathered)
 
 
+@pytest.mark.push
 @settings(max_examples=40)
 @given(st.sampled_from(FORMATS), st.integers(0, 1000), st.sampled_from([None, 3]))
 def test_forced_tokens_do_not_change_answers(wanted: ResponseFormat, seed: int, logprobs: int | None) -> None:
@@ -107,6 +110,7 @@ def test_forced_tokens_do_not_change_answers(wanted: ResponseFormat, seed: int, 
     assert_same(together, one_by_one)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "sampling",
     [

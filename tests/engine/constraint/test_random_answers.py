@@ -40,6 +40,7 @@ def test_random_answers_are_valid(name: str) -> None:
     assert Counter(outcome.kind for outcome in seen)["valid"] > ANSWERS / 2
 
 
+@pytest.mark.night
 def test_answers_of_an_engine_are_valid(tmp_path: Path) -> None:
     """Answers that are cut off are refused, which `engine_outcomes` asserts."""
     options = OpenOptions("cpu", context_size=512, max_sequences=SEQUENCES, threads=2)

@@ -96,7 +96,7 @@ def test_each_flipped_bit_is_refused(tmp_path: Path) -> None:
     assert loaded(path, tokens) == tokens
 
 
-@pytest.mark.push
+@pytest.mark.night
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_damaged_files_never_yield_other_tokens(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -68,7 +68,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
     return [*events, ended(draw(REASONS))]
 
 
-@pytest.mark.push
+@pytest.mark.night
 @given(answers())
 def test_a_stream_has_the_items_of_the_whole_response(events: list[Event]) -> None:
     body = answered(response_answer(**OPTIONS), *events)
