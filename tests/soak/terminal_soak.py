@@ -6,12 +6,13 @@ import io
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 from llmrun.cli.chatting.markdown import MarkdownView
 from llmrun.cli.console.output import Output
+from tests.soak.driver import Broken, Case, Soak
 from tests.support.cli.hostile_text import hostile_answer, in_pieces
 from tests.support.cli.terminals import Terminal
 
@@ -27,7 +28,12 @@ _ALLOWED_PLAIN = re.compile(rf"(?:{_SEEN}|\t|{_ATTRIBUTES})*")
 _FLOOD = re.compile("[\u0300-\u036f\u0489\u20dd\u0591\u0e47\u1ab0]{9}")
 
 
-class Breach(AssertionError):
+def terminal(soak: Soak) -> Iterator[Case]:
+    """Show hostile answers: control sequences, raw and as HTML entities, in Markdown, and in pieces."""
+    yield lambda number: soak_case(soak.seed, number)
+
+
+class Breach(Broken):
     """Forbidden output reached the terminal."""
 
 

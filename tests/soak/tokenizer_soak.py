@@ -1,14 +1,40 @@
-"""Compare our token ids with llama.cpp's for the same text. Used by the tests and by scripts/soak_tokenizers."""
+"""Compares our token ids with llama.cpp's for random texts, in every supported vocabulary of llama.cpp's source."""
 
 from __future__ import annotations
 
+import functools
+import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from llmrun.tokenizers.base import Tokenizer
+from tests.soak.driver import Broken, Case, Soak
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import harsh_text, text_of_every_class
+from tests.support.tokenizers.vocabularies import ALL, added_texts, llama_vocabulary, our_tokenizer
+
+_CORPUS = Path(__file__).resolve().parent.parent / "tokenizers" / "corpus.jsonl"
+
+
+def tokenizers(soak: Soak) -> Iterator[Case]:
+    """Encode a text per case. Texts that differ are added to the corpus; commit it together with the fix."""
+    added_to = functools.cache(added_texts)
+
+    def case(number: int) -> str:
+        number, index = divmod(number, len(ALL))
+        name = ALL[index]
+        [(text, add, parse)] = soak_texts(soak.seed, number, 1, added_to(name))
+        mismatch = compare(our_tokenizer(name), llama_vocabulary(name), text, add_special=add, parse_special=parse)
+        if mismatch is None:
+            return "equal"
+        with _CORPUS.open("a") as corpus:
+            fields = {key: value for key, value in asdict(mismatch).items() if key not in ("ours", "theirs")}
+            corpus.write(json.dumps({"vocabulary": name, **fields}) + "\n")
+        raise Broken(f"{name}: {mismatch}")
+
+    yield case
 
 
 @dataclass(frozen=True)

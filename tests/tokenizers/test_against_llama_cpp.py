@@ -25,7 +25,7 @@ from tests.support.tokenizers.vocabularies import (
     vocabulary_path,
 )
 
-RANDOM_TEXTS = 300  # per vocabulary; scripts/soak_tokenizers runs 100,000
+RANDOM_TEXTS = 300  # per vocabulary; `scripts/soak tokenizers` runs any number
 CORPUS = Path(__file__).with_name("corpus.jsonl")  # texts with past or suspected differences
 
 

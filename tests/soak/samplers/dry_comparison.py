@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def _llama_dry(vocabulary: str, numbers: tuple[float, float, int, int], texts: t
     return LlamaSampler.dry(llama_vocabulary(vocabulary), numbers, texts)
 
 
-def compare_dry(case: Case, vocabularies: Sequence[str] = VOCABULARIES) -> str:
+def compare_dry(case: Case, vocabularies: Sequence[str] = VOCABULARIES) -> Iterator[str]:
     """Compare DRY for a repetitive history. With breakers, the parameters are one of a few sets, for speed."""
     name = str(case.one_of(*vocabularies))
     if case.random.random() < 0.5:
@@ -55,7 +55,7 @@ def compare_dry(case: Case, vocabularies: Sequence[str] = VOCABULARIES) -> str:
     ours = apply_samplers(given, ["dry"], place(params, tokenizer.vocabulary_size, history, _breakers(name, texts)))
     theirs = _dry_of_llama(name, numbers, texts, history, given)
     penalties = np.abs(given[1] - ours[1])
-    return compare_logits(ours, theirs, 4 * UNIT * (np.abs(given[1]) + penalties))
+    yield compare_logits(ours, theirs, 4 * UNIT * (np.abs(given[1]) + penalties))
 
 
 def _dry_of_llama(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.soak.driver import Broken
 from tests.support.engine.float32_bounds import Certain
 from tests.support.models.llama_samplers import Applied
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 EQUAL, TIE, ROUNDING, UNDEFINED = "equal", "tie", "rounding", "undefined in C++"
 
 
-class Different(AssertionError):
+class Different(Broken):
     """A difference that neither a tie nor rounding explains."""
 
 

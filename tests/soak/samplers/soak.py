@@ -1,14 +1,12 @@
-"""Compares our samplers with libllama's for random logits. Used by the tests and by scripts/soak_samplers.
-
-sampler_sets.py describes when two sets of candidates are equal.
-"""
+"""Compares our samplers with libllama's for random logits. sets.py describes when two sets of candidates are equal."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +15,9 @@ from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
 from llmrun.engine.samplers.chain import apply_samplers
 from llmrun.engine.samplers.state import initial_state
-from llmrun.engine.samplers.xtc import without_top_choices
 from llmrun.sampling_params import SamplingParams
+from tests.soak.driver import Broken, Soak
+from tests.soak.driver import Case as SoakCase
 from tests.soak.samplers.cases import OFF, Case, place
 from tests.soak.samplers.dry_comparison import compare_dry
 from tests.soak.samplers.sets import ROUNDING, UNDEFINED, Different, compare_logits, compare_sets
@@ -31,117 +30,87 @@ if TYPE_CHECKING:
 
     from llmrun.engine.sampling import Candidates
 
-DIFFERENT = "different"
+MOST_ROUNDING = 0.02  # share of the comparisons in which rounding may decide
 _INT_MAX = 2.0**31
 
 
-@dataclass
-class Tally:
-    """How many arrays of logits were compared, and with which results, by sampler."""
+def samplers(soak: Soak) -> Iterator[SoakCase]:
+    """Compare the samplers in turn. Results are counted by array of logits, of which a case has up to seven."""
+    kinds, arrays = [*KINDS], Counter[str]()
 
-    results: dict[str, Counter[str]] = field(default_factory=dict)
+    def case(number: int) -> str:
+        number, index = divmod(number, len(kinds))
+        compare_case(kinds[index], Case(soak.seed, number), arrays)
+        return kinds[index]
 
-    def add(self, kind: str, result: str) -> None:
-        self.results.setdefault(kind, Counter())[result] += 1
-
-    def arrays_of(self, kind: str) -> int:
-        """Return the number of comparisons that have a result."""
-        counts = self.results.get(kind, Counter())
-        return counts.total() - counts[UNDEFINED]
-
-    @property
-    def arrays(self) -> int:
-        return sum(map(self.arrays_of, self.results))
-
-    def count(self, result: str) -> int:
-        return sum(counts[result] for counts in self.results.values())
-
-    def described(self, kind: str) -> str:
-        return ", ".join(f"{count:,} {result}" for result, count in self.results[kind].most_common())
+    yield case
+    soak.counts.update({f"arrays: {result}": count for result, count in arrays.items()})
+    if arrays[ROUNDING] > 1 + MOST_ROUNDING * arrays.total():
+        raise Broken(f"rounding decides in {arrays[ROUNDING]} of {arrays.total()} comparisons")
 
 
 # --- samplers that keep a set
 
 
-def compare_top_k(case: Case) -> str:
-    given, is_sorted = case.candidates()
-    k = int(case.random.integers(0, case.one_of(3, 50, 200, 6000)))
-    ours = apply_samplers(given, ["top_k"], place(replace(OFF, top_k=k), 1))
-    with LlamaSampler("top_k", k) as sampler:
+def _stage(
+    case: Case, name: str, logits: NDArray[np.float64], *, alone: bool
+) -> tuple[SamplingParams, tuple[Any, ...], Certain]:
+    """Return random parameters of a sampler, ours and libllama's, and what is certain about its result.
+
+    alone  false in a chain, where extreme parameters would leave nothing for the next sampler
+    """
+    everything, random = bounds.certain_everything(len(logits)), case.random
+    p = case.one_of(0.0, 1.0, 0.5, case.between(0, 1), case.between(0.9, 1)) if alone else case.between(0.3, 0.99)
+    match name:
+        case "top_k":
+            k = int(random.integers(0, case.one_of(3, 50, 200, 6000)) if alone else random.integers(1, 100))
+            return replace(OFF, top_k=k), ("top_k", k), everything
+        case "top_p":
+            return replace(OFF, top_p=p), ("top_p", p, 0), bounds.certain_top_p(logits, p)
+        case "typ_p":
+            certain = bounds.certain_typical(logits, p) if p < 1 else everything
+            return replace(OFF, typical_p=p), ("typical", p, 0), certain
+        case "min_p":
+            p = case.one_of(p, case.between(0, 0.1)) if alone else case.between(0.001, 0.2)
+            return replace(OFF, min_p=p), ("min_p", p, 0), bounds.certain_min_p(logits, p) if p > 0 else everything
+        case "top_n_sigma":
+            n = case.one_of(-1.0, 0.0, 1.0, case.between(0, 4)) if alone else case.between(0.5, 4)
+            certain = bounds.certain_top_n_sigma(logits, n) if n > 0 else everything
+            return replace(OFF, top_n_sigma=n), ("top_n_sigma", n), certain
+        case "xtc":
+            # Its random numbers are our own, so only the probabilities 0 and 1 are compared.
+            threshold = case.one_of(0.0, 0.1, 0.5, 0.51, case.between(0, 0.3)) if alone else case.between(0.01, 0.3)
+            probability = case.one_of(1.0, 1.0, 1.0, 0.0) if alone else 1.0
+            params = replace(OFF, xtc_probability=probability, xtc_threshold=threshold)
+            return params, ("xtc", probability, threshold, 0, 1), bounds.certain_xtc(logits, threshold)
+    value = case.between(0.2, 3)
+    return replace(OFF, temperature=value), ("temp_ext", value, 0.0, 1.0), everything
+
+
+def _compare_alone(case: Case, name: str) -> Iterator[str]:
+    # libllama's typical-p is NaN if a probability underflows to 0.
+    given, is_sorted = case.candidates(bans=False, widest=80.0) if name == "typ_p" else case.candidates()
+    params, init, certain = _stage(case, name, given[1], alone=True)
+    ours = apply_samplers(given, [name], place(params, 1))
+    with LlamaSampler(*init) as sampler:
         theirs = sampler.apply(*given, is_sorted=is_sorted)
-    return compare_sets(given, ours, theirs, bounds.certain_everything(len(given[0])))
-
-
-def compare_top_p(case: Case) -> str:
-    given, is_sorted = case.candidates()
-    p = case.one_of(0.0, 1.0, 0.5, case.between(0, 1), case.between(0.9, 1))
-    ours = apply_samplers(given, ["top_p"], place(replace(OFF, top_p=p), 1))
-    with LlamaSampler("top_p", p, 0) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    return compare_sets(given, ours, theirs, bounds.certain_top_p(given[1], p))
-
-
-def compare_min_p(case: Case) -> str:
-    given, is_sorted = case.candidates()
-    p = case.one_of(0.0, 1.0, 0.5, case.between(0, 1), case.between(0, 0.1))
-    ours = apply_samplers(given, ["min_p"], place(replace(OFF, min_p=p), 1))
-    with LlamaSampler("min_p", p, 0) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    certain = bounds.certain_min_p(given[1], p) if p > 0 else bounds.certain_everything(len(given[0]))
-    return compare_sets(given, ours, theirs, certain)
-
-
-def compare_typical(case: Case) -> str:
-    # libllama's entropy is NaN if a probability underflows to 0.
-    given, is_sorted = case.candidates(bans=False, widest=80.0)
-    p = case.one_of(0.0, 1.0, case.between(0, 1), case.between(0.9, 1))
-    ours = apply_samplers(given, ["typ_p"], place(replace(OFF, typical_p=p), 1))
-    with LlamaSampler("typical", p, 0) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    certain = bounds.certain_typical(given[1], p) if p < 1 else bounds.certain_everything(len(given[0]))
-    return compare_sets(given, ours, theirs, certain)
-
-
-def compare_top_n_sigma(case: Case) -> str:
-    given, is_sorted = case.candidates()
-    n = case.one_of(-1.0, 0.0, 1.0, case.between(0, 4))
-    ours = apply_samplers(given, ["top_n_sigma"], place(replace(OFF, top_n_sigma=n), 1))
-    with LlamaSampler("top_n_sigma", n) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    if len(ours[0]) != len(theirs.ids):
-        raise Different("top-n-sigma does not change the number of candidates")
-    certain = bounds.certain_top_n_sigma(given[1], n) if n > 0 else bounds.certain_everything(len(given[0]))
-    return compare_sets(given, ours, theirs, certain)
-
-
-def compare_xtc(case: Case) -> str:
-    """Compare XTC when it applies. Its random numbers are our own, so with other probabilities only 0 is compared."""
-    given, is_sorted = case.candidates()
-    threshold = case.one_of(0.0, 0.1, 0.5, 0.51, case.between(0, 0.3), case.between(0, 0.01))
-    probability = case.one_of(1.0, 1.0, 1.0, 0.0)
-    params = replace(OFF, xtc_probability=probability, xtc_threshold=threshold)
-    ours = apply_samplers(given, ["xtc"], place(params, 1))
-    with LlamaSampler("xtc", probability, threshold, 0, 1) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    if probability and threshold <= 0.5 and not np.array_equal(ours[0], without_top_choices(given, threshold)[0]):
-        raise Different("XTC with probability 1 does not apply")
-    return compare_sets(given, ours, theirs, bounds.certain_xtc(given[1], threshold))
+    yield compare_sets(given, ours, theirs, certain)
 
 
 # --- samplers that change logits
 
 
-def compare_bias(case: Case) -> str:
+def compare_bias(case: Case) -> Iterator[str]:
     n = case.size()
     logits = case.logits(n)
     chosen = case.random.permutation(n)[: case.random.integers(0, min(n, 30) + 1)].tolist()
     bias = {token: case.one_of(-math.inf, case.between(-20, 20)) for token in chosen}
     ours = np.arange(n), sampling.apply_logit_bias(logits, bias).astype(np.float64)
     with LlamaSampler.logit_bias(n, bias) as sampler:
-        return compare_logits(ours, sampler.apply(np.arange(n), logits), 0.0)
+        yield compare_logits(ours, sampler.apply(np.arange(n), logits), 0.0)
 
 
-def compare_penalties(case: Case) -> str:
+def compare_penalties(case: Case) -> Iterator[str]:
     given, is_sorted = case.candidates()
     vocabulary = int(given[0].max()) + 1
     history = case.random.integers(0, vocabulary, case.random.integers(0, 300)).tolist()
@@ -159,10 +128,10 @@ def compare_penalties(case: Case) -> str:
         sampler.accept(*history)
         theirs = sampler.apply(*given, is_sorted=is_sorted)
     # libllama subtracts the sum of two penalties, of which the counts are at most 300.
-    return compare_logits(ours, theirs, 8 * UNIT * (2 * np.abs(given[1]) + 600))
+    yield compare_logits(ours, theirs, 8 * UNIT * (2 * np.abs(given[1]) + 600))
 
 
-def compare_temperature(case: Case) -> str:
+def compare_temperature(case: Case) -> Iterator[str]:
     given, is_sorted = case.candidates()
     value = case.one_of(0.0, 1.0, case.between(0.01, 2), case.between(0.1, 10))
     spread = case.one_of(0.0, 0.0, case.between(0, 1), case.between(0, 3))
@@ -173,25 +142,18 @@ def compare_temperature(case: Case) -> str:
         theirs = sampler.apply(*given, is_sorted=is_sorted)
     if spread == 0 or len(given[0]) == 1:
         if value == 0 and spread == 0:
-            return compare_sets(given, ours, theirs, bounds.certain_everything(len(given[0])))
+            yield compare_sets(given, ours, theirs, bounds.certain_everything(len(given[0])))
+            return
         errors = 4 * UNIT * np.abs(ours[1])
     else:
         low, high = bounds.dynamic_temperatures(given[1], value, spread, exponent)
         if low < 1e-3:
-            return UNDEFINED  # libllama divides by 0 or by a number that is mostly rounding
+            return  # libllama divides by 0 or by a number that is mostly rounding
         errors = np.abs(given[1]) * (1 / low - 1 / high) + 4 * UNIT * np.abs(ours[1])
-    return compare_logits(ours, theirs, np.nan_to_num(errors))
+    yield compare_logits(ours, theirs, np.nan_to_num(errors))
 
 
 # --- samplers with a state, for which a case is a sequence of arrays
-
-
-def compare_mirostat_1(case: Case) -> Iterator[str]:
-    return _compare_mirostat(case, 1)
-
-
-def compare_mirostat_2(case: Case) -> Iterator[str]:
-    return _compare_mirostat(case, 2)
 
 
 def _compare_mirostat(case: Case, version: int) -> Iterator[str]:
@@ -271,7 +233,7 @@ def compare_chain(case: Case) -> Iterator[str]:
         given = ours
         if name == "typ_p" and (given[1] < given[1].max() - 80).any():
             return  # NaN in libllama
-        params, init, certain = _stage(case, name, given[1])
+        params, init, certain = _stage(case, name, given[1], alone=False)
         ours = apply_samplers(given, [name], place(params, n))
         with LlamaSampler(*init) as sampler:
             theirs = sampler.apply(theirs.ids, theirs.logits, is_sorted=theirs.is_sorted)
@@ -288,64 +250,31 @@ def compare_chain(case: Case) -> Iterator[str]:
         ours = ids, by_id[ids]
 
 
-def _stage(case: Case, name: str, logits: NDArray[np.float64]) -> tuple[SamplingParams, tuple[Any, ...], Certain]:
-    """Return random parameters of a sampler, ours and libllama's, and what is certain about its result."""
-    everything = bounds.certain_everything(len(logits))
-    p = case.between(0.3, 0.99)
-    match name:
-        case "top_k":
-            k = int(case.random.integers(1, 100))
-            return replace(OFF, top_k=k), ("top_k", k), everything
-        case "top_p":
-            return replace(OFF, top_p=p), ("top_p", p, 0), bounds.certain_top_p(logits, p)
-        case "typ_p":
-            return replace(OFF, typical_p=p), ("typical", p, 0), bounds.certain_typical(logits, p)
-        case "min_p":
-            p = case.between(0.001, 0.2)
-            return replace(OFF, min_p=p), ("min_p", p, 0), bounds.certain_min_p(logits, p)
-        case "top_n_sigma":
-            n = case.between(0.5, 4)
-            return replace(OFF, top_n_sigma=n), ("top_n_sigma", n), bounds.certain_top_n_sigma(logits, n)
-        case "xtc":
-            p = case.between(0.01, 0.3)
-            params = replace(OFF, xtc_probability=1.0, xtc_threshold=p)
-            return params, ("xtc", 1.0, p, 0, 1), bounds.certain_xtc(logits, p)
-    value = case.between(0.2, 3)
-    return replace(OFF, temperature=value), ("temp_ext", value, 0.0, 1.0), everything
-
-
-KINDS: dict[str, Callable[[Case], str | Iterator[str]]] = {
+KINDS: dict[str, Callable[[Case], Iterator[str]]] = {
     "bias": compare_bias,
     "penalties": compare_penalties,
     "dry": compare_dry,
-    "top_n_sigma": compare_top_n_sigma,
-    "top_k": compare_top_k,
-    "typ_p": compare_typical,
-    "top_p": compare_top_p,
-    "min_p": compare_min_p,
-    "xtc": compare_xtc,
+    **{name: partial(_compare_alone, name=name) for name in ("top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc")},
     "temperature": compare_temperature,
-    "mirostat 1": compare_mirostat_1,
-    "mirostat 2": compare_mirostat_2,
+    "mirostat 1": partial(_compare_mirostat, version=1),
+    "mirostat 2": partial(_compare_mirostat, version=2),
     "adaptive_p": compare_adaptive,
     "chain": compare_chain,
 }
 
 
-def compare_case(kind: str, case: Case, tally: Tally) -> None:
-    """Run a case and add its results to the tally. Raises Different."""
-    result = KINDS[kind](case)
-    for one in [result] if isinstance(result, str) else result:
-        tally.add(kind, one)
+def compare_case(kind: str, case: Case, results: Counter[str]) -> None:
+    """Run a case and count the results that are defined. Raises Different."""
+    results.update(result for result in KINDS[kind](case) if result != UNDEFINED)
 
 
-def compare_many(kind: str, arrays: int, seed: int, tally: Tally, *, largest: int = 152_000) -> Iterator[str]:
+def compare_many(kind: str, arrays: int, seed: int, results: Counter[str], *, largest: int) -> Iterator[str]:
     """Compare at least this many arrays of logits. Yields a description of each difference."""
     number = 0
-    while tally.arrays_of(kind) < arrays:
+    while results.total() < arrays:
         try:
-            compare_case(kind, Case(seed, number, largest=largest), tally)
+            compare_case(kind, Case(seed, number, largest=largest), results)
         except Different as error:
-            tally.add(kind, DIFFERENT)
+            results["different"] += 1
             yield f"{kind}, case {number} of seed {seed}: {error}"
         number += 1

@@ -2,179 +2,178 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from itertools import pairwise
 
-from tests.soak.serving.good_client import Experience, GoodClients, percentile
-from tests.soak.serving.requests import random_requests
-from tests.soak.serving.same import settled_metrics
+from tests.soak.driver import Broken, Case, Soak
+from tests.soak.serving.clients import Incomplete, comparable_text, context_size, model_arguments, settled_metrics
+from tests.soak.serving.requests import Asked, random_requests
 from tests.support.cli.commands import ROOT
 from tests.support.serving.served import Resources, Served, serve
 
-IDLE: Final = 960  # connections that send nothing; with the attacks', they stay below the server's limit of 1,024
-_KEYS: Final = ("key-of-the-good-clients", "key-of-the-hostile-ones")
-_SETTLE_S: Final = 150.0  # the server gives slow clients a minute for a body, and another one to read
-_TRIMMED_S: Final = 3.0  # after so many idle seconds, both processes have returned their freed memory
-_MOST_FILES: Final = 4  # more than at the beginning
-_MOST_GROWTH: Final = (1.1, 16 << 20)  # of the memory, as a factor and bytes, from the middle of the soak to its end
-_LEAST_ROUNDS: Final = 6  # until growth can be told from memory that the allocators keep for later
-_MOST_WAIT_S: Final = 0.15
-_FEATURES: Final = ("choices", "format")  # which the good clients leave out, because their gaps are irregular
+_IDLE = (100, 960)  # connections that send nothing; with the attacks', they stay below the server's limit of 1,024
+_ATTACK_S = (5.0, 20.0, 120.0)  # the lengths of the first attacks; the last one is that of all others
+_QUIET_S = 2.0  # how long the good clients are alone after each attack
+_KEYS = ("key-of-the-good-clients", "key-of-the-hostile-ones")
+_CLIENTS = 2
+_PATIENCE_S = 120.0
+_SETTLE_S = 150.0  # the server gives slow clients a minute for a body, and another one to read
+_TRIMMED_S = 3.0  # after so many idle seconds, both processes have returned their freed memory
+_MOST_FILES = 4  # more than at the beginning
+_MOST_GROWTH = (1.1, 16 << 20)  # of the memory, as a factor and bytes, from the middle of the soak to its end
+_LEAST_ROUNDS = 6  # until growth can be told from memory that the allocators keep for later
+_MOST_WAIT_S = 0.15
+_IRREGULAR = {"choices", "format"}  # the features that the good clients leave out, because their gaps vary
 
 
-@dataclass
-class Besieged:
-    """The outcome of a run.
+def hostile(soak: Soak) -> Iterator[Case]:
+    """Attack for some seconds per case, and check the server and the good clients after each attack."""
+    context = 4 * context_size(soak)
+    keys = soak.folder / "keys.txt"
+    keys.write_text("\n".join(_KEYS))
+    keys.chmod(0o600)
+    sizes = ["--parallel", "8", "--ctx-size", str(context), "--kv-tokens", str(4 * context)]
+    arguments = [*model_arguments(soak, 0.005), *sizes, "--api-key-file", str(keys), "--open-metrics"]
+    asked = [one for one in random_requests(soak.seed, 24, with_tools=False) if not _IRREGULAR & {*one.features}]
+    with serve(*arguments, log=soak.folder / "siege.log") as server:
+        clients = GoodClients(server.port, _KEYS[0], asked)
+        clients.run(_QUIET_S)
+        quiet, gaps_s = [_settled(server)], list[float]()
 
-    quiet      the resources at the beginning, and after each round
-    alone      what the good clients saw between the attacks
-    beside     and beside them
-    crashes    restarts of the engine, and 1 if the server itself has ended
-    leaks      in words
-    """
+        def case(number: int) -> str:
+            seconds = _ATTACK_S[min(len(quiet), len(_ATTACK_S)) - 1]
+            seed, idle = soak.seed_of(number), _IDLE[seconds == _ATTACK_S[-1]]
+            words = [sys.executable, "-m", "tests.soak.serving.attacks", str(server.port), _KEYS[1]]
+            with subprocess.Popen(
+                [*words, str(seed), str(seconds), str(idle)], cwd=ROOT, stdout=subprocess.PIPE
+            ) as process:
+                gaps_s.extend(clients.run(seconds))
+                output, _ = process.communicate(timeout=seconds + _SETTLE_S)
+            attacks, statuses, unexpected = json.loads(output)
+            soak.counts.update(attacks)
+            soak.counts.update({f"status {status}": count for status, count in statuses.items()})
+            if unexpected:
+                raise Broken(f"unexpected responses: {unexpected[0]}")
+            quiet.append(_settled(server))
+            clients.run(_QUIET_S)
+            _check(server, quiet)
+            return "rounds"
 
-    attacks: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
-    unexpected: list[str] = field(default_factory=list)
-    quiet: list[Resources] = field(default_factory=list)
-    alone: Experience = field(default_factory=Experience)
-    beside: Experience = field(default_factory=Experience)
-    crashes: int = 0
-    traces: int = 0
-    leaks: list[str] = field(default_factory=list)
-
-    @property
-    def is_good(self) -> bool:
-        harmed = self.alone.harmed + self.beside.harmed
-        return not (self.crashes or self.traces or self.unexpected or self.leaks or harmed) and self.is_responsive
-
-    @property
-    def is_responsive(self) -> bool:
-        """Whether the good clients' tokens came steadily: p99 <= 3 x p50, or 150 ms."""
-        limit = max(_MOST_WAIT_S, 3 * percentile(self.beside.gaps_s, 0.5))
-        return percentile(self.beside.gaps_s, 0.99) <= limit
-
-    @property
-    def described(self) -> str:
-        first, last = self.quiet[0], self.quiet[-1]
-        return (
-            f"attacks: {dict(self.attacks.most_common())}\nstatuses: {dict(sorted(self.statuses.items()))}, "
-            f"{len(self.unexpected)} unexpected\n"
-            f"good clients alone: {self.alone.described}\n              beside: {self.beside.described}\n"
-            f"{self.crashes} crashes, {self.traces} tracebacks\nat the beginning: {first}\nat the end: {last}\n"
-            f"leaks: {'; '.join(self.leaks) or 'none'}"
-        )
+        yield case
+    limit = max(_MOST_WAIT_S, 3 * _percentile(gaps_s, 0.5))
+    if (p99 := _percentile(gaps_s, 0.99)) > limit:
+        raise Broken(f"the p99 between tokens of the good clients is {p99:.3f} s, and must be below {limit:.3f} s")
+    soak.counts["answers to good clients"] = clients.answers
 
 
-class Siege:
-    """Attacks one server in rounds.
-
-    model     the arguments of `llmrun serve` that name the model
-    attack_s  the length of an attack in seconds
-    quiet_s   how long the good clients are alone after each attack
-    """
-
-    def __init__(
-        self,
-        model: Sequence[str],
-        folder: Path,
-        *,
-        seed: int,
-        attack_s: float = 120.0,
-        quiet_s: float = 15.0,
-        idle: int = IDLE,
-        context: int = 2048,
-    ) -> None:
-        self._folder, self._seed, self._idle = folder, seed, idle
-        self._attack_s, self._quiet_s = attack_s, quiet_s
-        keys = folder / "keys.txt"
-        keys.write_text("\n".join(_KEYS))
-        keys.chmod(0o600)
-        sizes = ["--parallel", "8", "--ctx-size", str(context), "--kv-tokens", str(4 * context)]
-        self._arguments = [*model, *sizes, "--api-key-file", str(keys), "--open-metrics"]
-
-    def run(self, minutes: float, say: Callable[[str], None] = lambda line: None) -> Besieged:
-        """Attack for some minutes, at least one round."""
-        found, deadline = Besieged(), time.monotonic() + 60 * minutes
-        with serve(*self._arguments, log=self._folder / "siege.log") as server:
-            asked = [one for one in random_requests(self._seed, 24, with_tools=False) if _is_regular(one.features)]
-            clients = GoodClients(server.port, _KEYS[0], asked)
-            clients.learn()
-            _add(found.alone, clients.run(self._quiet_s))
-            found.quiet.append(self._settled(server))
-            while time.monotonic() < deadline or len(found.quiet) < 2:
-                self._attack(server, clients, found)
-                found.quiet.append(self._settled(server))
-                found.leaks = leaks(found.quiet)
-                _add(found.alone, clients.run(self._quiet_s))
-                say(f"round {len(found.quiet) - 1}\n{found.described}\n")
-            found.crashes = int(settled_metrics(server)["engine_restarts_total"]) + server.has_ended
-            found.traces = server.log.read_bytes().count(b"Traceback")
-        return found
-
-    def _attack(self, server: Served, clients: GoodClients, found: Besieged) -> None:
-        number = len(found.quiet)
-        arguments = (server.port, _KEYS[1], self._seed + number, self._attack_s, self._idle)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.soak.serving.attacks", *map(str, arguments)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        _add(found.beside, clients.run(self._attack_s))
-        output, _ = process.communicate(timeout=self._attack_s + _SETTLE_S)
-        if process.returncode:
-            raise RuntimeError(f"the attacks ended with {process.returncode}")
-        attacks, statuses, unexpected = json.loads(output)
-        found.attacks += Counter(attacks)
-        found.statuses += Counter(statuses)
-        found.unexpected += unexpected
-
-    def _settled(self, server: Served) -> Resources:
-        """Wait until the server has no connections and no requests, and measure it."""
-        deadline = time.monotonic() + _SETTLE_S
-        while True:
-            resources, metrics = server.resources(), server.metrics()
-            busy = metrics["open_requests"] - 1 + metrics["requests_running"] + metrics["requests_waiting"]
-            if (not busy and not resources.connections) or time.monotonic() > deadline:
-                time.sleep(_TRIMMED_S)
-                return server.resources()
-            time.sleep(0.2)
+def _settled(server: Served) -> Resources:
+    """Wait until the server has no connections and no requests, and measure it."""
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        resources, metrics = server.resources(), server.metrics()
+        busy = metrics["open_requests"] - 1 + metrics["requests_running"] + metrics["requests_waiting"]
+        if (not busy and not resources.connections) or time.monotonic() > deadline:
+            time.sleep(_TRIMMED_S)
+            return server.resources()
+        time.sleep(0.2)
 
 
-def leaks(quiet: Sequence[Resources]) -> list[str]:
-    """Return in words what has grown between the beginning and the end, or for memory, since the middle."""
+def _check(server: Served, quiet: Sequence[Resources]) -> None:
+    """Check for crashes, tracebacks, and resources that grew since the beginning, or for memory, since the middle."""
+    if server.has_ended or settled_metrics(server)["engine_restarts_total"]:
+        raise Broken("the server or its engine has crashed")
+    if b"Traceback" in server.log.read_bytes():
+        raise Broken(f"a traceback in {server.log}")
     first, last = quiet[0], quiet[-1]
     warm = quiet[len(quiet) // 3 : 2 * len(quiet) // 3] if len(quiet) > _LEAST_ROUNDS else []
-    found = [
-        f"{name}: {getattr(first, name)} -> {getattr(last, name)}"
-        for name in ("files", "front_files", "helpers")
-        if getattr(last, name) > getattr(first, name) + _MOST_FILES
-    ]
+    for name in ("files", "front_files", "helpers"):
+        if getattr(last, name) > getattr(first, name) + _MOST_FILES:
+            raise Broken(f"{name}: {getattr(first, name)} -> {getattr(last, name)}")
     if last.connections:
-        found.append(f"{last.connections} connections")
+        raise Broken(f"{last.connections} connections are left")
     factor, more = _MOST_GROWTH
     for name in ("memory", "front_memory"):
         before, after = max((getattr(one, name) for one in warm), default=0), getattr(last, name)
         if before and after > factor * before + more:
-            found.append(f"{name}: {before:,} -> {after:,} bytes")
-    return found
+            raise Broken(f"{name}: {before:,} -> {after:,} bytes")
 
 
-def _is_regular(features: tuple[str, ...]) -> bool:
-    return not set(features) & set(_FEATURES)
+@dataclass
+class _Experience:
+    """What one good client saw: times between the events of its streams in seconds, answers, and problems."""
+
+    gaps_s: list[float] = field(default_factory=list)
+    answers: int = 0
+    problems: list[str] = field(default_factory=list)
 
 
-def _add(total: Experience, more: Experience) -> None:
-    total.answers += more.answers
-    total.different += more.different
-    total.gaps_s += more.gaps_s
-    total.firsts_s += more.firsts_s
-    total.refused += more.refused
-    total.problems += more.problems
+class GoodClients:
+    """Clients that keep their connections open and ask one request after another. Each runs in a thread.
+
+    key  the API key
+    """
+
+    def __init__(self, port: int, key: str, asked: Sequence[Asked]) -> None:
+        self._port, self._key, self._asked = port, key, asked
+        self.answers = 0
+        line = self._connect()
+        self._expected = [self._ask(line, one, []) for one in asked]
+        line.close()
+
+    def run(self, seconds: float) -> list[float]:
+        """Ask for some seconds and compare the answers. Returns the times between events in seconds."""
+        seen, stop = [_Experience() for _ in range(_CLIENTS)], time.monotonic() + seconds
+        threads = [threading.Thread(target=self._ask_on, args=(*each, stop)) for each in enumerate(seen)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.answers += sum(each.answers for each in seen)
+        if problems := [problem for each in seen for problem in each.problems]:
+            raise Broken(f"{len(problems)} problems of good clients: {problems[0]}")
+        return [gap for each in seen for gap in each.gaps_s]
+
+    def _ask_on(self, number: int, seen: _Experience, stop: float) -> None:
+        line = self._connect()
+        while time.monotonic() < stop:
+            number = (number + _CLIENTS) % len(self._asked)
+            try:
+                if self._ask(line, self._asked[number], seen.gaps_s) != self._expected[number]:
+                    seen.problems.append(f"another answer: {self._asked[number].described}")
+                seen.answers += 1
+            except (OSError, http.client.HTTPException, Incomplete) as error:
+                seen.problems.append(f"{type(error).__name__}: {error}: {self._asked[number].described}")
+                line.close()
+                line = self._connect()
+        line.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)
+
+    def _ask(self, line: http.client.HTTPConnection, asked: Asked, gaps_s: list[float]) -> str:
+        """Return the answer in comparable form, and add the times between its events. Raises Incomplete."""
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
+        line.request("POST", asked.path, json.dumps(asked.body), headers)
+        response = line.getresponse()
+        moments, parts = [], []
+        while part := response.readline():
+            if part.startswith((b"data: ", b"{")):
+                moments.append(time.perf_counter())
+            parts.append(part)
+        response.read()  # so that the connection can be used again
+        if response.status != 200:
+            raise Incomplete(f"status {response.status}")
+        gaps_s += [later - earlier for earlier, later in pairwise(moments)]
+        return comparable_text(b"".join(parts), response.headers.get("Content-Type", ""))
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of all values does not exceed, or 0 if there are none."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0

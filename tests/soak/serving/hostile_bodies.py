@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.soak.serving.requests import CHAT, COMPLETION, random_requests
@@ -110,28 +110,34 @@ def _deep(depth: int) -> dict[str, Any]:
 
 def hostile_body(chance: random.Random) -> tuple[str, bytes]:
     """Return a path and a body."""
-    kind = chance.random()
-    if kind < 0.35:
-        return CHAT, json.dumps(CHATS[chance.choice([*CHATS])]()).encode()
-    if kind < 0.45:
-        return COMPLETION, json.dumps(COMPLETIONS[chance.choice([*COMPLETIONS])]()).encode()
-    if kind < 0.6:
-        return CHAT, BROKEN[chance.choice([*BROKEN])]
-    if kind < 0.8:
-        return CHAT, json.dumps(_chat(**_format(chance))).encode()
-    return mutated(chance)
+    [kind] = chance.choices(("chat", "completion", "broken", "format", "mutated"), (35, 10, 15, 20, 20))
+    match kind:
+        case "chat":
+            return CHAT, json.dumps(CHATS[chance.choice([*CHATS])]()).encode()
+        case "completion":
+            return COMPLETION, json.dumps(COMPLETIONS[chance.choice([*COMPLETIONS])]()).encode()
+        case "broken":
+            return CHAT, BROKEN[chance.choice([*BROKEN])]
+        case "format":
+            field, values = chance.choice(_FORMATS)
+            return CHAT, json.dumps(_chat(**{field: values[chance.choice([*values])]})).encode()
+    path, body = valid_body(chance)
+    return path, mutated_bytes(chance, body)
+
+
+_FORMATS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("json_schema", {**SCHEMAS, **HARMLESS_SCHEMAS}),
+    ("guided_grammar", {**GRAMMARS, **HARMLESS_GRAMMARS}),
+    ("grammar", GBNF_GRAMMARS),
+    ("guided_regex", {**REGEXES, **HARMLESS_REGEXES}),
+    ("guided_choice", CHOICES),
+)
 
 
 def valid_body(chance: random.Random) -> tuple[str, bytes]:
     """Return the path and the body of a request that is valid."""
     [asked] = random_requests(chance.randrange(1 << 30), 1, with_tools=False)
     return asked.path, json.dumps(asked.body).encode()
-
-
-def mutated(chance: random.Random) -> tuple[str, bytes]:
-    """Return a valid request with some bytes changed, removed or repeated."""
-    path, body = valid_body(chance)
-    return path, mutated_bytes(chance, body)
 
 
 def mutated_bytes(chance: random.Random, data: bytes) -> bytes:
@@ -151,19 +157,3 @@ def mutated_bytes(chance: random.Random, data: bytes) -> bytes:
         if not changed:
             break
     return bytes(changed)
-
-
-def _format(chance: random.Random) -> dict[str, Any]:
-    kind = chance.randrange(5)
-    if kind == 0:
-        schemas = {**SCHEMAS, **HARMLESS_SCHEMAS}
-        return {"json_schema": schemas[chance.choice([*schemas])]}
-    if kind == 1:
-        grammars = {**GRAMMARS, **HARMLESS_GRAMMARS}
-        return {"guided_grammar": grammars[chance.choice([*grammars])]}
-    if kind == 2:
-        return {"grammar": GBNF_GRAMMARS[chance.choice([*GBNF_GRAMMARS])]}
-    if kind == 3:
-        regexes = {**REGEXES, **HARMLESS_REGEXES}
-        return {"guided_regex": regexes[chance.choice([*regexes])]}
-    return {"guided_choice": CHOICES[chance.choice([*CHOICES])]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +98,14 @@ def _random_request(chance: random.Random, with_tools: bool) -> Asked:
         body["messages"] = _messages(chance)
     else:
         body["prompt"] = random_words(chance, 2, 120)
+    body |= _sampling(chance) if chance.random() < 0.6 else {"temperature": 0}
     features = ["chat" if is_chat else "completion"]
-    for name, (share, change) in _FEATURES.items():
-        if chance.random() < share and change(body, chance):
+    for name, (share, fields) in _FEATURES.items():
+        if chance.random() < share:
+            body |= fields(chance, is_chat)
             features.append(name)
     if with_tools and is_chat and "format" not in features and chance.random() < 0.3:
-        body["tools"], body["tool_choice"] = [_TOOL], chance.choice(("auto", "required"))
+        body |= {"tools": [_TOOL], "tool_choice": chance.choice(("auto", "required"))}
         features.append("tools")
     return Asked(CHAT if is_chat else COMPLETION, body, tuple(features))
 
@@ -123,70 +125,44 @@ def _messages(chance: random.Random) -> list[dict[str, str]]:
     return messages
 
 
-def _sample(body: dict[str, Any], chance: random.Random) -> bool:
-    body["temperature"] = round(chance.uniform(0.2, 2.0), 2)
-    for name, values in (
-        ("top_p", (0.5, 0.9, 1.0)),
-        ("top_k", (0, 5, 40)),
-        ("min_p", (0.0, 0.05)),
-        ("repeat_penalty", (1.0, 1.1)),
-        ("frequency_penalty", (0.0, 0.5)),
-    ):
-        if chance.random() < 0.5:
-            body[name] = chance.choice(values)
-    return True
+def _sampling(chance: random.Random) -> dict[str, Any]:
+    values: dict[str, Sequence[float]] = {
+        "top_p": (0.5, 0.9, 1.0),
+        "top_k": (0, 5, 40),
+        "min_p": (0.0, 0.05),
+        "repeat_penalty": (1.0, 1.1),
+        "frequency_penalty": (0.0, 0.5),
+    }
+    chosen = {name: chance.choice(of) for name, of in values.items() if chance.random() < 0.5}
+    return {"temperature": round(chance.uniform(0.2, 2.0), 2), **chosen}
 
 
-def _be_greedy(body: dict[str, Any], chance: random.Random) -> bool:
-    if "temperature" in body:
-        return False
-    body["temperature"] = 0
-    return True
+def _logprobs(chance: random.Random, is_chat: bool) -> dict[str, Any]:
+    most = chance.randint(0, 5)
+    return {"logprobs": True, "top_logprobs": most} if is_chat else {"logprobs": most}
 
 
-def _want_logprobs(body: dict[str, Any], chance: random.Random) -> bool:
-    if "messages" in body:
-        body["logprobs"], body["top_logprobs"] = True, chance.randint(0, 5)
-    else:
-        body["logprobs"] = chance.randint(0, 5)
-    return True
+def _format(chance: random.Random, is_chat: bool) -> dict[str, Any]:
+    schema = {"type": "json_schema", "json_schema": {"name": "it", "schema": _SCHEMA}}
+    regex = r"[a-z]{3,12}( [a-z]{3,12}){2,5}\."
+    return chance.choice(
+        ({"guided_regex": regex}, {"response_format": {"type": "json_object"}}, {"response_format": schema})
+    )
 
 
-def _want_stops(body: dict[str, Any], chance: random.Random) -> bool:
-    body["stop"] = chance.sample([".", ",", "\n", " the", "and", "a"], chance.randint(1, 3))
-    return True
+def _stream(chance: random.Random, is_chat: bool) -> dict[str, Any]:
+    return {"stream": True, **({"stream_options": {"include_usage": True}} if chance.random() < 0.5 else {})}
 
 
-def _want_format(body: dict[str, Any], chance: random.Random) -> bool:
-    kind = chance.choice(("json_schema", "json_object", "regex"))
-    if kind == "regex":
-        body["guided_regex"] = r"[a-z]{3,12}( [a-z]{3,12}){2,5}\."
-    elif kind == "json_object":
-        body["response_format"] = {"type": "json_object"}
-    else:
-        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "it", "schema": _SCHEMA}}
-    return True
-
-
-def _want_choices(body: dict[str, Any], chance: random.Random) -> bool:
-    body["n"] = chance.randint(2, 3)
-    return True
-
-
-def _want_stream(body: dict[str, Any], chance: random.Random) -> bool:
-    body["stream"] = True
-    if chance.random() < 0.5:
-        body["stream_options"] = {"include_usage": True}
-    return True
-
-
-# name -> how many of the requests have it, and the function that adds it and returns whether it did
-_FEATURES: dict[str, tuple[float, Callable[[dict[str, Any], random.Random], bool]]] = {
-    "sampled": (0.6, _sample),
-    "greedy": (1.0, _be_greedy),
-    "logprobs": (0.2, _want_logprobs),
-    "stop": (0.2, _want_stops),
-    "format": (0.15, _want_format),
-    "choices": (0.15, _want_choices),
-    "stream": (0.4, _want_stream),
+_STOPS = (".", ",", "\n", " the", "and", "a")
+# name -> the share of the requests that have it, and the function that returns its fields
+_FEATURES: dict[str, tuple[float, Callable[[random.Random, bool], dict[str, Any]]]] = {
+    "logprobs": (0.2, _logprobs),
+    "stop": (
+        0.2,
+        lambda chance, _: {"stop": chance.sample([".", ",", "\n", " the", "and", "a"], chance.randint(1, 3))},
+    ),
+    "format": (0.15, _format),
+    "choices": (0.15, lambda chance, _: {"n": chance.randint(2, 3)}),
+    "stream": (0.4, _stream),
 }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import random
 import re
-import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import psutil
 
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chat_person import (
@@ -156,11 +154,7 @@ def complete(person: Person) -> None:
 
 def interrupt(person: Person) -> None:
     """Press Ctrl-C at a random moment: at an empty prompt, while typing, in prefill or in decode."""
-    interrupt_at(person, person.chance.choices([*MOMENTS], [*MOMENTS.values()])[0])
-
-
-def interrupt_at(person: Person, kind: str) -> None:
-    """Press Ctrl-C at one of the MOMENTS."""
+    [kind] = person.chance.choices([*MOMENTS], [*MOMENTS.values()])
     if kind == "prompt":
         person.act("interrupt", CTRL_C)
         person.findings.stops.setdefault("at the prompt", []).append(0.0)
@@ -241,13 +235,11 @@ def suspend(person: Person) -> None:
 
 def kill(person: Person) -> None:
     """Send SIGKILL in the middle of an answer and --continue. Everything shown before must still be there."""
-    if sys.platform == "win32":
-        raise NotImplementedError("needs POSIX signals")
     question = person.question(long=True)
     person.shell.resize(100, 30)
     person.act("kill", question + ENTER)
     time.sleep(person.chance.uniform(0.05, person.answer_seconds))
-    os.kill(person.pid, signal.SIGKILL)
+    psutil.Process(person.pid).kill()
     person.pid = 0
     person.wait_for(rb"Killed", "kill -9")
     found = person.conversation().exchanges
@@ -314,31 +306,19 @@ def _letters(text: str) -> str:
     return "".join(character for character in text if character.isalpha())
 
 
-Action = Callable[[Person], None]
-ACTIONS: dict[str, tuple[Action, int]] = {  # with their relative frequencies
-    "ask": (Person.ask, 20),
-    "ask in lines": (ask_in_lines, 6),
-    "paste of 10,000 characters": (paste, 2),
-    "Ctrl-R": (search, 5),
-    "Tab": (complete, 4),
-    "typing ahead": (type_ahead, 4),
-    "/save": (save, 4),
-    "/load": (load, 3),
-    "/undo": (undo, 5),
-    "/regen": (regenerate, 5),
-    "commands": (look_around, 3),
-    "Ctrl-Z and fg": (suspend, 5),
-}
-
-
-def something(person: Person, chance: random.Random) -> None:
-    """Run one random action."""
-    name = chance.choices(list(ACTIONS), [weight for _, weight in ACTIONS.values()])[0]
-    person.findings.actions[name] += 1
-    ACTIONS[name][0](person)
-
-
-def make_room(person: Person, size: int) -> None:
-    """Clear the conversation before the context is full, because another test covers that."""
-    if person.conversation().context_used > 0.6 * size:
-        person.clear()
+# The actions of a long chat, as often as they are listed.
+ACTIONS: Sequence[Callable[[Person], None]] = (
+    *(Person.ask,) * 20,
+    *(ask_in_lines,) * 6,
+    *(paste,) * 2,
+    *(search,) * 5,
+    *(complete,) * 4,
+    *(type_ahead,) * 4,
+    *(save,) * 4,
+    *(load,) * 3,
+    *(undo,) * 5,
+    *(regenerate,) * 5,
+    *(look_around,) * 3,
+    *(suspend,) * 5,
+    *(interrupt,) * 30,
+)

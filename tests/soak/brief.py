@@ -1,0 +1,168 @@
+"""The profiles whose cases are in tests/support: they only need to be numbered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.select import open_backend
+from llmrun.engine.child.messages import Open
+from llmrun.engine.child.opening import portable_options
+from llmrun.engine.templates.process import RenderLimits, TemplateProcess
+from tests.soak.driver import Broken, Case, Soak
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_TOKENS = 400  # the limit of an answer within a schema
+_ENGINE_EVERY = 50  # of so many cases with a schema, the last one is answered by an engine
+_STORES = 5  # model stores in a case; Hypothesis always begins with a trivial one
+_STORE_STEPS = 40
+_TEMPLATE_S = 0.1  # CPU time of a template, for which users wait two seconds
+_KILLS = 4  # kills in a case of serve-process
+_STEP_S = 0.002
+
+
+def constraints(soak: Soak) -> Iterator[Case]:
+    """Choose allowed tokens at random in the model's place, or let a tiny model answer eight requests at once.
+
+    Every answer that ends by itself must be valid. Those that are cut off count as "cut off", and llmrun must refuse
+    them.
+    """
+    from tests.support.constraint.engine_soak import SEQUENCES, engine_outcomes
+    from tests.support.constraint.matchers import wrapped_tokenizer
+    from tests.support.constraint.random_answers import random_answer, random_chooser
+    from tests.support.constraint.soak import Outcome, compiled_schemas, outcomes
+    from tests.support.models.tiny_models import tiny_model
+
+    source, tokenizer = random.Random(), wrapped_tokenizer("llama-bpe")
+    schemas = compiled_schemas(tokenizer)
+    choose = random_chooser(tokenizer, source)
+    chosen = outcomes(schemas, lambda matching: random_answer(matching, tokenizer, choose, _TOKENS), source)
+    options = OpenOptions("cpu", context_size=512, max_sequences=SEQUENCES, threads=1)
+    backend = open_backend(tiny_model(soak.folder, "Q8_0 one KV head"), options)
+    answered = engine_outcomes(backend, schemas, _TOKENS, source)
+
+    def kind(outcome: Outcome) -> str:
+        if outcome.kind == "invalid":
+            raise Broken(f"{outcome.schema}: {outcome.verdict}\n{outcome.answer.data.decode()[:1000]}")
+        return outcome.kind
+
+    def case(number: int) -> str:
+        source.seed(f"{soak.seed} {number}")
+        if (number + 1) % _ENGINE_EVERY:
+            return kind(next(chosen))
+        soak.counts.update(f"{kind(next(answered))} by an engine" for _ in range(SEQUENCES))
+        return "rounds of an engine"
+
+    yield case
+    backend.close()
+
+
+def gguf(soak: Soak) -> Iterator[Case]:
+    """Read mutated GGUF files. A file that crashes the reader is saved; commit it together with the fix."""
+    from tests.support.gguf.gguf_mutations import base_files, mutant, outcome
+
+    bases = base_files()
+
+    def case(number: int) -> str:
+        data = mutant(bases, soak.seed, number)
+        try:
+            return outcome(data)
+        except Exception:
+            path = ROOT / "tests" / "gguf" / "corpus" / f"seed-{soak.seed}-case-{number}.gguf"
+            path.write_bytes(data)
+            soak.say(f"saved {path.relative_to(ROOT)}")
+            raise
+
+    yield case
+
+
+def hub(soak: Soak) -> Iterator[Case]:
+    """Run random operations on stores: pulls, pulls by other tools, removals, pruning, damage and kills.
+
+    After a failure, Hypothesis prints the shortest sequence of steps that causes it.
+    """
+    from hypothesis import HealthCheck, Phase, seed, settings
+    from hypothesis.stateful import run_state_machine_as_test
+
+    from tests.support.hub.store_machine import StoreMachine
+
+    chosen = settings(
+        max_examples=_STORES,
+        stateful_step_count=_STORE_STEPS,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+
+    def case(number: int) -> str:
+        run_state_machine_as_test(seed(soak.seed_of(number))(StoreMachine), settings=chosen)
+        soak.counts["stores"] += _STORES
+        return "rounds"
+
+    yield case
+
+
+def serve_process(soak: Soak) -> Iterator[Case]:
+    """Kill the process of a model while eight clients ask, and compare the answers with those of a quiet process."""
+    from tests.support.serving.killing import kill_under_load
+    from tests.support.serving.processes import scripted_model
+
+    options = OpenOptions(backend="cpu", context_size=1024, max_sequences=4)
+    real = Open(str(soak.path()), portable_options(options)) if soak.model else None
+    model = real or scripted_model(soak.folder, step_seconds=_STEP_S)
+
+    def case(number: int) -> str:
+        tally = asyncio.run(kill_under_load(model, kills=_KILLS, seed=soak.seed_of(number)))
+        soak.counts.update({"kills": tally.kills, "requests": tally.requests, "replayed": tally.replayed})
+        if tally.failed or tally.different:
+            raise Broken(f"{tally.failed} of {tally.requests} requests failed, {tally.different} answers differ")
+        return "rounds"
+
+    yield case
+
+
+def templates(soak: Soak) -> Iterator[Case]:
+    """Render hostile chat templates, which are mutations of those in llama.cpp's source.
+
+    Add a template that fails to tests/support/templates/hostile_templates.py together with the fix.
+    """
+    from tests.support.models.downloads import llama_cpp_source
+    from tests.support.templates.template_drafts import hostile_draft
+    from tests.support.templates.template_runs import ended
+
+    paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
+    real = [path.read_text(encoding="utf-8") for path in paths]
+    process = TemplateProcess(RenderLimits(cpu_s=_TEMPLATE_S))
+
+    def case(number: int) -> str:
+        draft = hostile_draft(soak.seed, number, real)
+        end = ended(process, draft)
+        if not end.well:
+            raise Broken(f"{end}\n{draft[:2000]}")
+        return end.outcome
+
+    yield case
+    process.close()
+
+
+def tool_calls(soak: Soak) -> Iterator[Case]:
+    """Force random calls in the format of each of llama.cpp's templates, and parse them.
+
+    The tags of a format are control tokens in half of the cases, and ordinary text in the others.
+    """
+    from tests.support.tool_calls.forced import forced_call_problem
+    from tests.support.tool_calls.formats import real_case, with_formats
+
+    names = with_formats()
+
+    def case(number: int) -> str:
+        round_, index = divmod(number, len(names))
+        if wrong := forced_call_problem(real_case(names[index], control=round_ % 2 == 0), f"{soak.seed} {number}"):
+            raise Broken(f"{names[index]}: {wrong}")
+        return "valid"
+
+    yield case

@@ -1,0 +1,267 @@
+"""Servers that are disturbed while clients ask: each answer must be that of a server that nobody disturbs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import psutil
+
+from llmrun.bench.serving.exchange import Exchange
+from tests.soak.driver import Broken, Case, Soak
+from tests.soak.serving.clients import Clients, Incomplete, context_size, model_arguments, settled_metrics
+from tests.soak.serving.requests import CHAT, TEMPLATE, Asked, random_requests
+from tests.support.serving.http_client import post
+from tests.support.serving.restartable import Restartable
+from tests.support.serving.served import Served, serve
+
+_REQUESTS = 24
+_AT_ONCE = 16
+_WAIT = ("--max-wait", "600")
+
+# --- the same answers alone, in company and preempted
+
+
+def same(soak: Soak) -> Iterator[Case]:
+    """Ask 24 requests one after another, at once, with cached prefixes, and in a cache that is too small."""
+    template, context = soak.folder / "template.jinja", context_size(soak)
+    template.write_text(TEMPLATE)
+    arguments = [*model_arguments(soak, 0.001), "--ctx-size", str(context), "--chat-template", str(template), *_WAIT]
+
+    def rounds(clients: Clients, chance: random.Random, count: int, *more: str) -> list[int]:
+        """Ask everything several times on a new server. Returns the number of cached tokens after each round."""
+        cached = []
+        with serve(*arguments, *more, log=soak.folder / "company.log") as server:
+            for _ in range(count):
+                numbers = chance.sample(range(_REQUESTS), _REQUESTS)
+                asyncio.run(clients.ask_all(server.port, numbers, _AT_ONCE))
+                metrics = settled_metrics(server)
+                cached.append(int(metrics["cached_tokens_total"]))
+            soak.counts["preemptions"] += int(metrics["preemptions_total"])
+        return cached
+
+    def case(number: int) -> str:
+        clients = Clients(random_requests(soak.seed_of(number), _REQUESTS, with_tools=True))
+        with serve(*arguments, log=soak.folder / "alone.log") as server:
+            asyncio.run(clients.learn(server.port))
+        first, second = rounds(clients, soak.random(number), 2)
+        if second - first <= first:
+            raise Broken(f"the prefixes were not cached: {first} tokens in the first round, {second} after the second")
+        rounds(clients, soak.random(number), 1, "--overcommit", "--kv-tokens", str(context))
+        return "sets of requests"
+
+    yield case
+    if not soak.counts["preemptions"]:
+        raise Broken("no request was preempted")
+
+
+# --- killed engines
+
+_KILLS_PER_SERVER = 5  # the pauses before restarts grow up to 30 s
+_TWICE_SHARE = 0.2  # of the cases, in which the engine is killed again as soon as it is back
+
+
+def kill(soak: Soak) -> Iterator[Case]:
+    """Kill the engine while all requests run or wait. Requests that saw two kills may fail."""
+    clients = Clients(random_requests(soak.seed, _REQUESTS, with_tools=False))
+    sizes = ["--parallel", str(_AT_ONCE), "--ctx-size", str(context_size(soak))]
+    killed = Restartable([*model_arguments(soak, 0.001), *sizes, *_WAIT], soak.folder / "killed.log")
+    asyncio.run(clients.learn(killed.port))
+    kills = 0
+
+    def case(number: int) -> str:
+        nonlocal kills
+        if kills >= _KILLS_PER_SERVER:
+            killed.restart()
+            kills = 0
+        kills += asyncio.run(_killed_wave(killed.server, clients, soak.random(number), soak.counts))
+        return "waves of requests"
+
+    try:
+        yield case
+    finally:
+        killed.close()
+
+
+async def _killed_wave(server: Served, clients: Clients, chance: random.Random, counts: Counter[str]) -> int:
+    """Ask everything at once and kill the engine in the middle. Returns the number of kills."""
+    await asyncio.to_thread(server.wait_until_ready)
+    tasks = [asyncio.create_task(clients.ask(server.port, number)) for number in range(_REQUESTS)]
+    while not (await asyncio.to_thread(server.metrics))["requests_running"]:
+        await asyncio.sleep(0.001)
+    done, moments = chance.randrange(_REQUESTS // 2), []
+    while sum(task.done() for task in tasks) < done:
+        await asyncio.sleep(0.001)
+    for _ in range(2 if chance.random() < _TWICE_SHARE else 1):
+        await asyncio.to_thread(server.wait_until_ready)
+        moment = time.perf_counter()
+        if server.kill_engine():
+            moments.append(moment)
+            while (await asyncio.to_thread(server.get, "/health"))[0] == 200:
+                await asyncio.sleep(0.005)
+    for number, exchange in enumerate(await asyncio.gather(*tasks)):
+        hits = sum(exchange.sent <= moment <= exchange.ended for moment in moments)
+        counts[f"requests that saw {hits} kills"] += 1
+        try:
+            clients.compare(number, exchange)
+        except Incomplete as error:
+            if hits < 2:
+                raise Broken(f"failed after {hits} kills: {error}: {clients.asked[number].described}") from error
+            counts["of them given up"] += 1
+    return len(moments)
+
+
+# --- killed upstreams
+
+_UPSTREAMS = 2
+_PAUSE_S = 1.0  # the longest time from the first request to a kill
+_GENTLE_SHARE = 0.25  # of the servers, which are stopped with a signal that they notice
+_EVENT_ID = re.compile(rb"^id: (\S+)-(\d+)$", re.MULTILINE)
+
+
+def upstreams(soak: Soak) -> Iterator[Case]:
+    """End one of two upstreams under load. Streams without IDs may end with an error after their first token."""
+    arguments = [*model_arguments(soak, 0.02), "--ctx-size", str(context_size(soak)), *_WAIT]
+    with ExitStack() as stack:
+        servers = [Restartable(arguments, soak.folder / f"upstream-{number}.log") for number in range(_UPSTREAMS)]
+        for server in servers:
+            stack.callback(server.close)
+        flags = [word for server in servers for word in ("--upstream", server.url)]
+        front = stack.enter_context(serve(*flags, log=soak.folder / "front.log"))
+        name = json.loads(servers[0].server.get("/v1/models")[1])["data"][0]["id"]
+        asked = random_requests(soak.seed, _REQUESTS, with_tools=False)
+        clients = Clients([replace(one, body={**one.body, "model": name}) for one in asked])
+        asyncio.run(clients.learn(servers[0].port))
+
+        def case(number: int) -> str:
+            chance = soak.random(number)
+            victim = chance.choice(servers)
+            end = victim.stop if chance.random() < _GENTLE_SHARE else victim.kill
+            try:
+                asyncio.run(_upstream_wave(front, end, clients, chance.uniform(0.0, _PAUSE_S), soak.counts))
+            finally:
+                victim.restart()
+            return "ended upstreams"
+
+        yield case
+        for metric in ("moved", "resumed"):
+            soak.counts[f"requests {metric}"] = _total(front, metric)
+
+
+async def _upstream_wave(
+    front: Served, end: Callable[[], None], clients: Clients, pause_s: float, counts: Counter[str]
+) -> None:
+    """Ask everything at once, and end an upstream after a pause."""
+    async with asyncio.timeout(60.0):
+        while await asyncio.to_thread(_total, front, "up") < _UPSTREAMS:
+            await asyncio.sleep(0.02)
+    tasks = [asyncio.create_task(post(front.port, one.path, one.body)) for one in clients.asked]
+    await asyncio.sleep(pause_s)
+    await asyncio.to_thread(end)
+    for number, exchange in enumerate(await asyncio.gather(*tasks)):
+        try:
+            clients.compare(number, exchange)
+        except Incomplete as error:
+            if not _may_be_cut(clients.asked[number], exchange):
+                raise Broken(f"{error}: {clients.asked[number].described}") from error
+            counts["streams cut"] += 1
+        ids = _EVENT_ID.findall(exchange.body)
+        if [int(event) for _, event in ids] != [*range(1, len(ids) + 1)] or len({prefix for prefix, _ in ids}) > 1:
+            raise Broken(f"the IDs of a stream are not 1, 2, 3 and so on: {exchange.body[-2000:].decode()}")
+
+
+def _may_be_cut(asked: Asked, exchange: Exchange) -> bool:
+    return (
+        bool(asked.body.get("stream")) and not _EVENT_ID.search(exchange.body) and b'"finish_reason"' in exchange.body
+    )
+
+
+def _total(front: Served, name: str) -> int:
+    """Return the sum of a metric over all upstreams."""
+    metrics = front.get("/metrics")[1].decode()
+    found = re.findall(rf"^llmrun_upstream_{name}(?:_total)?\{{.*\}} (\d+)$", metrics, re.MULTILINE)
+    return sum(map(int, found))
+
+
+# --- models that make room for each other
+
+_NAMES = ("first", "second", "third")
+_SWAP_CLIENTS = 6
+_SWAP_REQUESTS = 18
+_QUESTIONS = 5
+_FILES_IN_MEMORY = 7.6  # the memory for all models, as a multiple of the file's size: enough for two of three models
+_WATCH_S = 0.1
+
+
+def swap(soak: Soak) -> Iterator[Case]:
+    """Serve three copies of a model, of which two fit in memory. Needs a real model of about 100 MB."""
+    copies = [soak.folder / f"{name}.gguf" for name in _NAMES]
+    for copy in copies:
+        copy.symlink_to(soak.path())
+    limit = _FILES_IN_MEMORY * soak.path().stat().st_size
+    arguments = ["--parallel", "4", "--ctx-size", "2048", "--max-memory", str(limit / 1e9)]
+    with serve(*map(str, copies), *arguments, log=soak.folder / "swapped.log") as server:
+        expected = [asyncio.run(_answer(server, _NAMES[0], question)) for question in range(_QUESTIONS)]
+
+        def case(number: int) -> str:
+            peak = asyncio.run(_swapped_wave(server, expected, soak.random(number)))
+            if peak > limit:
+                raise Broken(f"{peak / 1e9:.2f} GB are in use, and the limit is {limit / 1e9:.2f} GB")
+            return "waves of requests"
+
+        yield case
+        soak.counts["swaps"] = server.log.read_text().count("to make room for")
+        if not soak.counts["swaps"]:
+            raise Broken("no model had to make room")
+
+
+async def _swapped_wave(server: Served, expected: Sequence[str], chance: random.Random) -> int:
+    """Ask models in random order. Returns the most memory that all processes took together, in bytes."""
+    room, peak = asyncio.Semaphore(_SWAP_CLIENTS), 0
+
+    async def ask(name: str, question: int) -> None:
+        async with room:
+            if await _answer(server, name, question) != expected[question]:
+                raise Broken(f"another answer to question {question} by {name}")
+
+    async def watch() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, await asyncio.to_thread(_memory, server))
+            await asyncio.sleep(_WATCH_S)
+
+    watching = asyncio.create_task(watch())
+    try:
+        asked = [(chance.choice(_NAMES), chance.randrange(_QUESTIONS)) for _ in range(_SWAP_REQUESTS)]
+        await asyncio.gather(*(ask(*each) for each in asked))
+    finally:
+        watching.cancel()
+    return peak
+
+
+async def _answer(server: Served, name: str, question: int) -> str:
+    message = {"role": "user", "content": f"Count to {question + 5}."}
+    body = {"model": name, "messages": [message], "max_tokens": 4 + 4 * question, "seed": 1}
+    exchange = await post(server.port, CHAT, body)
+    if exchange.status != 200:
+        raise Broken(f"status {exchange.status}: {exchange.body[:300]!r}")
+    answer = json.loads(exchange.body)
+    if answer["model"] != name:
+        raise Broken(f"{answer['model']} answered instead of {name}")
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def _memory(server: Served) -> int:
+    """Return the memory of the server and its children, in bytes. Pages that they share are counted once."""
+    total, front = 0, psutil.Process(server.process.pid)
+    for process in (front, *front.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
