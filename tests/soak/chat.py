@@ -5,11 +5,11 @@ chat_actions.py has the actions, each with a check of its result.
 
 from __future__ import annotations
 
+import random
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from tests.soak.chat_actions import ACTIONS, fill, kill, paste
 from tests.soak.driver import Broken, Case, Soak
@@ -30,98 +30,88 @@ _ANSWER = "a long answer of *many* words, " * 5
 
 def chat(soak: Soak) -> Iterator[Case]:
     """Use one long chat, in tmux if it is installed, and a chat of its own for kills and for a full context."""
-    findings, chats = Findings(), _Chats(soak)
-    people: list[Person] = []
     soak.say("the chats run in tmux" if shutil.which("tmux") else "tmux is missing: pseudo-terminals are used")
+    findings = Findings()
+    with ExitStack() as stack:
+        people: list[Person] = []
 
-    def case(number: int) -> str:
-        rest = (number + 1) % _ASIDE_EVERY
-        if rest < 2:
-            with chats.open(f"aside-{number}", Findings(), _SMALL_CONTEXT if rest else _CONTEXT, number) as aside:
-                _fill(aside) if rest else _kill(aside)
-                aside.leave()
-            return "full contexts" if rest else "kills with -9 and --continue"
-        if not people:
-            people.append(chats.begin(f"main-{number}", findings, _CONTEXT, number))
-            paste(people[0], _FILLING)
-        action = soak.random(number).choice(ACTIONS)
-        try:
-            _act(people[0], soak, number)
-        except BaseException:
-            chats.close(people.pop())  # the next case has a new one
-            raise
-        return action.__name__.replace("_", " ")
+        def case(number: int) -> str:
+            rest = (number + 1) % _ASIDE_EVERY
+            if rest < 2:
+                return _aside(soak, number, _fill if rest else _kill)
+            if not people:
+                people.append(stack.enter_context(_chatting(soak, number, _CONTEXT, findings)))
+                paste(people[0], _FILLING)
+            try:
+                return _act(people[0], soak.random(number))
+            except BaseException:
+                people.clear()  # the next case has a new chat
+                raise
 
-    yield case
-    for person in people:
-        person.leave()
-        person.begin("--continue")
-        person.ask()
-        person.leave()
-        chats.close(person)
+        yield case
+        for person in people:
+            person.leave()
+            person.begin("--continue")
+            person.ask()
+            person.leave()
     _check(findings, soak)
 
 
-def _act(person: Person, soak: Soak, number: int) -> None:
-    person.chance = soak.random(number)
-    person.chance.choice(ACTIONS)(person)
+def _act(person: Person, chance: random.Random) -> str:
+    """Do something in the long chat, in which there is always room."""
+    person.chance = chance
+    action = chance.choice(ACTIONS)
+    action(person)
     if person.conversation().context_used > 0.6 * _CONTEXT:
         person.clear()
-    if person.chance.random() < _RESIZE_SHARE:
+    if chance.random() < _RESIZE_SHARE:
         person.resize()
         person.settle()
+    return action.__name__.replace("_", " ")
 
 
-def _kill(person: Person) -> None:
+def _aside(soak: Soak, number: int, act: Callable[[Person], str]) -> str:
+    with _chatting(soak, number, _SMALL_CONTEXT if act is _fill else _CONTEXT, Findings()) as person:
+        outcome = act(person)
+        person.leave()
+    return outcome
+
+
+def _kill(person: Person) -> str:
     for _ in range(2):
         person.ask()
         kill(person)
+    return "kills with -9 and --continue"
 
 
-def _fill(person: Person) -> None:
+def _fill(person: Person) -> str:
     fill(person, _SMALL_CONTEXT)
+    return "full contexts"
 
 
-class _Chats:
-    """Starts chats in folders of their own."""
-
-    def __init__(self, soak: Soak) -> None:
-        self._soak = soak
-
-    @contextmanager
-    def open(self, name: str, findings: Findings, context: int, number: int) -> Iterator[Person]:
-        """Run a chat while the block runs."""
-        person = self.begin(name, findings, context, number)
-        try:
-            yield person
-        finally:
-            self.close(person)
-
-    def begin(self, name: str, findings: Findings, context: int, number: int) -> Person:
-        """Start a chat."""
-        folder = self._soak.folder / name
-        folder.mkdir()
-        (folder / "config.toml").touch()
-        model = ["-m", self._soak.model, "-n", "400"] if self._soak.model else self._scripted(folder)
-        words = shlex.join([*LLMRUN, "chat", *model, "-c", str(context)])
-        shell = (TmuxShell if shutil.which("tmux") else PtyShell)(
-            folder, {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml")}
-        )
-        seconds = 1.5 if self._soak.model else 0.4
-        person = Person(shell, folder, words, findings, self._soak.random(number), answer_seconds=seconds)
-        person.begin()
-        return person
-
-    def close(self, person: Person) -> None:
-        """End the shell, and write down what it showed and what was done."""
-        (person.data / "terminal.raw").write_bytes(person.shell.stream.since(0))
-        (person.data / "actions.log").write_text("\n".join(person.findings.log))
-        person.shell.close()
-
-    def _scripted(self, folder: Path) -> list[str]:
+@contextmanager
+def _chatting(soak: Soak, number: int, context: int, findings: Findings) -> Iterator[Person]:
+    """Run a chat in a folder of its own while the block runs. What it showed and what was done is written down."""
+    folder = soak.folder / f"chat-{number}"
+    folder.mkdir()
+    (folder / "config.toml").touch()
+    if soak.model:
+        model = ["-m", soak.model, "-n", "400"]
+    else:  # with speculation, a repeated answer would end before anyone could stop it
         script = script_file(folder, [("assistant\n", _ANSWER)], step_seconds=0.002)
-        # With speculation, a repeated answer would end before anyone could stop it.
-        return ["--backend", "scripted", script, "--speculate", "off"]
+        model = ["--backend", "scripted", script, "--speculate", "off"]
+    words = shlex.join([*LLMRUN, "chat", *model, "-c", str(context)])
+    environment = {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml")}
+    shell = (TmuxShell if shutil.which("tmux") else PtyShell)(folder, environment)
+    seconds = 1.5 if soak.model else 0.4
+    person = Person(shell, folder, words, findings, soak.random(number), answer_seconds=seconds)
+    try:
+        person.begin()
+        yield person
+    finally:
+        (folder / "terminal.raw").write_bytes(shell.stream.since(0))
+        (folder / "actions.log").write_text("\n".join(findings.log))
+        shell.close()
 
 
 def _check(findings: Findings, soak: Soak) -> None:

@@ -27,6 +27,19 @@ from tests.support.cli.shells import READY
 # Moments for Ctrl-C, and how often each is chosen. Whether the prefill has ended then depends on the machine.
 MOMENTS = {"answer": 60, "prefill": 15, "prompt": 8, "typing": 12, "at once": 5}
 
+# Commands, and what each of them prints.
+_COMMANDS = {
+    "/set temperature 0.7": rb"temperature 0\.7",
+    "/set temperature default": rb"temperature \S+",
+    "/show settings": rb"settings",
+    "/show": rb"context",
+    "/stats": rb"\n",
+    "/system Be brief.": rb"system prompt is set",
+    "/system default": rb"system prompt is reset",
+    "/help": rb"/regen",
+    "/nonsense": rb"no such command",
+}
+
 
 def ask_in_lines(person: Person) -> None:
     lines = [person.question(), words(person.chance, 4), "", words(person.chance, 3)]
@@ -125,18 +138,7 @@ def regenerate(person: Person) -> None:
 
 
 def look_around(person: Person) -> None:
-    for line, answer in (
-        ("/set temperature 0.7", rb"temperature 0\.7"),
-        ("/set temperature default", rb"temperature \S+"),
-        ("/show settings", rb"settings"),
-        ("/show", rb"context"),
-        ("/stats", rb"\n"),
-        ("/system Be brief.", rb"system prompt is set"),
-        ("/system default", rb"system prompt is reset"),
-        ("/help", rb"/regen"),
-        ("/load", rb"\n"),
-        ("/nonsense", rb"no such command"),
-    ):
+    for line, answer in _COMMANDS.items():
         person.run_command(line, answer)
     person.agree()
 
@@ -155,48 +157,44 @@ def complete(person: Person) -> None:
 def interrupt(person: Person) -> None:
     """Press Ctrl-C at a random moment: at an empty prompt, while typing, in prefill or in decode."""
     [kind] = person.chance.choices([*MOMENTS], [*MOMENTS.values()])
-    if kind == "prompt":
+    if kind in ("prompt", "typing"):
+        if kind == "typing":
+            person.act("interrupt", words(person.chance, person.chance.randint(1, 80)))
+            time.sleep(person.chance.uniform(0, 0.1))
         person.act("interrupt", CTRL_C)
-        person.findings.stops.setdefault("at the prompt", []).append(0.0)
+        person.findings.stops.setdefault(f"while {kind}", []).append(0.0)
         person.settle()
         person.check()
-    elif kind == "typing":
-        person.act("interrupt", words(person.chance, person.chance.randint(1, 80)))
-        time.sleep(person.chance.uniform(0, 0.1))
-        person.act("interrupt", CTRL_C)
-        person.findings.stops.setdefault("while typing", []).append(0.0)
-    else:
-        _interrupt_answer(person, kind)
-
-
-def _interrupt_answer(person: Person, kind: str) -> None:
+        return
     question = person.question(long=True)
     if kind == "prefill":
         person.clear()
         question = f"{question}\n{text_of(person.chance, 5000)}"
         person.shell.paste(question)
         person.settle()
-        person.act("interrupt", ENTER)
-        time.sleep(person.chance.uniform(0, 0.4 * person.answer_seconds))
-    else:
-        person.act("interrupt", question + ENTER)
-        time.sleep(0 if kind == "at once" else person.chance.uniform(0.05, person.answer_seconds))
-    if person.shell.stream.wait(PROMPT, person.mark, 0):
-        place = "after the answer"
-    else:
-        exchanges = person.conversation().exchanges
-        began = bool(exchanges) and exchanges[-1].question == question and exchanges[-1].began is not None
-        place = "in decode" if began else "in prefill"
+    person.act("interrupt", ENTER if kind == "prefill" else question + ENTER)
+    if kind != "at once":
+        time.sleep(person.chance.uniform(0, person.answer_seconds * (0.4 if kind == "prefill" else 1.0)))
+    place = _place(person, question)
     pressed = time.monotonic()
     person.findings.note(f"Ctrl-C {place}")
     person.shell.send(CTRL_C)
     returned = person.prompt("Ctrl-C")
     person.findings.stops.setdefault(place, []).append(max(0.0, returned - pressed))
-    stopped(person, question)
+    _check_stopped(person, question)
 
 
-def stopped(person: Person, question: str) -> None:
-    """After a stop: the question has an answer, as far as it came, or was removed."""
+def _place(person: Person, question: str) -> str:
+    """Return where the answer to a question is now."""
+    if person.shell.stream.wait(PROMPT, person.mark, 0):
+        return "after the answer"
+    exchanges = person.conversation().exchanges
+    began = bool(exchanges) and exchanges[-1].question == question and exchanges[-1].began is not None
+    return "in decode" if began else "in prefill"
+
+
+def _check_stopped(person: Person, question: str) -> None:
+    """Check that a stopped question has an answer, as far as it came, or was removed."""
     person.act("clear", CTRL_C)  # the question that was removed stands at the prompt
     # The prompt that was found may be the one with the question, before the answer. Only a later prompt runs a command.
     person.run_command("/help", rb"/regen")
@@ -308,17 +306,7 @@ def _letters(text: str) -> str:
 
 # The actions of a long chat, as often as they are listed.
 ACTIONS: Sequence[Callable[[Person], None]] = (
-    *(Person.ask,) * 20,
-    *(ask_in_lines,) * 6,
-    *(paste,) * 2,
-    *(search,) * 5,
-    *(complete,) * 4,
-    *(type_ahead,) * 4,
-    *(save,) * 4,
-    *(load,) * 3,
-    *(undo,) * 5,
-    *(regenerate,) * 5,
-    *(look_around,) * 3,
-    *(suspend,) * 5,
+    *((Person.ask,) * 20 + (ask_in_lines,) * 6 + (paste,) * 2 + (search,) * 5 + (complete,) * 4 + (type_ahead,) * 4),
+    *((save,) * 4 + (load,) * 3 + (undo,) * 5 + (regenerate,) * 5 + (look_around,) * 3 + (suspend,) * 5),
     *(interrupt,) * 30,
 )

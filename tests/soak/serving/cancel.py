@@ -8,7 +8,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,48 +30,25 @@ _MOST_LATE_STEPS = 1
 def cancel(soak: Soak) -> Iterator[Case]:
     """Let a client leave in one of four phases, with a stream or while it waits for a whole answer."""
     steps, closed = soak.folder / "steps.jsonl", soak.folder / "closed.jsonl"
-    steps.touch()
     arguments = [*model_arguments(soak, 0.02), "--parallel", str(_PARALLEL), "--ctx-size", "8192", "--max-wait", "600"]
     variables = {LOG_VARIABLE: str(steps), CLOSED_LOG_VARIABLE: str(closed)}
     with serve(*arguments, log=soak.folder / "leaving.log", command=COMMAND, environment=variables) as server:
-        leaving = _Leaving(server, StepLog(steps), closed)
+        leaving = _Leaving(server, steps, closed)
 
         def case(number: int) -> str:
             kind, phase = divmod(number, len(_PHASES))
+            for log in (steps, closed):
+                log.write_bytes(b"")  # short logs are read quickly; their writers append
             return asyncio.run(leaving.leave(_PHASES[phase], soak.random(number), stream=kind % 2 == 0))
 
         yield case
 
 
-class StepLog:
-    """The log of an engine's steps, which grows while it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-        self._steps: list[tuple[float, dict[str, bool]]] = []
-
-    def steps(self) -> Sequence[tuple[float, dict[str, bool]]]:
-        """Return all steps so far: when they began, and the requests in them with whether they were in their prompt."""
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        self._steps += [(began, parts) for began, parts in map(json.loads, whole.splitlines())]
-        return self._steps
-
-    def phase(self, number: int, at: float = float("inf")) -> str:
-        """Return where a request is: "queue" if it has never had rows, "prompt" or "answer"."""
-        of_it = [parts[str(number)] for began, parts in self.steps() if str(number) in parts and began <= at]
-        return "queue" if not of_it else "prompt" if of_it[-1] else "answer"
-
-
 class _Leaving:
     """Lets clients leave, one after another, beside a request that keeps the engine busy."""
 
-    def __init__(self, server: Served, log: StepLog, closed: Path) -> None:
-        self._server, self._log, self._closed = server, log, closed
+    def __init__(self, server: Served, steps: Path, closed: Path) -> None:
+        self._server, self._steps, self._closed = server, steps, closed
         self._number = 0
 
     async def leave(self, phase: str, chance: random.Random, *, stream: bool) -> str:
@@ -86,18 +63,18 @@ class _Leaving:
                 line = await self._begin(f"{topic if phase == 'answer' else text} <{number}>", stream=stream)
                 await self._until_known(others + 1)
                 if phase in ("prompt", "answer"):
-                    await _until(lambda: self._log.phase(number) in (phase, "answer"))
+                    await _until(lambda: self._phase(number) in (phase, "answer"))
                 await asyncio.sleep(chance.uniform(0.0, 0.06))
                 port = line.getsockname()[1]
                 _close(line, reset=chance.random() < 0.5)
                 closed = time.monotonic()
                 await self._until_known(others)
                 await asyncio.sleep(0.05)
-        if self._log.phase(number, closed) != ("queue" if phase == "prefix" else phase):
+        if self._phase(number, closed) != ("queue" if phase == "prefix" else phase):
             return "gone on before they left"
         # On a busy machine, the server notices some milliseconds later that a connection was closed.
-        noticed = [at for at, client in map(json.loads, self._closed.read_text().splitlines()) if client == port][-1]
-        late = sum(str(number) in parts for began, parts in self._log.steps() if began > noticed)
+        noticed = [at for at, client in _lines(self._closed) if client == port][-1]
+        late = sum(str(number) in parts for began, parts in _lines(self._steps) if began > noticed)
         if late > _MOST_LATE_STEPS:
             raise Broken(f"{late} steps after the server noticed, in the phase {phase}")
         return f"{phase}, {'stream' if stream else 'whole'}: {late} steps"
@@ -109,7 +86,7 @@ class _Leaving:
         numbers = [self._new_number() for _ in range(count)]
         lines = [await self._begin(f"{text} <{number}>", stream=True) for number in numbers]
         for number in numbers:
-            await _until(lambda number=number: self._log.phase(number) != "queue")  # type: ignore[misc]
+            await _until(lambda number=number: self._phase(number) != "queue")  # type: ignore[misc]
         readers = [asyncio.create_task(_read_on(line)) for line in lines]
         try:
             yield
@@ -132,6 +109,11 @@ class _Leaving:
         await asyncio.get_running_loop().sock_sendall(line, data)
         return line
 
+    def _phase(self, number: int, at: float = float("inf")) -> str:
+        """Return where a request is: "queue" if it has never had rows, "prompt" or "answer"."""
+        of_it = [parts[str(number)] for began, parts in _lines(self._steps) if str(number) in parts and began <= at]
+        return "queue" if not of_it else "prompt" if of_it[-1] else "answer"
+
     def _new_number(self) -> int:
         self._number += 1
         return self._number
@@ -145,6 +127,11 @@ class _Leaving:
         async with asyncio.timeout(_PATIENCE_S):
             while await self._known() != count:
                 await asyncio.sleep(0.001)
+
+
+def _lines(log: Path) -> list[Any]:
+    """Return the whole lines of a log that grows while it is read."""
+    return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 async def _read_on(line: socket.socket) -> None:

@@ -14,13 +14,13 @@ from dataclasses import replace
 
 import psutil
 
-from llmrun.bench.serving.exchange import Exchange
 from tests.soak.driver import Broken, Case, Soak
-from tests.soak.serving.clients import Clients, Incomplete, context_size, model_arguments, settled_metrics
-from tests.soak.serving.requests import CHAT, TEMPLATE, Asked, random_requests
+from tests.soak.serving.clients import Clients, Incomplete, context_size, model_arguments, settled_metrics, watched
+from tests.soak.serving.requests import CHAT, Asked, random_requests
 from tests.support.serving.http_client import post
 from tests.support.serving.restartable import Restartable
 from tests.support.serving.served import Served, serve
+from tests.support.tool_calls.formats import FOLDER
 
 _REQUESTS = 24
 _AT_ONCE = 16
@@ -31,8 +31,8 @@ _WAIT = ("--max-wait", "600")
 
 def same(soak: Soak) -> Iterator[Case]:
     """Ask 24 requests one after another, at once, with cached prefixes, and in a cache that is too small."""
-    template, context = soak.folder / "template.jinja", context_size(soak)
-    template.write_text(TEMPLATE)
+    context = context_size(soak)
+    template = FOLDER / "Qwen-Qwen2.5-7B-Instruct.jinja"  # ChatML with tools, for models that have none
     arguments = [*model_arguments(soak, 0.001), "--ctx-size", str(context), "--chat-template", str(template), *_WAIT]
 
     def rounds(clients: Clients, chance: random.Random, count: int, *more: str) -> list[int]:
@@ -169,18 +169,13 @@ async def _upstream_wave(
         try:
             clients.compare(number, exchange)
         except Incomplete as error:
-            if not _may_be_cut(clients.asked[number], exchange):
+            has_begun = b'"finish_reason"' in exchange.body and not _EVENT_ID.search(exchange.body)
+            if not (has_begun and clients.asked[number].body.get("stream")):
                 raise Broken(f"{error}: {clients.asked[number].described}") from error
             counts["streams cut"] += 1
         ids = _EVENT_ID.findall(exchange.body)
         if [int(event) for _, event in ids] != [*range(1, len(ids) + 1)] or len({prefix for prefix, _ in ids}) > 1:
             raise Broken(f"the IDs of a stream are not 1, 2, 3 and so on: {exchange.body[-2000:].decode()}")
-
-
-def _may_be_cut(asked: Asked, exchange: Exchange) -> bool:
-    return (
-        bool(asked.body.get("stream")) and not _EVENT_ID.search(exchange.body) and b'"finish_reason"' in exchange.body
-    )
 
 
 def _total(front: Served, name: str) -> int:
@@ -197,7 +192,6 @@ _SWAP_CLIENTS = 6
 _SWAP_REQUESTS = 18
 _QUESTIONS = 5
 _FILES_IN_MEMORY = 7.6  # the memory for all models, as a multiple of the file's size: enough for two of three models
-_WATCH_S = 0.1
 
 
 def swap(soak: Soak) -> Iterator[Case]:
@@ -207,61 +201,38 @@ def swap(soak: Soak) -> Iterator[Case]:
         copy.symlink_to(soak.path())
     limit = _FILES_IN_MEMORY * soak.path().stat().st_size
     arguments = ["--parallel", "4", "--ctx-size", "2048", "--max-memory", str(limit / 1e9)]
+    clients = Clients([_question(name, number) for name in _NAMES for number in range(_QUESTIONS)])
     with serve(*map(str, copies), *arguments, log=soak.folder / "swapped.log") as server:
-        expected = [asyncio.run(_answer(server, _NAMES[0], question)) for question in range(_QUESTIONS)]
+        asyncio.run(clients.learn(server.port))
 
         def case(number: int) -> str:
-            peak = asyncio.run(_swapped_wave(server, expected, soak.random(number)))
+            numbers = soak.random(number).choices(range(len(clients.asked)), k=_SWAP_REQUESTS)
+            peak = asyncio.run(_swapped_wave(server, clients, numbers))
             if peak > limit:
                 raise Broken(f"{peak / 1e9:.2f} GB are in use, and the limit is {limit / 1e9:.2f} GB")
             return "waves of requests"
 
         yield case
         soak.counts["swaps"] = server.log.read_text().count("to make room for")
-        if not soak.counts["swaps"]:
-            raise Broken("no model had to make room")
+    if not soak.counts["swaps"]:
+        raise Broken("no model had to make room")
 
 
-async def _swapped_wave(server: Served, expected: Sequence[str], chance: random.Random) -> int:
+def _question(name: str, number: int) -> Asked:
+    message = {"role": "user", "content": f"Count to {number + 5}."}
+    return Asked(CHAT, {"model": name, "messages": [message], "max_tokens": 4 + 4 * number, "seed": 1}, ())
+
+
+async def _swapped_wave(server: Served, clients: Clients, numbers: Sequence[int]) -> float:
     """Ask models in random order. Returns the most memory that all processes took together, in bytes."""
-    room, peak = asyncio.Semaphore(_SWAP_CLIENTS), 0
 
-    async def ask(name: str, question: int) -> None:
-        async with room:
-            if await _answer(server, name, question) != expected[question]:
-                raise Broken(f"another answer to question {question} by {name}")
+    def memory() -> int:
+        total, front = 0, psutil.Process(server.process.pid)
+        for process in (front, *front.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += process.memory_full_info().pss  # pages that processes share are counted once
+        return total
 
-    async def watch() -> None:
-        nonlocal peak
-        while True:
-            peak = max(peak, await asyncio.to_thread(_memory, server))
-            await asyncio.sleep(_WATCH_S)
-
-    watching = asyncio.create_task(watch())
-    try:
-        asked = [(chance.choice(_NAMES), chance.randrange(_QUESTIONS)) for _ in range(_SWAP_REQUESTS)]
-        await asyncio.gather(*(ask(*each) for each in asked))
-    finally:
-        watching.cancel()
-    return peak
-
-
-async def _answer(server: Served, name: str, question: int) -> str:
-    message = {"role": "user", "content": f"Count to {question + 5}."}
-    body = {"model": name, "messages": [message], "max_tokens": 4 + 4 * question, "seed": 1}
-    exchange = await post(server.port, CHAT, body)
-    if exchange.status != 200:
-        raise Broken(f"status {exchange.status}: {exchange.body[:300]!r}")
-    answer = json.loads(exchange.body)
-    if answer["model"] != name:
-        raise Broken(f"{answer['model']} answered instead of {name}")
-    return str(answer["choices"][0]["message"]["content"])
-
-
-def _memory(server: Served) -> int:
-    """Return the memory of the server and its children, in bytes. Pages that they share are counted once."""
-    total, front = 0, psutil.Process(server.process.pid)
-    for process in (front, *front.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            total += process.memory_full_info().pss
-    return total
+    async with watched(memory) as samples:
+        await clients.ask_all(server.port, numbers, _SWAP_CLIENTS)
+    return max(samples)

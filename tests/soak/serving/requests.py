@@ -10,35 +10,6 @@ from typing import Any
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
-# ChatML with the tools of Qwen and Hermes, for models whose own template has none.
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-You may call one or more functions. Their signatures are:
-<tools>{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}
-</tools>
-For each call, return a JSON object within these tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call><|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == "tool" %}<|im_start|>user
-<tool_response>
-{{ message.content }}
-</tool_response><|im_end|>
-{% else %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
 _WORDS = (
     "the sea ferry rope rain needle weather mountain stairs ocean green coat coin child duck boat list of numbers sum "
     "sort python function red blue seven twelve letter book pencil hour name why how what explain tell short long"
@@ -47,29 +18,16 @@ _SYSTEMS = (
     "You are a helpful assistant who answers in one sentence. " * 4,
     "Translate what the user says into simple words, and give an example for each of them. " * 6,
 )
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 20},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Return the weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
-}
+_SCHEMA = json.loads(
+    """{"type": "object", "required": ["name", "age", "tags"], "additionalProperties": false, "properties": {
+    "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3}}}"""
+)
+_TOOL = json.loads(
+    """{"type": "function", "function": {"name": "weather", "description": "Return the weather of a city.",
+    "parameters": {"type": "object", "required": ["city", "days"], "additionalProperties": false, "properties": {
+    "city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}}}}}"""
+)
 
 
 @dataclass(frozen=True, slots=True)
