@@ -26,7 +26,7 @@ PROFILES = {
     "samplers": Profile("tests.soak.samplers.soak:samplers", "samplers keep the candidates that libllama's keep"),
     "serve-cancel": Profile("tests.soak.serving.cancel:cancel", "a client that leaves costs at most one more step"),
     "serve-crowd": Profile(
-        "tests.soak.serving.crowd:crowd", "a full KV cache fails no request, and memory is as forecast"
+        "tests.soak.serving.disturbed:crowd", "a full KV cache fails no request, and memory is as forecast"
     ),
     "serve-hostile": Profile("tests.soak.serving.hostile:hostile", "hostile clients harm no one and leak nothing"),
     "serve-kill": Profile("tests.soak.serving.disturbed:kill", "a killed engine changes no answer"),

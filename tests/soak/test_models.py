@@ -13,27 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.soak import model_runs, models
-from tests.soak.models import BACKENDS, CORPUS, Worker
+from tests.soak import models
+from tests.soak.models import ALLOWED, BACKENDS, CORPUS, Worker
 from tests.support.cli.commands import ROOT
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_model_that_once_ended_otherwise_ends_well(backend: str, tmp_path: Path) -> None:
-    paths = sorted(CORPUS.glob("*.gguf"))
-    assert paths
-    for case, path in enumerate(paths):
-        copy = model_runs.write(tmp_path, path.read_bytes())
-        code, outcome = model_runs.generate(copy, backend, case)
-        assert code in model_runs.ALLOWED, f"{path.name}: {outcome}"
-    model_runs.close_llama_process()
-
-
-def test_a_real_process_ends_in_an_answer_or_one_line(tmp_path: Path) -> None:
-    for case in range(6):
-        path = model_runs.write(tmp_path, models.mutant(2, case))
-        code, outcome = model_runs.generate_in_new_process(path, "cpu", case)
-        assert code in model_runs.ALLOWED, outcome
+    worker, paths = Worker(tmp_path), sorted(CORPUS.glob("*.gguf"))
+    try:
+        outcomes = {path.name: worker.run(path, backend, case) for case, path in enumerate(paths)}
+    finally:
+        worker.end()
+    assert outcomes
+    assert {name: outcome for name, outcome in outcomes.items() if outcome[0] not in ALLOWED} == {}
 
 
 def test_a_case_is_the_same_bytes_in_every_process() -> None:

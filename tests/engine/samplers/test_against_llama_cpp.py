@@ -8,10 +8,8 @@ from collections import Counter
 import pytest
 
 from llmrun.engine.samplers import adaptive, dry, mirostat, numbers, temperature, top_n_sigma, typical, xtc
-from tests.soak.samplers.cases import Case
-from tests.soak.samplers.dry_comparison import compare_dry
-from tests.soak.samplers.sets import EQUAL, ROUNDING
-from tests.soak.samplers.soak import KINDS, compare_many
+from tests.soak.samplers.cases import EQUAL, ROUNDING, Case
+from tests.soak.samplers.soak import KINDS, compare_dry, compare_many
 
 pytestmark = pytest.mark.slow
 

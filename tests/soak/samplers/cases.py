@@ -1,8 +1,17 @@
-"""Random logits and parameters for comparing samplers with libllama's."""
+"""Random logits for comparing samplers with libllama's, and the comparison of the candidates that both keep.
+
+The sets must be equal, except in two cases, which are counted:
+
+- tie: the kept logits are equal, but some ids with equal logits are exchanged, because libllama's sorts are not stable
+- rounding: a candidate is closer to the boundary than the errors of float32 (tests/support/engine/float32_bounds.py)
+
+Logits that a sampler changes must be equal within such errors.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +20,9 @@ import numpy as np
 from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers
 from llmrun.sampling_params import SamplingParams
+from tests.soak.driver import Broken
+from tests.support.engine.float32_bounds import Certain
+from tests.support.models.llama_samplers import Applied
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +30,7 @@ if TYPE_CHECKING:
     from llmrun.engine.sampling import Candidates
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+EQUAL, TIE, ROUNDING = "equal", "tie", "rounding"
 
 
 class Case:
@@ -41,11 +54,7 @@ class Case:
         return int(self.random.integers(1, self.one_of(4, 40, 140, 1100, 1100, 5000)))
 
     def logits(self, n: int, *, narrowest: float = 0.05, widest: float = 200.0) -> NDArray[np.float32]:
-        """Return logits of one of many distributions, some of them with ties.
-
-        narrowest  the smallest deviation, or so
-        widest     the largest difference
-        """
+        """Return logits of one of many distributions, some of them with ties, that differ by at most `widest`."""
         random, width = self.random, float(np.exp(self.random.uniform(math.log(narrowest), 2.3)))
         values: NDArray[np.float64] = self.one_of(
             lambda: random.normal(0, width, n),
@@ -85,3 +94,38 @@ def place(
     params: SamplingParams, vocabulary: int, history: Sequence[int] = (), breakers: Breakers = NO_BREAKERS
 ) -> Place:
     return Place(history, params, len(history), vocabulary, breakers)
+
+
+class Different(Broken):
+    """A difference that neither a tie nor rounding explains."""
+
+
+def compare_sets(given: Candidates, ours: Candidates, theirs: Applied, certain: Certain) -> str:
+    """Compare the candidates that were kept. Candidates with logits of -inf do not count."""
+    ids, logits = given
+    kept = np.isin(ids, ours[0][ours[1] > -np.inf])
+    kept_there = np.isin(ids, theirs.ids[theirs.logits > -np.inf])
+    if np.array_equal(kept, kept_there):
+        return EQUAL
+    counts, counts_there = Counter(logits[kept].tolist()), Counter(logits[kept_there].tolist())
+    if counts == counts_there:
+        return TIE
+    doubtful = ~certain.kept & ~certain.dropped
+    for value in counts.keys() | counts_there.keys():
+        # Of equal logits, any may be the one that libllama keeps.
+        if counts[value] != counts_there[value] and not doubtful[logits == value].any():
+            raise Different(f"{counts[value]} logits of {value}, libllama keeps {counts_there[value]}")
+    return ROUNDING
+
+
+def compare_logits(ours: Candidates, theirs: Applied, errors: NDArray[np.float64] | float) -> str:
+    """Compare the logits by id. Those below -3e38 are equal, because libllama's may overflow to -inf."""
+    by_id = dict(zip(theirs.ids.tolist(), theirs.logits.tolist(), strict=True))
+    expected = np.array([by_id[token] for token in ours[0].tolist()])
+    lowest = (ours[1] < -3e38) & (expected < -3e38)
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.abs(ours[1] - expected) <= errors) & ~lowest
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        raise Different(f"logit of {ours[0][at]}: ours {ours[1][at]}, libllama's {expected[at]}")
+    return EQUAL

@@ -1,29 +1,29 @@
-"""Compares our samplers with libllama's for random logits. sets.py describes when two sets of candidates are equal."""
+"""Compares our samplers with libllama's for random logits. cases.py describes when two sets are equal."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
+from llmrun.engine.samplers.breakers import Breakers, find_breakers
 from llmrun.engine.samplers.chain import apply_samplers
 from llmrun.engine.samplers.state import initial_state
 from llmrun.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Soak
 from tests.soak.driver import Case as SoakCase
-from tests.soak.samplers.cases import OFF, Case, place
-from tests.soak.samplers.dry_comparison import compare_dry
-from tests.soak.samplers.sets import ROUNDING, UNDEFINED, Different, compare_logits, compare_sets
+from tests.soak.samplers.cases import OFF, ROUNDING, Case, Different, compare_logits, compare_sets, place
 from tests.support.engine import float32_bounds as bounds
 from tests.support.engine.float32_bounds import UNIT, Certain
 from tests.support.models.llama_samplers import Applied, LlamaSampler
+from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +51,8 @@ def samplers(soak: Soak) -> Iterator[SoakCase]:
 
 # --- samplers that keep a set
 
+_everything = bounds.certain_everything
+
 
 def _stage(
     case: Case, name: str, logits: NDArray[np.float64], *, alone: bool
@@ -59,7 +61,7 @@ def _stage(
 
     alone  false in a chain, where extreme parameters would leave nothing for the next sampler
     """
-    everything, random = bounds.certain_everything(len(logits)), case.random
+    everything, random = _everything(len(logits)), case.random
     p = case.one_of(0.0, 1.0, 0.5, case.between(0, 1), case.between(0.9, 1)) if alone else case.between(0.3, 0.99)
     match name:
         case "top_k":
@@ -142,7 +144,7 @@ def compare_temperature(case: Case) -> Iterator[str]:
         theirs = sampler.apply(*given, is_sorted=is_sorted)
     if spread == 0 or len(given[0]) == 1:
         if value == 0 and spread == 0:
-            yield compare_sets(given, ours, theirs, bounds.certain_everything(len(given[0])))
+            yield compare_sets(given, ours, theirs, _everything(len(given[0])))
             return
         errors = 4 * UNIT * np.abs(ours[1])
     else:
@@ -151,6 +153,68 @@ def compare_temperature(case: Case) -> Iterator[str]:
             return  # libllama divides by 0 or by a number that is mostly rounding
         errors = np.abs(given[1]) * (1 / low - 1 / high) + 4 * UNIT * np.abs(ours[1])
     yield compare_logits(ours, theirs, np.nan_to_num(errors))
+
+
+# --- DRY, for repetitive histories in real vocabularies
+
+VOCABULARIES = ("smollm2", "llama-spm", "qwen2")
+BREAKERS = ("\n", ":", '"', "*", "\n\n", " the", "ing t", "</s>", "é", "?!")
+
+
+@cache
+def _breakers(vocabulary: str, texts: tuple[str, ...]) -> Breakers:
+    return find_breakers(texts, our_tokenizer(vocabulary))
+
+
+@cache  # with breakers, creating one takes a second
+def _llama_dry(vocabulary: str, numbers: tuple[float, float, int, int], texts: tuple[str, ...]) -> LlamaSampler:
+    return LlamaSampler.dry(llama_vocabulary(vocabulary), numbers, texts)
+
+
+def compare_dry(case: Case, vocabularies: Sequence[str] = VOCABULARIES) -> Iterator[str]:
+    """Compare DRY for a repetitive history. The parameters are one of a few sets, for speed."""
+    name = str(case.one_of(*vocabularies))
+    texts = case.one_of((), (), BREAKERS[:4], BREAKERS[4:])
+    numbers = case.one_of(
+        (0.8, 1.75, 2, 300), (1.0, 1.0, 1, 40), (0.5, 3.0, 0, 300), (2.5, 1.2, 5, 64), (3.0, 4.0, 3, 5)
+    )
+    tokenizer = our_tokenizer(name)
+    history = _repetitive(case, tokenizer.encode(_PROSE, add_special=False, parse_special=False).tolist())
+    others = case.random.integers(0, tokenizer.vocabulary_size, case.random.integers(1, 400)).tolist()
+    ids = np.array(sorted({*history, *others}), np.intp)
+    given = ids, case.logits(len(ids)).astype(np.float64)
+    multiplier, base, allowed, last_n = numbers
+    params = replace(
+        OFF, dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed, dry_penalty_last_n=last_n
+    )
+    ours = apply_samplers(given, ["dry"], place(params, tokenizer.vocabulary_size, history, _breakers(name, texts)))
+    sampler = _llama_dry(name, numbers, texts)
+    sampler.reset()
+    sampler.accept(*history)
+    theirs = sampler.apply(*given)
+    penalties = np.abs(given[1] - ours[1])
+    yield compare_logits(ours, theirs, 4 * UNIT * (np.abs(given[1]) + penalties))
+
+
+_PROSE = (
+    'He said: "the tea is *very* hot?!"\nShe was making tea, and he was making the tea.\n\n'
+    "* the first thing\n* the second thing: étude\n* being there\n"
+)
+
+
+def _repetitive(case: Case, prose: list[int]) -> list[int]:
+    """Return tokens with repetitions: of a few tokens, of parts of a text, of a period, or both."""
+    random = case.random
+    alphabet = case.one_of(prose, prose[: random.integers(1, 8)])
+    history: list[int] = []
+    while len(history) < random.integers(0, 350):
+        begin = int(random.integers(0, len(alphabet)))
+        part = alphabet[begin : begin + int(random.integers(1, 30))]
+        history += part * int(case.one_of(1, 1, 1, 2, 7))
+        if random.random() < 0.3 and history:
+            begin = int(random.integers(0, len(history)))
+            history += history[begin : begin + int(random.integers(1, 40))]
+    return history
 
 
 # --- samplers with a state, for which a case is a sequence of arrays
@@ -164,41 +228,36 @@ def _compare_mirostat(case: Case, version: int) -> Iterator[str]:
     init = ("mirostat", vocabulary, 1, tau, eta, 100) if version == 1 else ("mirostat_v2", 1, tau, eta)
     with LlamaSampler(*init) as sampler:
         for _ in range(4):
-            logits = case.logits(vocabulary, narrowest=1.0, widest=80.0)
-            given: Candidates = np.arange(vocabulary), logits.astype(np.float64)
+            given = np.arange(vocabulary), case.logits(vocabulary, narrowest=1.0, widest=80.0).astype(np.float64)
             theirs = sampler.apply(*given)
             ours = mirostat.keep_unsurprising(given, params, mu, vocabulary)
-            result = (
-                _compare_mirostat_1_sets(given, ours, theirs, mu)
-                if version == 1
-                else compare_sets(
-                    given, ours, theirs, _with_likeliest(bounds.certain_mirostat_2(given[1], mu), given[1])
-                )
-            )
+            if version == 1:
+                result = _compare_mirostat_1_sets(given, ours, theirs, mu)
+                if result is None:
+                    return
+            else:
+                certain = bounds.certain_mirostat_2(given[1], mu)
+                # If no candidate is unsurprising, one of the likeliest stays.
+                certain = certain._replace(dropped=certain.dropped & (given[1] < given[1].max()))
+                result = compare_sets(given, ours, theirs, certain)
             yield result
-            if result in (ROUNDING, UNDEFINED):
+            if result == ROUNDING:
                 return  # the token's probability, and so mu, depends on the set
             # With a tie, libllama's token may not be in our set. Its surprise is that of a token with an equal logit.
             logit = given[1][theirs.selected]
             mu = mirostat.next_mu(ours, int(ours[0][ours[1] == logit][0]), params, mu)
 
 
-def _with_likeliest(certain: Certain, logits: NDArray[np.float64]) -> Certain:
-    """If no candidate is unsurprising, one of the likeliest stays."""
-    return certain._replace(dropped=certain.dropped & (logits < logits.max()))
-
-
-def _compare_mirostat_1_sets(given: Candidates, ours: Candidates, theirs: Applied, mu: float) -> str:
+def _compare_mirostat_1_sets(given: Candidates, ours: Candidates, theirs: Applied, mu: float) -> str | None:
+    """Compare the sets, or return None where the conversion of k to int overflows in libllama."""
     n = len(given[0])
     low, high = bounds.mirostat_1_sizes(given[1], mu, n) if n > 1 else (1.0, 1.0)
     if not (low < _INT_MAX and high < _INT_MAX):
-        return UNDEFINED  # converting k to int overflows
+        return None
     sizes = range(min(max(int(low), 1), n), min(max(int(high), 1), n) + 1)
     if len(ours[0]) not in sizes or len(theirs.ids) not in sizes:
         raise Different(f"mirostat keeps {len(ours[0])}, libllama {len(theirs.ids)} of {n}; expected {sizes}")
-    if len(ours[0]) != len(theirs.ids):
-        return ROUNDING
-    return compare_sets(given, ours, theirs, bounds.certain_everything(n))
+    return ROUNDING if len(ours[0]) != len(theirs.ids) else compare_sets(given, ours, theirs, _everything(n))
 
 
 def compare_adaptive(case: Case) -> Iterator[str]:
@@ -264,8 +323,8 @@ KINDS: dict[str, Callable[[Case], Iterator[str]]] = {
 
 
 def compare_case(kind: str, case: Case, results: Counter[str]) -> None:
-    """Run a case and count the results that are defined. Raises Different."""
-    results.update(result for result in KINDS[kind](case) if result != UNDEFINED)
+    """Run a case and count its results. Raises Different."""
+    results.update(KINDS[kind](case))
 
 
 def compare_many(kind: str, arrays: int, seed: int, results: Counter[str], *, largest: int) -> Iterator[str]:

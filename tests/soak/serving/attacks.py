@@ -16,10 +16,12 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from tests.soak.serving.hostile_bodies import hostile_body, mutated_bytes, valid_body
+from tests.soak.serving.clients import CHAT, COMPLETION, random_requests
+from tests.support.constraint import hostile_grammars as grammars
 
 _QUICK_WORKERS = 12
 _SLOW_WORKERS = 20
@@ -200,6 +202,92 @@ def _abort(lines: Sequence[Streams]) -> None:
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
+
+
+# --- bodies
+
+_CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_TEMPLATE = "{{ cycler.__init__.__globals__ }} {% for i in range(10**9) %}x{% endfor %}"
+_DEEP = json.loads('{"type": "object", "properties": {"a": ' * 90 + "{}" + "}}" * 90)
+
+
+def _chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **fields}
+
+
+def _messages(*contents: Any) -> dict[str, Any]:
+    return _chat(messages=[{"role": "user", "content": content} for content in contents])
+
+
+def _tool(schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+# Many of these bodies are valid, but large or absurd.
+_CHATS: Sequence[Callable[[], dict[str, Any]]] = (
+    lambda: _messages(*["Hi"] * 10_000),
+    lambda: _messages("a" * 1_000_000),
+    lambda: _messages("\u0000\u200b\ufdd0\U0001f9d1\u200d" * 10_000),
+    lambda: _messages([{"type": "text", "text": "a"}] * 100_000),
+    lambda: _messages(_TEMPLATE),
+    lambda: _chat(messages=[{"role": "assistant", "tool_calls": [_CALL] * 10_000}]),
+    lambda: _chat(tools=[_tool(_DEEP)]),
+    lambda: _chat(tools=[_tool(json.loads(grammars.SCHEMAS["doubling allOf"]))]),
+    lambda: _chat(max_tokens=2**31 - 1, ignore_eos=True),
+    lambda: _chat(logit_bias={str(i): 1 for i in range(100_000)}),
+    lambda: _chat(stop="a" * 1_000_000),
+    lambda: _chat(temperature=10**400, top_k=10**30, seed=10**40),
+    lambda: _chat(**{f"field{i}\r\nx: y": i for i in range(10_000)}),
+    lambda: _chat(chat_template_kwargs={"messages": [], "range": 5, "a" * 10_000: _DEEP}),
+    lambda: _chat(logprobs=True, top_logprobs=20, max_tokens=50, n=4),
+)
+_PROMPTS: Sequence[Any] = ("word " * 200_000, [5] * 100_000, ["a"] * 10_000)
+_NOT_JSON: Sequence[Callable[[], bytes]] = (
+    lambda: b'{"seed": ' + b"9" * 1_000_000 + b"}",
+    lambda: b'{"a": [' + b"[]," * 4_000_000 + b"[]]}",
+    lambda: b'{"messages": [{"role": "user", "content": "' + b"a" * 15_000_000 + b'"}]}',
+)
+_FORMATS: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("json_schema", {**grammars.SCHEMAS, **grammars.HARMLESS_SCHEMAS}),
+    ("guided_grammar", {**grammars.GRAMMARS, **grammars.HARMLESS_GRAMMARS}),
+    ("grammar", grammars.GBNF_GRAMMARS),
+    ("guided_regex", {**grammars.REGEXES, **grammars.HARMLESS_REGEXES}),
+    ("guided_choice", grammars.CHOICES),
+)
+
+
+def hostile_body(chance: random.Random) -> tuple[str, bytes]:
+    """Return a path and a body."""
+    [kind] = chance.choices(("chat", "completion", "not JSON", "format", "mutated"), (40, 10, 10, 20, 20))
+    match kind:
+        case "chat":
+            return CHAT, json.dumps(chance.choice(_CHATS)()).encode()
+        case "completion":
+            return COMPLETION, json.dumps({"prompt": chance.choice(_PROMPTS)}).encode()
+        case "not JSON":
+            return CHAT, chance.choice(_NOT_JSON)()
+        case "format":
+            field, values = chance.choice(_FORMATS)
+            return CHAT, json.dumps(_chat(**{field: chance.choice([*values.values()])})).encode()
+    path, body = valid_body(chance)
+    return path, mutated_bytes(chance, body)
+
+
+def valid_body(chance: random.Random) -> tuple[str, bytes]:
+    """Return the path and the body of a request that is valid."""
+    [asked] = random_requests(chance.randrange(1 << 30), 1, with_tools=False)
+    return asked.path, json.dumps(asked.body).encode()
+
+
+def mutated_bytes(chance: random.Random, data: bytes) -> bytes:
+    """Replace up to five short parts, at random places, by nothing, by themselves twice, or by something odd."""
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 5)):
+        at = chance.randrange(len(changed) + 1)
+        part = changed[at : at + chance.randint(1, 20)]
+        odd = (b"", part + part, chance.randbytes(1), b'"', b"{", b"[", b"\x00", b"\xf0\x9f", b"1e9", b"null", b",")
+        changed[at : at + len(part)] = chance.choice(odd)
+    return bytes(changed)
 
 
 def main() -> None:

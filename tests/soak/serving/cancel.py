@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.soak.driver import Broken, Case, Soak
-from tests.soak.serving.clients import model_arguments
-from tests.soak.serving.requests import CHAT
+from tests.soak.serving.clients import CHAT, model_arguments
 from tests.support.serving.logged_child import LOG_VARIABLE
 from tests.support.serving.logged_serve import CLOSED_LOG_VARIABLE, COMMAND
 from tests.support.serving.served import Served, serve

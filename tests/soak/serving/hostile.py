@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from itertools import pairwise
 
 from tests.soak.driver import Broken, Case, Soak
-from tests.soak.serving.clients import Incomplete, comparable_text, context_size, model_arguments, settled_metrics
-from tests.soak.serving.requests import Asked, random_requests
+from tests.soak.serving.clients import Clients, context_size, model_arguments, random_requests, settled_metrics
 from tests.support.cli.commands import ROOT
 from tests.support.serving.served import Resources, Served, serve
 
 _IDLE = (100, 960)  # connections that send nothing; with the attacks', they stay below the server's limit of 1,024
 _ATTACK_S = (5.0, 20.0, 120.0)  # the lengths of the first attacks; the last one is that of all others
-_QUIET_S = 2.0  # how long the good clients are alone after each attack
 _KEYS = ("key-of-the-good-clients", "key-of-the-hostile-ones")
 _CLIENTS = 2
-_PATIENCE_S = 120.0
 _SETTLE_S = 150.0  # the server gives slow clients a minute for a body, and another one to read
 _TRIMMED_S = 3.0  # after so many idle seconds, both processes have returned their freed memory
 _MOST_FILES = 4  # more than at the beginning
@@ -43,8 +38,8 @@ def hostile(soak: Soak) -> Iterator[Case]:
     arguments = [*model_arguments(soak, 0.005), *sizes, "--api-key-file", str(keys), "--open-metrics"]
     asked = [one for one in random_requests(soak.seed, 24, with_tools=False) if not _IRREGULAR & {*one.features}]
     with serve(*arguments, log=soak.folder / "siege.log") as server:
-        clients = GoodClients(server.port, _KEYS[0], asked)
-        clients.run(_QUIET_S)
+        clients = Clients(asked, _KEYS[0])
+        asyncio.run(clients.learn(server.port))
         quiet, gaps_s = [_settled(server)], list[float]()
 
         def case(number: int) -> str:
@@ -54,7 +49,7 @@ def hostile(soak: Soak) -> Iterator[Case]:
             with subprocess.Popen(
                 [*words, str(seed), str(seconds), str(idle)], cwd=ROOT, stdout=subprocess.PIPE
             ) as process:
-                gaps_s.extend(clients.run(seconds))
+                gaps_s.extend(_ask_for(clients, server.port, seconds))
                 output, _ = process.communicate(timeout=seconds + _SETTLE_S)
             attacks, statuses, unexpected = json.loads(output)
             soak.counts.update(attacks)
@@ -62,7 +57,6 @@ def hostile(soak: Soak) -> Iterator[Case]:
             if unexpected:
                 raise Broken(f"unexpected responses: {unexpected[0]}")
             quiet.append(_settled(server))
-            clients.run(_QUIET_S)
             _check(server, quiet)
             return "rounds"
 
@@ -70,7 +64,6 @@ def hostile(soak: Soak) -> Iterator[Case]:
     limit = max(_MOST_WAIT_S, 3 * _percentile(gaps_s, 0.5))
     if len(quiet) > len(_ATTACK_S) and (p99 := _percentile(gaps_s, 0.99)) > limit:  # short attacks tell little
         raise Broken(f"the p99 between tokens of the good clients is {p99:.3f} s, and must be below {limit:.3f} s")
-    soak.counts["answers to good clients"] = clients.answers
 
 
 def _settled(server: Served) -> Resources:
@@ -105,54 +98,18 @@ def _check(server: Served, quiet: Sequence[Resources]) -> None:
             raise Broken(f"{name}: {before:,} -> {after:,} bytes")
 
 
-class GoodClients:
-    """Clients that keep their connections open and ask one request after another. Each runs in a thread."""
+def _ask_for(clients: Clients, port: int, seconds: float) -> list[float]:
+    """Let good clients ask for some seconds. Returns the times between the pieces of their answers in seconds."""
 
-    def __init__(self, port: int, key: str, asked: Sequence[Asked]) -> None:
-        self._port, self._key, self._asked = port, key, asked
-        self.answers = 0
-        with closing(self._connect()) as line:
-            self._expected = [self._ask(line, one)[0] for one in asked]
-
-    def run(self, seconds: float) -> list[float]:
-        """Ask for some seconds and compare the answers. Returns the times between events in seconds."""
-        stop = time.monotonic() + seconds
-        with ThreadPoolExecutor(_CLIENTS) as pool:
-            return [gap for gaps in pool.map(self._ask_on, range(_CLIENTS), [stop] * _CLIENTS) for gap in gaps]
-
-    def _ask_on(self, number: int, stop: float) -> list[float]:
-        gaps_s: list[float] = []
-        with closing(self._connect()) as line:
-            while time.monotonic() < stop:
-                number = (number + _CLIENTS) % len(self._asked)
-                try:
-                    answer, gaps = self._ask(line, self._asked[number])
-                except (OSError, http.client.HTTPException, Incomplete) as error:
-                    raise Broken(f"{type(error).__name__}: {error}: {self._asked[number].described}") from error
-                if answer != self._expected[number]:
-                    raise Broken(f"another answer: {self._asked[number].described}")
-                gaps_s += gaps
-                self.answers += 1
+    async def ask() -> list[float]:
+        stop, gaps_s = time.monotonic() + seconds, list[float]()
+        while time.monotonic() < stop:
+            for exchange in await clients.ask_all(port, range(len(clients.asked)), _CLIENTS):
+                moments = [moment for moment, _ in exchange.pieces]
+                gaps_s += [later - earlier for earlier, later in pairwise(moments)]
         return gaps_s
 
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)
-
-    def _ask(self, line: http.client.HTTPConnection, asked: Asked) -> tuple[str, list[float]]:
-        """Return the answer in comparable form, and the times between its events. Raises Incomplete."""
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"}
-        line.request("POST", asked.path, json.dumps(asked.body), headers)
-        response = line.getresponse()
-        moments, parts = [], []
-        while part := response.readline():
-            if part.startswith((b"data: ", b"{")):
-                moments.append(time.perf_counter())
-            parts.append(part)
-        response.read()  # so that the connection can be used again
-        if response.status != 200:
-            raise Incomplete(f"status {response.status}")
-        answer = comparable_text(b"".join(parts), response.headers.get("Content-Type", ""))
-        return answer, [later - earlier for earlier, later in pairwise(moments)]
+    return asyncio.run(ask())
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
