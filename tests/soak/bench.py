@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from llmrun.bench.documents.document import Verdict
 from llmrun.bench.measuring.reporter import BenchReporter
@@ -12,6 +12,7 @@ from llmrun.bench.measuring.runner import Effort, Runner
 from llmrun.bench.measuring.sweep import BenchTarget, configurations
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.bench.measuring.workload import synthetic
+from scripts.compare_servers import Quiet
 from tests.soak.driver import Broken, Case, Soak
 
 _SECONDS = 15.0  # for a comparison
@@ -19,19 +20,6 @@ _SLOWED_BY = "1.05"
 _SLOWED_EVERY = 5  # of so many comparisons, the last one is with a slowed copy
 _MOST_CLAIMED = 1 / 20  # share of the equal pairs for which a difference is claimed; verdicts are at the 99 % level
 _MOST_MISSED = 1 / 10  # share of the slowed pairs that are not detected
-
-
-class Quiet:
-    """A reporter that prints nothing but notes."""
-
-    def progress(self, words: str, share: float | None = None) -> None:
-        """Ignore progress."""
-
-    def watch(self, tell: Callable[[], tuple[str, float | None]]) -> None:
-        """Ignore progress."""
-
-    def note(self, words: str) -> None:
-        sys.stderr.write(f"note: {words}\n")
 
 
 def bench(soak: Soak) -> Iterator[Case]:

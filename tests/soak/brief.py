@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
-from llmrun.engine.child.messages import Open
-from llmrun.engine.child.opening import portable_options
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from tests.soak.driver import Broken, Case, Soak
 
@@ -20,8 +17,6 @@ _ENGINE_EVERY = 50  # of so many cases with a schema, the last one is answered b
 _STORES = 5  # model stores in a case; Hypothesis always begins with a trivial one
 _STORE_STEPS = 40
 _TEMPLATE_S = 0.1  # CPU time of a template, for which users wait two seconds
-_KILLS = 4  # kills in a case of serve-process
-_STEP_S = 0.002
 
 
 def constraints(soak: Soak) -> Iterator[Case]:
@@ -101,25 +96,6 @@ def hub(soak: Soak) -> Iterator[Case]:
     def case(number: int) -> str:
         run_state_machine_as_test(seed(soak.seed_of(number))(StoreMachine), settings=chosen)
         soak.counts["stores"] += _STORES
-        return "rounds"
-
-    yield case
-
-
-def serve_process(soak: Soak) -> Iterator[Case]:
-    """Kill the process of a model while eight clients ask, and compare the answers with those of a quiet process."""
-    from tests.support.serving.killing import kill_under_load
-    from tests.support.serving.processes import scripted_model
-
-    options = OpenOptions(backend="cpu", context_size=1024, max_sequences=4)
-    real = Open(str(soak.path()), portable_options(options)) if soak.model else None
-    model = real or scripted_model(soak.folder, step_seconds=_STEP_S)
-
-    def case(number: int) -> str:
-        tally = asyncio.run(kill_under_load(model, kills=_KILLS, seed=soak.seed_of(number)))
-        soak.counts.update({"kills": tally.kills, "requests": tally.requests, "replayed": tally.replayed})
-        if tally.failed or tally.different:
-            raise Broken(f"{tally.failed} of {tally.requests} requests failed, {tally.different} answers differ")
         return "rounds"
 
     yield case

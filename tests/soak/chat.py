@@ -1,6 +1,6 @@
 """Chats in a terminal, with every feature in random order: questions, pastes, resizes, Ctrl-C, Ctrl-Z, kill -9.
 
-tests/cli/chatting tests what is missing here: history search, completion, typing ahead and the other commands.
+tests/cli/chatting tests what is missing here: history search, completion, typing ahead and other commands.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 
 import psutil
 
-from llmrun.cli.chatting.store import read_conversation
 from tests.soak.driver import Broken, Case, Soak
 from tests.support.cli.chat_person import (
     CTRL_C,
@@ -169,28 +168,6 @@ def paste(person: Person, characters: int = 10_000) -> None:
     person.answered(text + " What is it about?")
 
 
-def save(person: Person) -> None:
-    if not person.said:
-        return
-    name = f"copy-{len(person.copies)}"
-    person.run_command(f"/save {name}", b"saved as")
-    person.copies[name] = list(person.said)
-    saved = read_conversation(person.data / "conversations" / "saved" / f"{name}.jsonl").conversation
-    if [(one.question, one.answer) for one in saved.exchanges] != person.said:
-        raise Trouble(f"/save {name} is not the conversation")
-    person.agree()
-
-
-def load(person: Person) -> None:
-    if not person.copies:
-        return
-    name = person.chance.choice(list(person.copies))
-    person.run_command(f"/load {name}", b"loaded")
-    person.said = list(person.copies[name])
-    # The loaded conversation gets its own journal with the first new question or answer.
-    person.chance.choice([Person.ask, regenerate])(person)
-
-
 def undo(person: Person) -> None:
     """Undo one or two questions, then drop the last one or ask it again."""
     if not person.said:
@@ -328,8 +305,7 @@ def _all_shown_is_kept(person: Person, question: str, answer: str) -> None:
 
 
 def fill(person: Person, size: int) -> None:
-    """Fill the context. The chat must say so, never cut an answer without a message, and have room again after
-    /undo."""
+    """Fill the context. The chat must say so, and never cut an answer without a message."""
     for _ in range(40):
         question = person.question(long=True)
         person.act("fill", question + ENTER)
@@ -351,13 +327,6 @@ def fill(person: Person, size: int) -> None:
     person.agree()
     undo(person)
     person.clear()
-    person.mark = len(person.shell.stream)
-    person.shell.paste(text_of(person.chance, 10_000))
-    person.settle()
-    person.act("fill", ENTER)
-    person.wait_for(rb"does not\s+fit", "a prompt that is too long")
-    person.prompt("a prompt that is too long")
-    person.act("clear", CTRL_C)
     person.ask()
 
 
@@ -368,6 +337,6 @@ def _letters(text: str) -> str:
 
 # The actions of a long chat, as often as they are listed.
 ACTIONS: Sequence[Callable[[Person], None]] = (
-    *((Person.ask,) * 20 + (ask_in_lines,) * 8 + (paste,) * 2 + (save,) * 4 + (load,) * 3 + (undo,) * 6),
+    *((Person.ask,) * 20 + (ask_in_lines,) * 8 + (paste,) * 2 + (undo,) * 6),
     *((regenerate,) * 5 + (suspend,) * 6 + (interrupt,) * 25),
 )

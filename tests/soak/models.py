@@ -156,26 +156,26 @@ def generate(path: Path, backend: str, case: int) -> tuple[int, str]:
 
 
 def _answer(path: Path, backend: str, case: int) -> None:
-    open_engine = _engine_on_llama if backend == "llama" else _engine_on_cpu
-    with open_engine(path, _context(case), _threads(backend, case)) as engine:
-        sampling = replace(default_sampling(engine.info.metadata), seed=case)
-        if case % 3 == 0:
-            sampling = replace(sampling, temperature=0.0)
-        logprobs = 3 if case % 5 == 0 else None
+    context = CONTEXT if case % 4 else None
+    # On a busy machine, two threads of llama.cpp need 50 ms per token, because they spin.
+    options = OpenOptions(context_size=context, threads=2 if case % (2 if backend == "cpu" else 50) == 1 else 1)
+    with _open(path, backend, options) as engine:
         prompt = PROMPTS[case % len(PROMPTS)]
         if not engine.info.has_logits:
             _embed(engine, prompt)
             return
-        request = Request(TextPrompt(prompt), TOKENS, sampling=sampling, logprobs=logprobs)
+        sampling = replace(default_sampling(engine.info.metadata), seed=case)
+        if case % 3 == 0:
+            sampling = replace(sampling, temperature=0.0)
+        request = Request(TextPrompt(prompt), TOKENS, sampling=sampling, logprobs=3 if case % 5 == 0 else None)
         deque(engine.generate(request), maxlen=0)
 
 
 def _embed(engine: Engine, text: str) -> None:
     """Compute the vector of a text, or its score if the model is a reranker. Raises the error of a text that fails."""
     embedder = engine.embedder()
-    job = EmbeddingJob(
-        [InputReader(engine.info, engine.tokenizer, "truncate it").tokens_of(text, "text", truncate=True)], _end
-    )
+    tokens = InputReader(engine.info, engine.tokenizer, "truncate it").tokens_of(text, "text", truncate=True)
+    job = EmbeddingJob([tokens], lambda job: None)
     embedder.check(job, scores=embedder.pooling is Pooling.RANK)
     embedder.add(job)
     while not embedder.idle:
@@ -184,36 +184,20 @@ def _embed(engine: Engine, text: str) -> None:
         raise job.error
 
 
-def _end(job: EmbeddingJob) -> None:
-    """Leave the results in the job."""
-
-
-def _engine_on_cpu(path: Path, context: int | None, threads: int) -> Engine:
-    return Engine.open(path, OpenOptions(backend="cpu", context_size=context, threads=threads))
-
-
-def _engine_on_llama(path: Path, context: int | None, threads: int) -> Engine:
-    """Open the model in the child process of the previous case, because starting one takes a tenth of a second."""
+def _open(path: Path, backend: str, options: OpenOptions) -> Engine:
+    """Open the model. llama.cpp's child process is that of the previous case: starting one takes a tenth of a second."""
+    if backend == "cpu":
+        return Engine.open(path, replace(options, backend="cpu"))
     if not _llama_process().alive:
         _llama_process().close()
         _llama_process.cache_clear()
-    options = OpenOptions(context_size=context, threads=threads, gpu_layers=0)
     with open_gguf(path) as file:
-        return Engine(LlamaBackend(file, options, process=_llama_process()))
+        return Engine(LlamaBackend(file, replace(options, gpu_layers=0), process=_llama_process()))
 
 
 @functools.cache
 def _llama_process() -> LlamaProcess:
     return LlamaProcess()
-
-
-def _threads(backend: str, case: int) -> int:
-    """Return the number of threads. On a busy machine, two threads of llama.cpp need 50 ms per token: they spin."""
-    return 2 if case % (2 if backend == "cpu" else 50) == 1 else 1
-
-
-def _context(case: int) -> int | None:
-    return CONTEXT if case % 4 else None
 
 
 def write(folder: Path, data: bytes) -> Path:

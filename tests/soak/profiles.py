@@ -22,7 +22,6 @@ PROFILES = {
     "hub": Profile("tests.soak.brief:hub", "the model store keeps its contents in any sequence of operations"),
     "models": Profile("tests.soak.models:models", "broken models end in an answer or an error, on both backends"),
     "ray": Profile("tests.soak.ray_runs:ray", "a Ray cluster whose parts die writes the bytes of one process"),
-    "ray-scaling": Profile("tests.soak.ray_runs:scaling", "two Ray workers are 1.7 times as fast as one"),
     "samplers": Profile("tests.soak.samplers.soak:samplers", "samplers keep the candidates that libllama's keep"),
     "serve-cancel": Profile("tests.soak.serving.cancel:cancel", "a client that leaves costs at most one more step"),
     "serve-crowd": Profile(
@@ -30,7 +29,6 @@ PROFILES = {
     ),
     "serve-hostile": Profile("tests.soak.serving.hostile:hostile", "hostile clients harm no one and leak nothing"),
     "serve-kill": Profile("tests.soak.serving.disturbed:kill", "a killed engine changes no answer"),
-    "serve-process": Profile("tests.soak.brief:serve_process", "a killed process of a model changes no answer"),
     "serve-same": Profile("tests.soak.serving.disturbed:same", "an answer is the same alone, in company and preempted"),
     "serve-swap": Profile("tests.soak.serving.disturbed:swap", "models that share too little memory fail no request"),
     "serve-upstreams": Profile("tests.soak.serving.disturbed:upstreams", "a killed upstream loses no request"),
