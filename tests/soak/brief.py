@@ -6,53 +6,36 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.backends.base import OpenOptions
-from llmrun.backends.select import open_backend
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from tests.soak.driver import Broken, Case, Soak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _TOKENS = 400  # the limit of an answer within a schema
-_ENGINE_EVERY = 50  # of so many cases with a schema, the last one is answered by an engine
 _STORES = 5  # model stores in a case; Hypothesis always begins with a trivial one
 _STORE_STEPS = 40
 _TEMPLATE_S = 0.1  # CPU time of a template, for which users wait two seconds
 
 
 def constraints(soak: Soak) -> Iterator[Case]:
-    """Choose allowed tokens at random in the model's place, or let a tiny model answer eight requests at once.
-
-    Every answer that ends by itself must be valid. Those that are cut off count as "cut off", and llmrun must refuse
-    them.
-    """
-    from tests.support.constraint.engine_soak import SEQUENCES, engine_outcomes
+    """Choose allowed tokens at random in the model's place. Every answer that ends by itself must be valid."""
     from tests.support.constraint.matchers import wrapped_tokenizer
     from tests.support.constraint.random_answers import random_answer, random_chooser
-    from tests.support.constraint.soak import Outcome, compiled_schemas, outcomes
-    from tests.support.models.tiny_models import tiny_model
+    from tests.support.constraint.soak import compiled_schemas, outcomes
 
     source, tokenizer = random.Random(), wrapped_tokenizer("llama-bpe")
-    schemas = compiled_schemas(tokenizer)
     choose = random_chooser(tokenizer, source)
-    chosen = outcomes(schemas, lambda matching: random_answer(matching, tokenizer, choose, _TOKENS), source)
-    options = OpenOptions("cpu", context_size=512, max_sequences=SEQUENCES, threads=1)
-    backend = open_backend(tiny_model(soak.folder, "Q8_0 one KV head"), options)
-    answered = engine_outcomes(backend, schemas, _TOKENS, source)
+    found = outcomes(
+        compiled_schemas(tokenizer), lambda matching: random_answer(matching, tokenizer, choose, _TOKENS), source
+    )
 
-    def kind(outcome: Outcome) -> str:
+    def case(number: int) -> str:
+        source.seed(f"{soak.seed} {number}")
+        outcome = next(found)
         if outcome.kind == "invalid":
             raise Broken(f"{outcome.schema}: {outcome.verdict}\n{outcome.answer.data.decode()[:1000]}")
         return outcome.kind
 
-    def case(number: int) -> str:
-        source.seed(f"{soak.seed} {number}")
-        if (number + 1) % _ENGINE_EVERY:
-            return kind(next(chosen))
-        soak.counts.update(f"{kind(next(answered))} by an engine" for _ in range(SEQUENCES))
-        return "rounds of an engine"
-
     yield case
-    backend.close()
 
 
 def gguf(soak: Soak) -> Iterator[Case]:

@@ -31,7 +31,7 @@ from tests.support.cli.chat_person import (
 from tests.support.cli.commands import LLMRUN, script_file
 from tests.support.cli.shells import READY, PtyShell, TmuxShell
 
-_CONTEXT = 8192
+_CONTEXT = 8192  # four times as many for the scripted model, whose tokens are bytes
 _SMALL_CONTEXT = 1000
 _FILLING = 5_000  # characters at the beginning, so that the KV cache soon has all its memory
 _ASIDE_EVERY = 25  # of so many cases, the last two are chats of their own
@@ -52,7 +52,7 @@ def chat(soak: Soak) -> Iterator[Case]:
         def case(number: int) -> str:
             rest = (number + 1) % _ASIDE_EVERY
             if rest < 2:
-                return _aside(soak, number, _fill if rest else _kill)
+                return _aside(soak, number, fills=bool(rest))
             if not people:
                 people.append(stack.enter_context(_chatting(soak, number, _CONTEXT, findings)))
                 paste(people[0], _FILLING)
@@ -84,23 +84,17 @@ def _act(person: Person, chance: random.Random) -> str:
     return action.__name__.replace("_", " ")
 
 
-def _aside(soak: Soak, number: int, act: Callable[[Person], str]) -> str:
-    with _chatting(soak, number, _SMALL_CONTEXT if act is _fill else _CONTEXT, Findings()) as person:
-        outcome = act(person)
+def _aside(soak: Soak, number: int, *, fills: bool) -> str:
+    """Fill the context of a chat, or kill a chat in the middle of answers."""
+    with _chatting(soak, number, _SMALL_CONTEXT if fills else _CONTEXT, Findings()) as person:
+        if fills:
+            fill(person, _SMALL_CONTEXT)
+        else:
+            for _ in range(2):
+                person.ask()
+                kill(person)
         person.leave()
-    return outcome
-
-
-def _kill(person: Person) -> str:
-    for _ in range(2):
-        person.ask()
-        kill(person)
-    return "kills with -9 and --continue"
-
-
-def _fill(person: Person) -> str:
-    fill(person, _SMALL_CONTEXT)
-    return "full contexts"
+    return "full contexts" if fills else "kills with -9 and --continue"
 
 
 @contextmanager
@@ -114,6 +108,7 @@ def _chatting(soak: Soak, number: int, context: int, findings: Findings) -> Iter
     else:  # with speculation, a repeated answer would end before anyone could stop it
         script = script_file(folder, [("assistant\n", _ANSWER)], step_seconds=0.002)
         model = ["--backend", "scripted", script, "--speculate", "off"]
+        context = context if context == _SMALL_CONTEXT else 4 * context
     words = shlex.join([*LLMRUN, "chat", *model, "-c", str(context)])
     environment = {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml")}
     shell = (TmuxShell if shutil.which("tmux") else PtyShell)(folder, environment)
@@ -253,21 +248,19 @@ def suspend(person: Person) -> None:
     if answering:
         person.act("suspend", question + ENTER)
         time.sleep(person.chance.uniform(0.05, 0.5 * person.answer_seconds))
-    prompted = person.shell.stream.wait(PROMPT, person.mark, 0) if answering else None
-    mark = person.mark
+    start = person.mark
     person.act("suspend", CTRL_Z)
     person.wait_for(re.escape(READY.encode()), "Ctrl-Z")
     if (modes := person.terminal_modes()) != person.modes:
         raise Trouble(f"the terminal's modes while stopped:\n{modes}\nbefore:\n{person.modes}")
-    answered = prompted or (answering and person.shell.stream.wait(PROMPT, mark, 0))
+    is_answered = answering and person.shell.stream.wait(PROMPT, start, 0) is not None
     person.act("fg", f"fg{ENTER}")
-    if not answering:
+    if answering:
+        person.mark = start if is_answered else person.mark
+        person.answered(question)
+    else:
         person.prompt("fg")
         person.agree()
-        return
-    if answered:
-        person.mark = mark
-    person.answered(question)
 
 
 def kill(person: Person) -> None:

@@ -185,7 +185,7 @@ def _embed(engine: Engine, text: str) -> None:
 
 
 def _open(path: Path, backend: str, options: OpenOptions) -> Engine:
-    """Open the model. llama.cpp's child process is that of the previous case: starting one takes a tenth of a second."""
+    """Open the model, for llama.cpp in the child process of the previous case: starting one takes 0.1 s."""
     if backend == "cpu":
         return Engine.open(path, replace(options, backend="cpu"))
     if not _llama_process().alive:

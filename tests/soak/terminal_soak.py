@@ -37,23 +37,6 @@ class Breach(Broken):
     """Forbidden output reached the terminal."""
 
 
-class _TerminalStream(io.StringIO):
-    """A process's output stream that is an in-memory terminal."""
-
-    encoding = "utf-8"
-
-    def __init__(self, terminal: Terminal) -> None:
-        super().__init__()
-        self._terminal = terminal
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._terminal.write(text)
-        return len(text)
-
-
 def by_markdown(source: random.Random, text: str, terminal: Terminal) -> None:
     """Show an answer as `chat` does."""
     now = [0.0]
@@ -91,7 +74,20 @@ def by_messages(source: random.Random, text: str, terminal: Terminal) -> None:
 
 
 def _streams(terminal: Terminal) -> Any:
-    return patch.multiple(sys, stdout=_TerminalStream(terminal), stderr=_TerminalStream(terminal))
+    """Make the process's output streams the in-memory terminal."""
+
+    class Stream(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            terminal.write(text)
+            return len(text)
+
+    stream = Stream()
+    return patch.multiple(sys, stdout=stream, stderr=stream)
 
 
 Way = Callable[[random.Random, str, Terminal], None]

@@ -17,62 +17,45 @@ from tests.support.cli.commands import ROOT
 REAL = [*PROFILES]
 
 
-def odd_numbers_break(soak: Soak) -> Iterator[Case]:
+def fake(soak: Soak) -> Iterator[Case]:
+    """Break promises as the name of the model says."""
+
     def case(number: int) -> str:
-        if number % 2:
+        if soak.model == "odd" and number % 2:
             raise Broken(f"{number} is odd, and {soak.random(number).random()}")
-        return "even"
-
-    yield case
-    soak.counts["ends"] += 1
-
-
-def breaks_at_the_end(soak: Soak) -> Iterator[Case]:
-    yield lambda number: "well"
-    raise Broken("it was too much")
-
-
-def hangs(soak: Soak) -> Iterator[Case]:
-    def case(number: int) -> str:
-        time.sleep(60)
-        return "never"
-
-    yield case
-
-
-def is_interrupted(soak: Soak) -> Iterator[Case]:
-    def case(number: int) -> str:
-        if number == 2:
+        if soak.model == "interrupted" and number == 2:
             raise KeyboardInterrupt
+        if soak.model == "hanging":
+            time.sleep(60)
         return "well"
 
     yield case
-    raise Broken("an interrupted profile is not judged")
+    if soak.model in ("end", "interrupted"):
+        raise Broken("it was too much")
 
 
 @pytest.fixture(autouse=True)
-def fake_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (odd_numbers_break, breaks_at_the_end, hangs, is_interrupted):
-        monkeypatch.setitem(PROFILES, function.__name__, Profile(f"{__name__}:{function.__name__}", ""))
+def fake_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROFILES, "fake", Profile(f"{__name__}:fake", ""))
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or importlib.import_module(__name__))
 
 
 def test_broken_promises_name_the_case_to_repeat(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["odd_numbers_break", "--count", "5", "--seed", "7"]) == 1
+    assert main(["fake", "--model", "odd", "--count", "5", "--seed", "7"]) == 1
     shown = capsys.readouterr().out
-    assert "odd_numbers_break, case 3: Broken: 3 is odd" in shown
-    assert "to repeat: scripts/soak odd_numbers_break --seed 7 --first 3 --count 1" in shown
-    assert "odd_numbers_break: FAILED, 5 cases of seed 7 in 0 s: 3 even, 1 ends" in shown
+    assert "fake, case 3: Broken: 3 is odd" in shown
+    assert "to repeat: scripts/soak fake --model odd --seed 7 --first 3 --count 1" in shown
+    assert "fake: FAILED, 5 cases of seed 7 in 0 s: 3 well" in shown
 
 
 def test_a_case_depends_only_on_seed_and_number() -> None:
-    both = run_profile("odd_numbers_break", seed=7, count=4).broken
-    assert run_profile("odd_numbers_break", seed=7, first=3, count=1).broken == both[1:]
-    assert run_profile("odd_numbers_break", seed=8, first=3, count=1).broken != both[1:]
+    both = run_profile("fake", model="odd", seed=7, count=4).broken
+    assert run_profile("fake", model="odd", seed=7, first=3, count=1).broken == both[1:]
+    assert run_profile("fake", model="odd", seed=8, first=3, count=1).broken != both[1:]
 
 
 def test_a_profile_ends_when_its_time_is_over() -> None:
-    result = run_profile("breaks_at_the_end", seconds=0.2)
+    result = run_profile("fake", model="end", seconds=0.2)
     assert result.seconds < 5
     assert result.cases > 1
     assert result.broken == ["before or after the cases: Broken: it was too much"]
@@ -80,12 +63,12 @@ def test_a_profile_ends_when_its_time_is_over() -> None:
 
 def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.soak.driver.CASE_S", 0.1)
-    assert run_profile("hangs", count=1).broken == ["case 0: Broken: no end after 0 s"]
+    assert run_profile("fake", model="hanging", count=1).broken == ["case 0: Broken: no end after 0 s"]
 
 
 def test_ctrl_c_ends_with_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["is_interrupted"]) == 130
-    assert capsys.readouterr().out == "is_interrupted: interrupted, 2 cases of seed 1 in 0 s: 2 well\n"
+    assert main(["fake", "--model", "interrupted"]) == 130
+    assert capsys.readouterr().out == "fake: interrupted, 2 cases of seed 1 in 0 s: 2 well\n"
 
 
 def test_the_list_names_every_profile() -> None:

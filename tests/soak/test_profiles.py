@@ -22,7 +22,7 @@ pytestmark = [
 SHORT: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "batch": (0, 2, ("runs",)),
     "chat": (22, 4, ("kills with -9 and --continue", "full contexts")),
-    "downloads": (0, 8, ("cut", "full disks", "killed", "rivals")),
+    "downloads": (0, 8, ("cut", "killed", "rivals")),
     "models": (0, 250, ("0 answered", "3 BadGGUF", "3 ModelFileError")),
     "serve-cancel": (0, 8, ()),
     "serve-crowd": (0, 1, ()),

@@ -1,4 +1,4 @@
-"""Hostile clients in a process of their own: `python -m tests.soak.serving.attacks PORT KEY SEED SECONDS IDLE`.
+"""Hostile clients in a process of their own: `python -m tests.soak.serving.attacks PORT KEY SEED SECONDS`.
 
 It prints one line of JSON: how often each attack ran, the statuses of the responses, and responses that must not occur.
 tests/serving has more attacks, one at a time; these are the ones that cost a server the most.
@@ -20,16 +20,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from tests.soak.serving.clients import CHAT, COMPLETION, random_requests
+from tests.soak.serving.clients import COMPLETION, random_requests
+from tests.support.batching.batch_runs import CHAT
 from tests.support.constraint import hostile_grammars as grammars
 
 _QUICK_WORKERS = 12
 _SLOW_WORKERS = 20
-_BURST = 1200  # connections, more than the server allows
 _MB = 1 << 20
 _PATIENCE_S = 20.0  # each attack ends after this time
 _PAUSE_S = 0.05  # after an attack that failed
-_OPEN_FILES = 4096
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 # What a server may answer to a hostile client. Above all, 500 is missing.
 _EXPECTED = frozenset((100, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 422, 429, 431, 501, 503))
@@ -44,7 +43,6 @@ class Attacks:
     def __init__(self, port: int, key: str, seed: int) -> None:
         self._port, self._key = port, key
         self._chance = random.Random(seed)
-        self._bursting = asyncio.Lock()
         self.attacks, self.statuses = Counter[str](), Counter[int]()
         self.unexpected: list[str] = []
         self._quick: Kinds = {
@@ -59,17 +57,13 @@ class Attacks:
             "slow reader": (6, self._slow_reader),
             # Most of the largest body that is allowed, and then nothing.
             "stalled large body": (10, lambda: self._large(f"Content-Length: {16 * _MB}", b" " * _MB, 15)),
-            "connections in a burst": (1, self._burst),
         }
 
-    async def run(self, seconds: float, idle: int) -> None:
-        """Attack for some seconds, and hold `idle` connections open that send nothing."""
+    async def run(self, seconds: float) -> None:
+        """Attack for some seconds."""
         deadline = time.monotonic() + seconds
         kinds = [self._quick] * _QUICK_WORKERS + [self._slow] * _SLOW_WORKERS
-        holding = asyncio.create_task(self._hold(idle))
         await asyncio.gather(*(self._attack_on(deadline, each) for each in kinds))
-        holding.cancel()
-        await asyncio.wait({holding})
 
     async def _attack_on(self, deadline: float, kinds: Kinds) -> None:
         weights = [weight for weight, _ in kinds.values()]
@@ -83,36 +77,18 @@ class Attacks:
                 self.attacks[f"ended by {errno.errorcode.get(error.errno or 0, type(error).__name__)}"] += 1
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _hold(self, idle: int) -> None:
-        """Keep connections open, and open new ones for those that the server closes."""
-        lines: list[Streams] = []
-        try:
-            while True:
-                lines = [line for line in lines if not line[0].at_eof() and not line[1].is_closing()]
-                for _ in range(min(100, idle - len(lines))):
-                    lines.append(await self._connect())
-                await asyncio.sleep(0.1)
-        finally:
-            _abort(lines)
-
-    async def _connect(self, receive_bytes: int = 65536) -> Streams:
-        connection = socket.socket()
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        try:
-            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._port))
-            return await asyncio.open_connection(sock=connection, limit=receive_bytes)
-        except BaseException:
-            connection.close()
-            raise
-
     @asynccontextmanager
-    async def _connected(self, receive_bytes: int = 65536) -> AsyncIterator[Streams]:
-        reader, writer = await self._connect(receive_bytes)
+    async def _connected(self) -> AsyncIterator[Streams]:
+        """Connect, and leave with a reset or as a program that ends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        connection = writer.get_extra_info("socket")
         try:
             yield reader, writer
         finally:
-            _abort([(reader, writer)]) if self._chance.random() < 0.5 else writer.close()
+            if self._chance.random() < 0.5:
+                with suppress(OSError):
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
 
     def _request(self, path: str, body: bytes, length: str | None = None) -> bytes:
         """Return a POST request. `length` replaces the header with the length."""
@@ -147,12 +123,10 @@ class Attacks:
     async def _reset(self) -> None:
         """Leave at a random moment: in the body, in the queue, in the prompt or in the answer."""
         data = self._request(*valid_body(self._chance))
-        line = await self._connect()
-        try:
-            await _send_all(line[1], (data[: self._chance.choice((len(data), self._chance.randrange(len(data))))],))
+        async with self._connected() as (_, writer):
+            writer.write(data[: self._chance.choice((len(data), self._chance.randrange(len(data))))])
+            await writer.drain()
             await asyncio.sleep(self._chance.uniform(0.0, 1.0))
-        finally:
-            _abort([line])
 
     async def _slow_body(self) -> None:
         """Send a body byte by byte."""
@@ -166,23 +140,11 @@ class Attacks:
 
     async def _slow_reader(self) -> None:
         body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True, "logprobs": 5}
-        async with self._connected(receive_bytes=2048) as (reader, writer):
+        async with self._connected() as (reader, writer):
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             writer.write(self._request("/v1/completions", json.dumps(body).encode()))
             while await reader.read(1):
                 await asyncio.sleep(1.0)
-
-    async def _burst(self) -> None:
-        """Open more connections than the server allows."""
-        if self._bursting.locked():  # two bursts would need more files than a process may open
-            return
-        lines: list[Streams] = []
-        async with self._bursting:
-            try:
-                while len(lines) < _BURST:
-                    lines.append(await self._connect())
-                await asyncio.sleep(1.0)
-            finally:
-                _abort(lines)
 
 
 _CHUNK = b"100000\r\n" + b" " * _MB + b"\r\n"
@@ -193,15 +155,6 @@ async def _send_all(writer: asyncio.StreamWriter, parts: Sequence[bytes]) -> Non
         for part in parts:
             writer.write(part)
             await writer.drain()
-
-
-def _abort(lines: Sequence[Streams]) -> None:
-    """Close connections with a reset."""
-    for _, writer in lines:
-        with suppress(OSError):
-            linger = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        writer.transport.abort()
 
 
 # --- bodies
@@ -275,7 +228,7 @@ def hostile_body(chance: random.Random) -> tuple[str, bytes]:
 
 def valid_body(chance: random.Random) -> tuple[str, bytes]:
     """Return the path and the body of a request that is valid."""
-    [asked] = random_requests(chance.randrange(1 << 30), 1, with_tools=False)
+    [asked] = random_requests(chance.randrange(1 << 30), 1)
     return asked.path, json.dumps(asked.body).encode()
 
 
@@ -291,14 +244,9 @@ def mutated_bytes(chance: random.Random, data: bytes) -> bytes:
 
 
 def main() -> None:
-    port, key, seed, seconds, idle = sys.argv[1:]
-    if sys.platform != "win32":
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES, hard), hard))
+    port, key, seed, seconds = sys.argv[1:]
     attacks = Attacks(int(port), key, int(seed))
-    asyncio.run(attacks.run(float(seconds), int(idle)))
+    asyncio.run(attacks.run(float(seconds)))
     print(json.dumps([attacks.attacks, attacks.statuses, attacks.unexpected]))  # noqa: T201
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.soak.driver import Broken, Case, Soak
-from tests.soak.serving.clients import CHAT, model_arguments
+from tests.soak.serving.clients import model_arguments
+from tests.support.batching.batch_runs import CHAT
 from tests.support.serving.logged_child import LOG_VARIABLE
 from tests.support.serving.logged_serve import CLOSED_LOG_VARIABLE, COMMAND
 from tests.support.serving.served import Served, serve

@@ -79,7 +79,7 @@ _TWICE_SHARE = 0.2  # of the cases, in which the engine is killed again as soon 
 
 def kill(soak: Soak) -> Iterator[Case]:
     """Kill the engine while all requests run or wait. Requests that saw two kills may fail."""
-    clients = Clients(random_requests(soak.seed, _REQUESTS, with_tools=False))
+    clients = Clients(random_requests(soak.seed, _REQUESTS))
     sizes = ["--parallel", str(_AT_ONCE), "--ctx-size", str(context_size(soak))]
     killed = Restartable([*model_arguments(soak, 0.001), *sizes, *_WAIT], soak.folder / "killed.log")
     asyncio.run(clients.learn(killed.port))
@@ -145,7 +145,7 @@ def upstreams(soak: Soak) -> Iterator[Case]:
         flags = [word for server in servers for word in ("--upstream", server.url)]
         front = stack.enter_context(serve(*flags, log=soak.folder / "front.log"))
         name = json.loads(servers[0].server.get("/v1/models")[1])["data"][0]["id"]
-        asked = random_requests(soak.seed, _REQUESTS, with_tools=False)
+        asked = random_requests(soak.seed, _REQUESTS)
         clients = Clients([replace(one, body={**one.body, "model": name}) for one in asked])
         asyncio.run(clients.learn(servers[0].port))
 
@@ -229,7 +229,7 @@ def swap(soak: Soak) -> Iterator[Case]:
 
 def _question(name: str, number: int) -> Asked:
     message = {"role": "user", "content": f"Count to {number + 5}."}
-    return Asked(CHAT, {"model": name, "messages": [message], "max_tokens": 4 + 4 * number, "seed": 1}, ())
+    return Asked(CHAT, {"model": name, "messages": [message], "max_tokens": 4 + 4 * number, "seed": 1})
 
 
 async def _swapped_wave(server: Served, clients: Clients, numbers: Sequence[int]) -> float:
@@ -267,7 +267,7 @@ def crowd(soak: Soak) -> Iterator[Case]:
             return min(free)
 
         def case(number: int) -> str:
-            clients = Clients(random_requests(soak.seed_of(number), _CROWD_REQUESTS, with_tools=False))
+            clients = Clients(random_requests(soak.seed_of(number), _CROWD_REQUESTS))
             for asked in clients.asked[::_ENDLESS_EVERY]:
                 del asked.body["max_tokens"]
             soak.counts["cases with less room than a context"] += asyncio.run(ask_all(clients)) < context

@@ -15,7 +15,6 @@ from tests.soak.serving.clients import Clients, context_size, model_arguments, r
 from tests.support.cli.commands import ROOT
 from tests.support.serving.served import Resources, Served, serve
 
-_IDLE = (100, 960)  # connections that send nothing; with the attacks', they stay below the server's limit of 1,024
 _ATTACK_S = (5.0, 20.0, 120.0)  # the lengths of the first attacks; the last one is that of all others
 _KEYS = ("key-of-the-good-clients", "key-of-the-hostile-ones")
 _CLIENTS = 2
@@ -25,7 +24,7 @@ _MOST_FILES = 4  # more than at the beginning
 _MOST_GROWTH = (1.1, 16 << 20)  # of the memory, as a factor and bytes, from the middle of the soak to its end
 _LEAST_ROUNDS = 6  # until growth can be told from memory that the allocators keep for later
 _MOST_WAIT_S = 0.15
-_IRREGULAR = {"choices", "format"}  # the features that the good clients leave out, because their gaps vary
+_IRREGULAR = {"n", "response_format", "guided_regex"}  # fields of requests whose gaps vary
 
 
 def hostile(soak: Soak) -> Iterator[Case]:
@@ -36,7 +35,7 @@ def hostile(soak: Soak) -> Iterator[Case]:
     keys.chmod(0o600)
     sizes = ["--parallel", "8", "--ctx-size", str(context), "--kv-tokens", str(4 * context)]
     arguments = [*model_arguments(soak, 0.005), *sizes, "--api-key-file", str(keys), "--open-metrics"]
-    asked = [one for one in random_requests(soak.seed, 24, with_tools=False) if not _IRREGULAR & {*one.features}]
+    asked = [one for one in random_requests(soak.seed, 24) if not _IRREGULAR & {*one.body}]
     with serve(*arguments, log=soak.folder / "siege.log") as server:
         clients = Clients(asked, _KEYS[0])
         asyncio.run(clients.learn(server.port))
@@ -44,11 +43,9 @@ def hostile(soak: Soak) -> Iterator[Case]:
 
         def case(number: int) -> str:
             seconds = _ATTACK_S[min(len(quiet), len(_ATTACK_S)) - 1]
-            seed, idle = soak.seed_of(number), _IDLE[seconds == _ATTACK_S[-1]]
-            words = [sys.executable, "-m", "tests.soak.serving.attacks", str(server.port), _KEYS[1]]
-            with subprocess.Popen(
-                [*words, str(seed), str(seconds), str(idle)], cwd=ROOT, stdout=subprocess.PIPE
-            ) as process:
+            words = (server.port, _KEYS[1], soak.seed_of(number), seconds)
+            command = [sys.executable, "-m", "tests.soak.serving.attacks", *map(str, words)]
+            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
                 gaps_s.extend(_ask_for(clients, server.port, seconds))
                 output, _ = process.communicate(timeout=seconds + _SETTLE_S)
             attacks, statuses, unexpected = json.loads(output)
