@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.soak.driver import Broken, Case, Soak
@@ -36,7 +34,8 @@ def batch(soak: Soak) -> Iterator[Case]:
     def case(number: int) -> str:
         output, chance = soak.folder / f"out-{number}.jsonl", soak.random(number)
         command = [*LOGGED, "batch", str(source), "-o", str(output), *model, "--parallel", str(_PARALLEL)]
-        _Killing(command, output, soak.counts).until_complete(chance, whole_s)
+        moments = [chance.uniform(0.0, whole_s) for _ in range(chance.randint(1, _MOST_KILLS))]
+        soak.counts["kills"] += _run_until_complete(command, output, moments)
         if output.read_bytes() != expected.read_bytes():
             raise Broken(f"{output} differs from {expected}")
         if left := [path.name for path in soak.folder.glob(f"*{output.name}?*")]:
@@ -55,50 +54,29 @@ def model_arguments(soak: Soak, step_seconds: float = 0.0) -> Sequence[str]:
     return ["-m", str(script), "--backend", "scripted", "--speculate", "off"]
 
 
-class _Killing:
-    """Runs one command until it is complete, and checks its journal and the log of its calls after each kill."""
+def _run_until_complete(command: Sequence[str], output: Path, moments: Sequence[float]) -> int:
+    """Run the command, kill it after so many seconds, again and again, and then let it end. Returns the kills.
 
-    def __init__(self, command: Sequence[str], output: Path, counts: Counter[str]) -> None:
-        self._command, self._output, self._counts = command, output, counts
-        self._journal, self._log = output.with_name(f"{output.name}.partial"), output.with_suffix(".log")
-        self._recorded = self._repeated = 0
-
-    def until_complete(self, chance: random.Random, whole_s: float) -> None:
-        environment = {**os.environ, LOG_VARIABLE: str(self._log)}
-        kills = chance.randint(1, _MOST_KILLS)
-        for left in range(kills, -1, -1):
-            code = self._run(environment, chance.uniform(0.0, whole_s) if left else None)
-            self._check_calls()
-            if code is not None:
-                if code != 1:
-                    raise Broken(f"a run ended with {code}")
-                return
-            if self._output.exists() and not self._journal.exists():
-                self._counts["kills after the end"] += 1
-                return
-            self._check_journal()
-
-    def _run(self, environment: Mapping[str, str], seconds: float | None) -> int | None:
-        """Run the command, and kill it after some seconds. Returns its exit code, or None if it was killed."""
-        quiet = subprocess.DEVNULL
-        with subprocess.Popen(self._command, cwd=ROOT, env=environment, stdin=quiet, stderr=quiet) as process:
+    Checks the journal and the log of calls after each run.
+    """
+    journal, log = output.with_name(f"{output.name}.partial"), output.with_suffix(".log")
+    environment, quiet = {**os.environ, LOG_VARIABLE: str(log)}, subprocess.DEVNULL
+    lines = repeated = 0
+    for kills, seconds in enumerate([*moments, None]):
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=quiet, stderr=quiet) as process:
             try:
-                return process.wait(seconds)
+                process.wait(seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return None
-
-    def _check_calls(self) -> None:
-        calls = self._log.read_text().splitlines() if self._log.exists() else []
-        again = len(calls) - len(set(calls)) - self._repeated
-        self._repeated += again
-        self._counts["repeated calls"] += again
+        calls = log.read_text().splitlines() if log.exists() else []
+        again, repeated = len(calls) - len(set(calls)) - repeated, len(calls) - len(set(calls))
         if again > _SLOTS:
             raise Broken(f"a kill made {again} calls begin again, and only {_SLOTS} ran at a time")
-
-    def _check_journal(self) -> None:
-        now = self._journal.read_bytes().count(b"\n") if self._journal.exists() else 0
-        if now < self._recorded:
-            raise Broken(f"the journal had {self._recorded} lines, and then {now}")
-        self._recorded = now
-        self._counts["kills before the first answer" if now <= 1 else "kills in the middle"] += 1
+        if process.returncode == 1 or (output.exists() and not journal.exists()):  # or killed after its work was done
+            return kills
+        if process.returncode != -9:  # SIGKILL
+            raise Broken(f"a run ended with {process.returncode}")
+        before, lines = lines, journal.read_bytes().count(b"\n") if journal.exists() else 0
+        if lines < before:
+            raise Broken(f"the journal had {before} lines, and then {lines}")
+    raise Broken("the last run did not complete the output")

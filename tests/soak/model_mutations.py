@@ -246,21 +246,18 @@ def _drop_tensor(random: Random, draft: Draft) -> None:
         del draft.tensors[random.randrange(len(draft.tensors))]
 
 
+_NAMES = """output.weight rope_freqs.weight blk.0.attn_q.bias blk.1.attn_q.weight blk.0.attn_rot_embd token_types.weight
+blk.0.attn_output.bias blk.0.ffn_up.bias blk.0.attn_q_norm.weight output_norm.bias cls.weight blk.0.ffn_gate_inp.weight
+blk.0.ffn_up_exps.weight blk.999999999.attn_q.weight evil\x1b[2J.weight \x9b31m\u202e"""  # most are known to llama.cpp
+
+
 def _rename_tensor(random: Random, draft: Draft) -> None:
-    names = ("output.weight", "rope_freqs.weight", "blk.0.attn_q.bias", "blk.1.attn_q.weight", "blk.0.attn_rot_embd")
-    evil = ("evil\x1b[2J.weight", "\x9b31m\u202e", "n" * 63, "blk.999999999.attn_q.weight")
-    _replace_tensor(draft, random.randrange(len(draft.tensors)), name=random.choice(names + evil))
+    _replace_tensor(draft, random.randrange(len(draft.tensors)), name=random.choice([*_NAMES.split(), "n" * 63]))
 
 
 def _add_tensor(random: Random, draft: Draft) -> None:
-    """Add a tensor that llama.cpp knows, with another tensor's data, in the same shape or as a vector."""
-    names = (
-        *("blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_up.bias", "blk.0.attn_q_norm.weight"),
-        *("rope_freqs.weight", "output.weight", "output_norm.bias", "token_types.weight", "cls.weight"),
-        *("blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight", "evil\x07"),
-    )
     like = random.choice(draft.tensors)
-    draft.tensors.append(Weights(random.choice(names), like.type_id, like.shape, like.data))
+    draft.tensors.append(Weights(random.choice(_NAMES.split()), like.type_id, like.shape, like.data))
 
 
 def _exchange(random: Random, draft: Draft) -> None:
@@ -277,7 +274,6 @@ def _exchange(random: Random, draft: Draft) -> None:
 # Vocabularies, merges, special tokens and chat templates
 
 PREFIX = "tokenizer.ggml."
-_ARRAYS = {"tokens": STRING, "token_type": I32, "scores": F32}
 
 _KINDS = ("gpt2", "llama", "bert", "t5", "rwkv", "plamo2", "gemma4", "none", "no_vocab", "")
 _SPLITS = """
@@ -320,38 +316,10 @@ def _one_other(others: tuple[Any, ...]) -> Callable[[Random, list[Any]], list[An
     return content
 
 
-def _other_tokens(random: Random, tokens: list[Any]) -> list[Any]:
-    """Change every token: reverse the order, append a letter, use random bytes, or truncate."""
-    match random.randrange(4):
-        case 0:
-            return tokens[::-1]
-        case 1:
-            return [token + b"x" for token in tokens]
-        case 2:
-            return [random.randbytes(random.randrange(1, 9)).replace(b"\0", b"0") for _ in tokens]
-    return [token[: random.randrange(1, 4)] + b"%d" % index for index, token in enumerate(tokens)]
-
-
-def _other_scores(random: Random, scores: list[Any]) -> list[Any]:
-    choices = (0.0, 1.0, -1e30, 3.4e38, float("inf"), float("-inf"), float("nan"))
-    value, n = random.choice(choices), len(scores) or 300
-    return [value] * n if random.random() < 0.5 else [*(random.uniform(-100, 0) for _ in range(n - 1)), value]
-
-
-def _other_merges(random: Random, merges: list[Any]) -> list[Any]:
-    more = [b"%c %c" % (random.randrange(33, 127), random.randrange(33, 127)) for _ in range(50)]
-    return list(random.choice((random.sample(merges, len(merges)), [], merges + merges, merges + more)))
-
-
-def _change_length(random: Random, draft: Draft) -> None:
-    """Use fewer or more tokens than the embedding has rows, in all arrays or in one of them."""
-    keys = [key for key in _ARRAYS if PREFIX + key in draft.keys]
-    length = random.choice((0, 1, 2, 16, 255, 256, 290, 400))
-    for key in keys if random.random() < 0.7 else keys[:1]:
-        content = draft.keys[PREFIX + key].content
-        if isinstance(content, list):
-            more = [b"more%d" % i if key == "tokens" else 1 for i in range(len(content), length)]
-            draft.keys[PREFIX + key] = Value(_ARRAYS[key], content[:length] + more)
+def _rearranged(random: Random, before: list[Any]) -> list[Any]:
+    """Reverse, shuffle, empty, double or truncate an array."""
+    length = random.choice((1, 2, 16, 255, 256, 290))
+    return list(random.choice((before[::-1], random.sample(before, len(before)), [], before * 2, before[:length])))
 
 
 def _template(random: Random, _: object) -> bytes:
@@ -362,27 +330,20 @@ _IDS = (0, 1, 2, 3, 100, 296, 297, 2**31, 2**32 - 1)  # the vocabulary of tiny_l
 _special_tokens = " ".join(f"{name}_token_id" for name in _SPECIAL.split())
 
 OF_VOCABULARIES: tuple[Change, ...] = (
-    *(_set("tokens", STRING, _one_other(_TOKENS)), _set("tokens", STRING, _one_other(_TOKENS)), _change_length),
-    *(_set("tokens", STRING, _other_tokens), _set("scores", F32, _other_scores)),
+    *(_set("tokens", STRING, _one_other(_TOKENS)), _set("tokens", STRING, _one_other(_TOKENS))),
+    *(_set("tokens", STRING, _rearranged), _set("token_type", I32, _rearranged), _set("merges", STRING, _rearranged)),
+    _set("tokens", STRING, lambda random, tokens: [random.randbytes(8).replace(b"\0", b"0") for _ in tokens]),
     _set("token_type", I32, _one_other((0, 1, 2, 3, 4, 5, 6, 7, -1))),
     _set("token_type", I32, lambda random, types: random.choices(random.choices(range(7), k=3), k=len(types))),
-    *(_set("merges", STRING, _other_merges), _set("merges", STRING, _one_other(_MERGES))),
+    _set("scores", F32, lambda random, _: random.choices(random.choices(_FLOATS, k=3), k=297)),
+    _set("merges", STRING, _one_other(_MERGES)),
     _set("model", STRING, lambda random, _: random.choice(_KINDS).encode()),
     _set("pre", STRING, lambda random, _: random.choice(_SPLITS.split()).encode()),
     *(_set(_special_tokens, U32, lambda random, _: random.choice(_IDS)),) * 2,
     _set(_FLAGS, BOOL, lambda random, _: random.randrange(2)),
-    _set(
-        "suppress_tokens precompiled_charsmap", I32, lambda random, _: random.choices(_IDS[:5], k=random.randrange(4))
-    ),
-    _set(
-        "chat_template chat_template.tool_use",
-        STRING,
-        lambda random, _: random.choice(_TEMPLATES).encode(),
-        "tokenizer.",
-    ),
+    _set("suppress_tokens precompiled_charsmap", I32, lambda random, _: random.choices((-1, 0, 5, 10**6), k=2)),
+    _set("chat_template chat_template.tool_use", STRING, _template, prefix="tokenizer."),
 )
-
-
 OF_METADATA: tuple[Change, ...] = (
     *(_set_scalar, _set_scalar, _set_scalar, _add_scalar, _add_scalar, _change_type),
     *(_drop_key, _rename_key, _change_architecture, _change_alignment),

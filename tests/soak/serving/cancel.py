@@ -87,7 +87,7 @@ class _Leaving:
         lines = [await self._begin(f"{text} <{number}>", stream=True) for number in numbers]
         for number in numbers:
             await _until(lambda number=number: self._phase(number) != "queue")  # type: ignore[misc]
-        readers = [asyncio.create_task(_read_on(line)) for line in lines]
+        readers = [asyncio.create_task(self._read_on(line)) for line in lines]
         try:
             yield
         finally:
@@ -108,6 +108,10 @@ class _Leaving:
         data = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
         await asyncio.get_running_loop().sock_sendall(line, data)
         return line
+
+    async def _read_on(self, line: socket.socket) -> None:
+        while await asyncio.get_running_loop().sock_recv(line, 65536):
+            continue
 
     def _phase(self, number: int, at: float = float("inf")) -> str:
         """Return where a request is: "queue" if it has never had rows, "prompt" or "answer"."""
@@ -132,11 +136,6 @@ class _Leaving:
 def _lines(log: Path) -> list[Any]:
     """Return the whole lines of a log that grows while it is read."""
     return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-async def _read_on(line: socket.socket) -> None:
-    while await asyncio.get_running_loop().sock_recv(line, 65536):
-        continue
 
 
 def _close(line: socket.socket, *, reset: bool) -> None:

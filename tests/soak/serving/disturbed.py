@@ -16,7 +16,6 @@ import psutil
 
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.serving.clients import (
-    CHAT,
     Asked,
     Clients,
     Incomplete,
@@ -26,6 +25,7 @@ from tests.soak.serving.clients import (
     settled_metrics,
     watched,
 )
+from tests.support.batching.batch_runs import CHAT
 from tests.support.serving.http_client import post
 from tests.support.serving.restartable import Restartable
 from tests.support.serving.served import Served, serve
