@@ -20,7 +20,6 @@ from tests.support.cli.chat_person import (
     CTRL_C,
     CTRL_Z,
     ENTER,
-    ESCAPES,
     PROMPT,
     Findings,
     Person,
@@ -32,9 +31,8 @@ from tests.support.cli.commands import LLMRUN, script_file
 from tests.support.cli.shells import READY, PtyShell, TmuxShell
 
 _CONTEXT = 8192  # four times as many for the scripted model, whose tokens are bytes
-_SMALL_CONTEXT = 1000
 _FILLING = 5_000  # characters at the beginning, so that the KV cache soon has all its memory
-_ASIDE_EVERY = 25  # of so many cases, the last two are chats of their own
+_KILL_EVERY = 25  # of so many cases, the last one is a chat of its own
 _RESIZE_SHARE = 0.1
 _ENOUGH = 50  # cases, or Ctrl-Cs, before a p99 or the growth of memory says anything
 _STOP_S = 0.2  # the limit for the p99 of Ctrl-C in decode
@@ -43,18 +41,17 @@ _ANSWER = "a long answer of *many* words, " * 5
 
 
 def chat(soak: Soak) -> Iterator[Case]:
-    """Use one long chat, in tmux if it is installed, and a chat of its own for kills and for a full context."""
+    """Use one long chat, in tmux if it is installed, and chats of their own for kills."""
     soak.say("the chats run in tmux" if shutil.which("tmux") else "tmux is missing: pseudo-terminals are used")
     findings = Findings()
     with ExitStack() as stack:
         people: list[Person] = []
 
         def case(number: int) -> str:
-            rest = (number + 1) % _ASIDE_EVERY
-            if rest < 2:
-                return _aside(soak, number, fills=bool(rest))
+            if (number + 1) % _KILL_EVERY == 0:
+                return _kill(soak, number)
             if not people:
-                people.append(stack.enter_context(_chatting(soak, number, _CONTEXT, findings)))
+                people.append(stack.enter_context(_chatting(soak, number, findings)))
                 paste(people[0], _FILLING)
             try:
                 return _act(people[0], soak.random(number))
@@ -84,21 +81,18 @@ def _act(person: Person, chance: random.Random) -> str:
     return action.__name__.replace("_", " ")
 
 
-def _aside(soak: Soak, number: int, *, fills: bool) -> str:
-    """Fill the context of a chat, or kill a chat in the middle of answers."""
-    with _chatting(soak, number, _SMALL_CONTEXT if fills else _CONTEXT, Findings()) as person:
-        if fills:
-            fill(person, _SMALL_CONTEXT)
-        else:
-            for _ in range(2):
-                person.ask()
-                kill(person)
+def _kill(soak: Soak, number: int) -> str:
+    """Kill a chat in the middle of answers."""
+    with _chatting(soak, number, Findings()) as person:
+        for _ in range(2):
+            person.ask()
+            kill(person)
         person.leave()
-    return "full contexts" if fills else "kills with -9 and --continue"
+    return "kills with -9 and --continue"
 
 
 @contextmanager
-def _chatting(soak: Soak, number: int, context: int, findings: Findings) -> Iterator[Person]:
+def _chatting(soak: Soak, number: int, findings: Findings) -> Iterator[Person]:
     """Run a chat in a folder of its own while the block runs. What it showed and what was done is written down."""
     folder = soak.folder / f"chat-{number}"
     folder.mkdir()
@@ -108,8 +102,7 @@ def _chatting(soak: Soak, number: int, context: int, findings: Findings) -> Iter
     else:  # with speculation, a repeated answer would end before anyone could stop it
         script = script_file(folder, [("assistant\n", _ANSWER)], step_seconds=0.002)
         model = ["--backend", "scripted", script, "--speculate", "off"]
-        context = context if context == _SMALL_CONTEXT else 4 * context
-    words = shlex.join([*LLMRUN, "chat", *model, "-c", str(context)])
+    words = shlex.join([*LLMRUN, "chat", *model, "-c", str(_CONTEXT if soak.model else 4 * _CONTEXT)])
     environment = {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml")}
     shell = (TmuxShell if shutil.which("tmux") else PtyShell)(folder, environment)
     seconds = 1.5 if soak.model else 0.4
@@ -295,32 +288,6 @@ def _all_shown_is_kept(person: Person, question: str, answer: str) -> None:
     shown = shown.removeprefix(_letters(question))
     if shown[-30:] not in _letters(answer):
         raise Trouble(f"shown, but not written down: {shown[-60:]!r}, the journal has {answer[-200:]!r}")
-
-
-def fill(person: Person, size: int) -> None:
-    """Fill the context. The chat must say so, and never cut an answer without a message."""
-    for _ in range(40):
-        question = person.question(long=True)
-        person.act("fill", question + ENTER)
-        person.prompt("an answer")
-        found = person.shell.stream.since(person.mark)
-        flat = re.sub(rb"\s+", b" ", ESCAPES.sub(b"", found))
-        exchanges = person.conversation().exchanges
-        if len(exchanges) > len(person.said):
-            person.said.append((question, exchanges[-1].answer))
-            ended = exchanges[-1].ended
-            if ended and ended.context_used >= size and b"is full" not in flat:
-                raise Trouble(f"an answer was cut in silence: {flat[-300:]!r}")
-        else:
-            person.act("clear", CTRL_C)
-        if b"does not fit" in flat:
-            break
-    else:
-        raise Trouble("the context was never full")
-    person.agree()
-    undo(person)
-    person.clear()
-    person.ask()
 
 
 def _letters(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Downloads with dropped connections, killed processes, bad servers and rivals, from a local Hub."""
+"""Downloads with dropped connections, killed processes and bad servers, from a local Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from tests.support.hub.fake_hub import FakeHub, Fault, Place, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, Said, artifact_of, outcome
 
 _CUTS = 20
-_RIVALS = 8
 _TIMEOUT_S = 120.0  # for a stuck process
 _KILL_SPEED = 2e6  # bytes per second per connection in the kill cases, so that a model takes about a second
 # Python code that makes a process use several connections even for a small file.
@@ -38,7 +37,7 @@ _SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 
 
 def downloads(soak: Soak) -> Iterator[SoakCase]:
-    """Disturb a download in one of four ways per case. Every case has its own Hub and folders."""
+    """Disturb a download in one of three ways per case. Every case has its own Hub and folders."""
 
     def case(number: int) -> str:
         disturb = _WAYS[number % len(_WAYS)]
@@ -114,29 +113,8 @@ def lie(case: Case) -> str:
     return how
 
 
-def compete(case: Case) -> str:
-    """Let eight processes pull one model at once, and sometimes kill one. Only one of them may fetch each byte."""
-    model = case.model(shards=2)
-    case.hub.bytes_per_second = 4 * _KILL_SPEED
-    processes = [case.folders.start(model, case.hub) for _ in range(_RIVALS)]
-    kills = case.rng.randrange(2)
-    if kills:
-        time.sleep(case.rng.uniform(0.3, 3.0))
-        kills = int(processes[0].poll() is None)
-        processes[0].kill()
-    for process in processes[kills:]:
-        out, complaints = process.communicate(timeout=_TIMEOUT_S)
-        case.require_path(process.returncode, out, complaints, model)
-    for process in processes[:kills]:
-        process.communicate()
-    case.require_whole(model)
-    case.require_sent_once(model, kills)
-    case.counts["killed rivals"] += kills
-    return "rivals"
-
-
 # What happens in cases 0, 1 and so on. Cases of processes take seconds.
-_WAYS: tuple[Callable[[Case], str], ...] = (lie, cut, lie, kill, lie, lie, lie, compete)
+_WAYS: tuple[Callable[[Case], str], ...] = (lie, cut, lie, kill, lie)
 
 
 @dataclass
@@ -152,9 +130,9 @@ class Case:
     def use(self) -> None:
         self.folders.use(self.patch, self.hub)
 
-    def model(self, shards: int = 0) -> Artifact:
+    def model(self) -> Artifact:
         """Add a model of one file or two shards, one to three megabytes in total."""
-        names = _SHARDS if shards or self.rng.random() < 0.3 else ("model.gguf",)
+        names = _SHARDS if self.rng.random() < 0.3 else ("model.gguf",)
         files = {f"sub/{name}": b"GGUF" + self.rng.randbytes(self.rng.randrange(1 << 20, 2_500_000)) for name in names}
         return artifact_of(self.hub.add("org/repo", files), *files)
 

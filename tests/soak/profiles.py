@@ -21,7 +21,7 @@ PROFILES = {
     "gguf": Profile("tests.soak.brief:gguf", "broken GGUF files are refused, and crash nothing"),
     "hub": Profile("tests.soak.brief:hub", "the model store keeps its contents in any sequence of operations"),
     "models": Profile("tests.soak.models:models", "broken models end in an answer or an error, on both backends"),
-    "ray": Profile("tests.soak.ray_runs:ray", "a Ray cluster whose parts die writes the bytes of one process"),
+    "ray": Profile("tests.soak.batch:ray", "a Ray cluster whose parts die writes the bytes of one process"),
     "samplers": Profile("tests.soak.samplers.soak:samplers", "samplers keep the candidates that libllama's keep"),
     "serve-cancel": Profile("tests.soak.serving.cancel:cancel", "a client that leaves costs at most one more step"),
     "serve-crowd": Profile(

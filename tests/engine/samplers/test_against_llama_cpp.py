@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from llmrun.engine.samplers import adaptive, dry, mirostat, numbers, temperature, top_n_sigma, typical, xtc
-from tests.soak.samplers.cases import EQUAL, ROUNDING, Case
-from tests.soak.samplers.soak import KINDS, compare_dry, compare_many
+from tests.soak.samplers.soak import EQUAL, KINDS, ROUNDING, Case, compare_dry, compare_many
 
 pytestmark = pytest.mark.slow
 

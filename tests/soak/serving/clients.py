@@ -45,7 +45,7 @@ def random_requests(seed: int, count: int, *, with_tools: bool = False) -> list[
     They have common prefixes, several choices, formats, logprobs, stops, streams and, if wanted, tools.
     """
     chance, asked = random.Random(seed), []
-    for line in random_lines(seed, 2 * count):
+    for line in random_lines(seed, 2 * count + 10):
         if not isinstance(line, dict) or "top_p" in line.get("body", {"top_p": 7}):
             continue  # one of the lines with errors
         body = {"temperature": round(chance.uniform(0.2, 2.0), 2), **line["body"]}
