@@ -24,12 +24,9 @@ PROFILES = {
     "ray": Profile("tests.soak.batch:ray", "a Ray cluster whose parts die writes the bytes of one process"),
     "samplers": Profile("tests.soak.samplers.soak:samplers", "samplers keep the candidates that libllama's keep"),
     "serve-cancel": Profile("tests.soak.serving.cancel:cancel", "a client that leaves costs at most one more step"),
-    "serve-crowd": Profile(
-        "tests.soak.serving.disturbed:crowd", "a full KV cache fails no request, and memory is as forecast"
-    ),
     "serve-hostile": Profile("tests.soak.serving.hostile:hostile", "hostile clients harm no one and leak nothing"),
     "serve-kill": Profile("tests.soak.serving.disturbed:kill", "a killed engine changes no answer"),
-    "serve-same": Profile("tests.soak.serving.disturbed:same", "an answer is the same alone, in company and preempted"),
+    "serve-same": Profile("tests.soak.serving.disturbed:same", "an answer is the same alone, and in a full KV cache"),
     "serve-swap": Profile("tests.soak.serving.disturbed:swap", "models that share too little memory fail no request"),
     "serve-upstreams": Profile("tests.soak.serving.disturbed:upstreams", "a killed upstream loses no request"),
     "speculation": Profile("tests.soak.speculation:speculation", "drafts change no answer of any architecture"),

@@ -423,15 +423,3 @@ KINDS: dict[str, Callable[[Case], Iterator[str]]] = {
 def compare_case(kind: str, case: Case, results: Counter[str]) -> None:
     """Run a case and count its results. Raises Different."""
     results.update(KINDS[kind](case))
-
-
-def compare_many(kind: str, arrays: int, seed: int, results: Counter[str], *, largest: int) -> Iterator[str]:
-    """Compare at least this many arrays of logits. Yields a description of each difference."""
-    number = 0
-    while results.total() < arrays:
-        try:
-            compare_case(kind, Case(seed, number, largest=largest), results)
-        except Different as error:
-            results["different"] += 1
-            yield f"{kind}, case {number} of seed {seed}: {error}"
-        number += 1

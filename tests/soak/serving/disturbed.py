@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
@@ -32,6 +32,7 @@ from tests.support.serving.served import Served, serve
 from tests.support.tool_calls.formats import FOLDER
 
 _REQUESTS = 24
+_SAME = 48
 _AT_ONCE = 16
 _WAIT = ("--max-wait", "600")
 
@@ -39,36 +40,39 @@ _WAIT = ("--max-wait", "600")
 
 
 def same(soak: Soak) -> Iterator[Case]:
-    """Ask 24 requests one after another, at once, with cached prefixes, and in a cache that is too small."""
+    """Ask 48 requests one after another, at once, with cached prefixes, and in caches that are too small for all."""
     context = context_size(soak)
     template = FOLDER / "Qwen-Qwen2.5-7B-Instruct.jinja"  # ChatML with tools, for models that have none
     arguments = [*model_arguments(soak, 0.001), "--ctx-size", str(context), "--chat-template", str(template), *_WAIT]
+    small = ("--kv-tokens", str(context), "--parallel", str(_AT_ONCE))
 
-    def rounds(clients: Clients, chance: random.Random, count: int, *more: str) -> list[int]:
-        """Ask everything several times on a new server. Returns the number of cached tokens after each round."""
-        cached = []
+    def ask(clients: Clients, chance: random.Random, rounds: int, *more: str) -> list[Mapping[str, float]]:
+        """Ask everything several times on a new server. Returns its metrics after each round."""
+        metrics = []
         with serve(*arguments, *more, log=soak.folder / "company.log") as server:
-            for _ in range(count):
-                numbers = chance.sample(range(_REQUESTS), _REQUESTS)
-                asyncio.run(clients.ask_all(server.port, numbers, _AT_ONCE))
-                metrics = settled_metrics(server)
-                cached.append(int(metrics["cached_tokens_total"]))
-            soak.counts["preemptions"] += int(metrics["preemptions_total"])
-        return cached
+            for _ in range(rounds):
+                numbers = chance.sample(range(_SAME), _SAME)
+                asyncio.run(clients.ask_all(server.port, numbers, 2 * _AT_ONCE))
+                metrics.append(settled_metrics(server))
+        return metrics
 
     def case(number: int) -> str:
-        clients = Clients(random_requests(soak.seed_of(number), _REQUESTS, with_tools=True))
+        clients, chance = Clients(random_requests(soak.seed_of(number), _SAME, with_tools=True)), soak.random(number)
         with serve(*arguments, log=soak.folder / "alone.log") as server:
             asyncio.run(clients.learn(server.port))
-        first, second = rounds(clients, soak.random(number), 2)
+        first, second = (int(metrics["cached_tokens_total"]) for metrics in ask(clients, chance, 2))
         if second - first <= first:
             raise Broken(f"the prefixes were not cached: {first} tokens in the first round, {second} after the second")
-        rounds(clients, soak.random(number), 1, "--overcommit", "--kv-tokens", str(context))
+        [careful] = ask(clients, chance, 1, *small)
+        if careful["preemptions_total"] or careful["engine_restarts_total"]:
+            raise Broken(f"{careful['preemptions_total']} preemptions, {careful['engine_restarts_total']} restarts")
+        [eager] = ask(clients, chance, 1, *small, "--overcommit")
+        soak.counts["preemptions with --overcommit"] += int(eager["preemptions_total"])
         return "sets of requests"
 
     yield case
-    if not soak.counts["preemptions"]:
-        raise Broken("no request was preempted")
+    if not soak.counts["preemptions with --overcommit"]:
+        raise Broken("no request was preempted, so the cache was not too small")
 
 
 # --- killed engines
@@ -245,37 +249,3 @@ async def _swapped_wave(server: Served, clients: Clients, numbers: Sequence[int]
     async with watched(memory) as samples:
         await clients.ask_all(server.port, numbers, _SWAP_CLIENTS)
     return max(samples)
-
-
-# --- a crowd in a small cache
-
-_CROWD = 32
-_CROWD_REQUESTS = 80  # in a case
-_ENDLESS_EVERY = 20  # of so many answers, one is limited only by the context
-
-
-def crowd(soak: Soak) -> Iterator[Case]:
-    """Send 80 requests per case, from 32 clients at a time."""
-    context = context_size(soak)
-    kv_tokens = _AT_ONCE * context // 4  # a quarter of the tokens that all contexts together could have
-    sizes = ["--parallel", str(_AT_ONCE), "--ctx-size", str(context), "--kv-tokens", str(kv_tokens)]
-    with serve(*model_arguments(soak, 0.001), *sizes, "--max-wait", "3600", log=soak.folder / "crowd.log") as server:
-
-        async def ask_all(clients: Clients) -> float:
-            async with watched(lambda: server.metrics()["kv_free_tokens"]) as free:
-                await clients.ask_all(server.port, range(_CROWD_REQUESTS), _CROWD)
-            return min(free)
-
-        def case(number: int) -> str:
-            clients = Clients(random_requests(soak.seed_of(number), _CROWD_REQUESTS))
-            for asked in clients.asked[::_ENDLESS_EVERY]:
-                del asked.body["max_tokens"]
-            soak.counts["cases with less room than a context"] += asyncio.run(ask_all(clients)) < context
-            return "crowds"
-
-        yield case
-        metrics = settled_metrics(server)
-    if metrics["preemptions_total"] or metrics["engine_restarts_total"]:
-        raise Broken(f"{metrics['preemptions_total']} preemptions, {metrics['engine_restarts_total']} restarts")
-    if not soak.counts["cases with less room than a context"]:
-        raise Broken("the cache was never nearly full")
