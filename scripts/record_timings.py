@@ -22,7 +22,7 @@ from llmrun.bench.measuring.results import samples_of  # noqa: E402
 from llmrun.bench.measuring.runner import Effort, Runner, Trial  # noqa: E402
 from llmrun.bench.measuring.sweep import BenchTarget, configurations  # noqa: E402
 from llmrun.bench.measuring.workload import synthetic  # noqa: E402
-from tests.soak.bench_soak import Quiet  # noqa: E402
+from scripts.compare_servers import Quiet  # noqa: E402
 
 RECORDING = ROOT / "tests" / "data" / "bench_timings.json"
 ENGINES = {"cpu": "llmrun", "llama": "llama.cpp"}  # the names of the backends in the recording

@@ -54,7 +54,7 @@ def killed(model: ModelProcess) -> int:
 
 @pytest.mark.push
 def test_no_answer_changes_when_the_process_is_killed(tmp_path: Path) -> None:
-    """scripts/soak_serve_process kills more often."""
+    """`scripts/soak serve-kill` kills more often."""
     tally = asyncio.run(kill_under_load(scripted_model(tmp_path, step_seconds=STEP_S), kills=4, seed=1))
     assert (tally.kills, tally.failed, tally.different) == (4, 0, 0)
     assert tally.replayed > 0

@@ -15,7 +15,6 @@ from random import Random
 from typing import Any
 
 from llmrun.quants.registry import BY_ID
-from tests.soak.vocabulary_mutations import OF_VOCABULARIES
 from tests.support.gguf.gguf_bytes import BOOL, F32, F64, I32, I64, STRING, U32, U64
 from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary
 from tests.support.gguf.gguf_mutations import Layout, broken, layout_of
@@ -36,52 +35,33 @@ _BASES: tuple[dict[str, Any], ...] = (
     {"weight_type": "Q8_0", "width": 256, "heads": 4, "kv_heads": 2, "feed_forward": 256},
 )
 
-_SCALAR_KEYS: dict[int, tuple[str, ...]] = {
-    U32: (
-        *("llama.vocab_size", "llama.expert_count", "llama.expert_used_count", "llama.expert_shared_count"),
-        *("llama.attention.key_length", "llama.attention.value_length", "llama.attention.sliding_window"),
-        *("llama.attention.head_count_kv", "llama.rope.dimension_count", "llama.pooling_type"),
-        *("llama.leading_dense_block_count", "llama.nextn_predict_layers", "llama.expert_gating_func"),
-        *(
-            "llama.rope.scaling.original_context_length",
-            "llama.attention.q_lora_rank",
-            "llama.interleave_moe_layer_step",
-        ),
-        *("llama.embedding_length_out", "llama.decoder_start_token_id", "llama.rescale_every_n_layers"),
-        *("general.quantization_version", "general.file_type", "tokenizer.ggml.token_type_count"),
-        *("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id", "tokenizer.ggml.fim_pre_token_id"),
-        *("tokenizer.ggml.seperator_token_id", "tokenizer.ggml.cls_token_id", "tokenizer.ggml.mask_token_id"),
-    ),
-    I32: ("general.sampling.top_k", "general.sampling.penalty_last_n", "general.sampling.mirostat"),
-    F32: (
-        *("llama.rope.scaling.factor", "llama.rope.scaling.attn_factor", "llama.rope.scale_linear"),
-        *("llama.rope.scaling.yarn_ext_factor", "llama.rope.scaling.yarn_attn_factor"),
-        *("llama.rope.scaling.yarn_beta_fast", "llama.rope.scaling.yarn_beta_slow", "llama.rope.freq_base_swa"),
-        *("llama.logit_scale", "llama.residual_scale", "llama.embedding_scale", "llama.attention.scale"),
-        *("llama.attention.clamp_kqv", "llama.attention.max_alibi_bias", "llama.attn_logit_softcapping"),
-        *("llama.attention.layer_norm_epsilon", "llama.expert_weights_scale", "llama.final_logit_softcapping"),
-        *("general.sampling.temp", "general.sampling.top_p", "general.sampling.min_p"),
-        *("general.sampling.penalty_repeat", "general.sampling.xtc_probability"),
-    ),
-    BOOL: ("llama.attention.causal", "llama.use_parallel_residual", "llama.rope.scaling.finetuned", "llama.swin_norm"),
-    STRING: ("llama.rope.scaling.type", "llama.tensor_data_layout", "general.type", "general.sampling.sequence"),
+_SCALAR_KEYS = {
+    U32: """
+        llama.vocab_size llama.expert_count llama.expert_used_count llama.expert_shared_count llama.pooling_type
+        llama.attention.key_length llama.attention.value_length llama.attention.sliding_window llama.expert_gating_func
+        llama.attention.head_count_kv llama.rope.dimension_count llama.leading_dense_block_count
+        llama.nextn_predict_layers llama.rope.scaling.original_context_length llama.attention.q_lora_rank
+        llama.interleave_moe_layer_step llama.embedding_length_out llama.decoder_start_token_id general.file_type
+        llama.rescale_every_n_layers general.quantization_version tokenizer.ggml.token_type_count""",
+    I32: "general.sampling.top_k general.sampling.penalty_last_n general.sampling.mirostat",
+    F32: """
+        llama.rope.scaling.factor llama.rope.scaling.attn_factor llama.rope.scale_linear llama.rope.freq_base_swa
+        llama.rope.scaling.yarn_ext_factor llama.rope.scaling.yarn_attn_factor llama.rope.scaling.yarn_beta_fast
+        llama.rope.scaling.yarn_beta_slow llama.logit_scale llama.residual_scale llama.embedding_scale
+        llama.attention.scale llama.attention.clamp_kqv llama.attention.max_alibi_bias llama.attn_logit_softcapping
+        llama.attention.layer_norm_epsilon llama.expert_weights_scale llama.final_logit_softcapping
+        general.sampling.temp general.sampling.top_p general.sampling.min_p general.sampling.penalty_repeat
+        general.sampling.xtc_probability""",
+    BOOL: "llama.attention.causal llama.use_parallel_residual llama.rope.scaling.finetuned llama.swin_norm",
+    STRING: "llama.rope.scaling.type llama.tensor_data_layout general.type general.sampling.sequence",
 }
 _ARCHITECTURES = (
     *("llama", "llama4", "mistral3", "qwen2", "qwen3moe", "gemma3", "gemma4", "phi3", "gpt2", "falcon", "bert", "t5"),
     *("mamba", "rwkv7", "deepseek2", "clip", "wavtokenizer-dec", "llama-embed", "unknown-architecture", ""),
 )
 _TEXTS = (
-    "",
-    "none",
-    "linear",
-    "yarn",
-    "longrope",
-    "llama3",
-    "\x1b[2J\x07",
-    "\u202eevil",
-    "x" * 10_000,
-    "\ufdd0",
-    "\udcff",
+    *("", "none", "linear", "yarn", "longrope", "llama3"),
+    *("\x1b[2J\x07", "\u202eevil", "x" * 10_000, "\ufdd0", "\udcff"),
 )
 _NUMBERS = (
     *(0, 1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 48, 64, 96, 128, 255, 256, 257, 512, 1000, 4096, 65_536),
@@ -147,7 +127,7 @@ def _text(random: Random) -> bytes:
 def _add_scalar(random: Random, draft: Draft) -> None:
     type_id = random.choices(tuple(_SCALAR_KEYS), weights=(8, 2, 8, 1, 2))[0]
     content = _text(random) if type_id == STRING else _number(random, type_id)
-    draft.keys[random.choice(_SCALAR_KEYS[type_id])] = Value(type_id, content)
+    draft.keys[random.choice(_SCALAR_KEYS[type_id].split())] = Value(type_id, content)
 
 
 def _change_type(random: Random, draft: Draft) -> None:
@@ -201,12 +181,8 @@ def _replace_tensor(draft: Draft, index: int, **changes: Any) -> None:
 
 def _noise(random: Random, draft: Draft) -> None:
     """Overwrite some weights with random bytes: a few bytes, a part of a tensor or all of it."""
-    if not draft.tensors:
-        return
     index = random.randrange(len(draft.tensors))
-    data = bytearray(draft.tensors[index].data)
-    if not data:
-        return
+    data = bytearray(draft.tensors[index].data or b"\0")
     length = random.choice((1, 4, min(64, len(data)), len(data)))
     start = random.randrange(len(data) - length + 1)
     data[start : start + length] = random.randbytes(length)
@@ -215,8 +191,6 @@ def _noise(random: Random, draft: Draft) -> None:
 
 def _poison(random: Random, draft: Draft) -> None:
     """Insert NaN, infinity, huge values or zero into a tensor, in one place or everywhere."""
-    if not draft.tensors:
-        return
     index = random.randrange(len(draft.tensors))
     data, poison = draft.tensors[index].data, random.choice(_POISONS)
     if random.random() < 0.5:
@@ -241,7 +215,7 @@ def _fit_data(random: Random, tensor: Weights) -> bytes | None:
 def _change_weight_type(random: Random, draft: Draft) -> None:
     """Change the type of one tensor or of every matrix, which reinterprets their bytes."""
     type_id = random.choice(tuple(BY_ID))
-    one = random.randrange(len(draft.tensors)) if draft.tensors else 0
+    one = random.randrange(len(draft.tensors))
     everywhere = random.random() < 0.5
     for index, tensor in enumerate(draft.tensors):
         if index == one or (everywhere and len(tensor.shape) > 1):
@@ -251,8 +225,6 @@ def _change_weight_type(random: Random, draft: Draft) -> None:
 
 
 def _change_shape(random: Random, draft: Draft) -> None:
-    if not draft.tensors:
-        return
     index = random.randrange(len(draft.tensors))
     tensor = draft.tensors[index]
     shape = list(tensor.shape)
@@ -270,51 +242,114 @@ def _change_shape(random: Random, draft: Draft) -> None:
 
 
 def _drop_tensor(random: Random, draft: Draft) -> None:
-    if draft.tensors:
+    if len(draft.tensors) > 1:  # the other changes need one
         del draft.tensors[random.randrange(len(draft.tensors))]
 
 
+_NAMES = """output.weight rope_freqs.weight blk.0.attn_q.bias blk.1.attn_q.weight blk.0.attn_rot_embd token_types.weight
+blk.0.attn_output.bias blk.0.ffn_up.bias blk.0.attn_q_norm.weight output_norm.bias cls.weight blk.0.ffn_gate_inp.weight
+blk.0.ffn_up_exps.weight blk.999999999.attn_q.weight evil\x1b[2J.weight \x9b31m\u202e"""  # most are known to llama.cpp
+
+
 def _rename_tensor(random: Random, draft: Draft) -> None:
-    if not draft.tensors:
-        return
-    names = ("output.weight", "rope_freqs.weight", "blk.0.attn_q.bias", "blk.1.attn_q.weight", "blk.0.attn_rot_embd")
-    evil = ("evil\x1b[2J.weight", "\x9b31m\u202e", "n" * 63, "blk.999999999.attn_q.weight")
-    _replace_tensor(draft, random.randrange(len(draft.tensors)), name=random.choice(names + evil))
+    _replace_tensor(draft, random.randrange(len(draft.tensors)), name=random.choice([*_NAMES.split(), "n" * 63]))
 
 
 def _add_tensor(random: Random, draft: Draft) -> None:
-    """Add a tensor that llama.cpp knows, with another tensor's data, in the same shape or as a vector."""
-    if not draft.tensors:
-        return
-    names = (
-        *("blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_up.bias", "blk.0.attn_q_norm.weight"),
-        *("rope_freqs.weight", "output.weight", "output_norm.bias", "token_types.weight", "cls.weight"),
-        *("blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_exps.weight", "evil\x07"),
-    )
     like = random.choice(draft.tensors)
-    draft.tensors.append(Weights(random.choice(names), like.type_id, like.shape, like.data))
+    draft.tensors.append(Weights(random.choice(_NAMES.split()), like.type_id, like.shape, like.data))
 
 
-def _exchange_tensors(random: Random, draft: Draft) -> None:
-    if len(draft.tensors) > 1:
-        a, b = random.sample(range(len(draft.tensors)), 2)
-        draft.tensors[a], draft.tensors[b] = draft.tensors[b], draft.tensors[a]
+def _exchange(random: Random, draft: Draft) -> None:
+    """Exchange two tensors, or only their names."""
+    a, b = (random.randrange(len(draft.tensors)) for _ in range(2))
+    first, second = draft.tensors[a], draft.tensors[b]
+    if random.random() < 0.5:
+        draft.tensors[a], draft.tensors[b] = second, first
+    else:
+        _replace_tensor(draft, a, name=second.name)
+        _replace_tensor(draft, b, name=first.name)
 
 
-def _exchange_names(random: Random, draft: Draft) -> None:
-    if len(draft.tensors) > 1:
-        a, b = random.sample(range(len(draft.tensors)), 2)
-        first, second = draft.tensors[a].name, draft.tensors[b].name
-        _replace_tensor(draft, a, name=second)
-        _replace_tensor(draft, b, name=first)
+# Vocabularies, merges, special tokens and chat templates
+
+PREFIX = "tokenizer.ggml."
+
+_KINDS = ("gpt2", "llama", "bert", "t5", "rwkv", "plamo2", "gemma4", "none", "no_vocab", "")
+_SPLITS = """
+default smollm llama-bpe llama3 qwen2 qwen35 gpt-2 deepseek-llm falcon starcoder tekken gpt-4o chameleon jais
+bloom viking poro-chat superbpe trillion seed-coder command-r refact mpt olmo dbrx smaug-bpe exaone minerva-7b kimi-k2
+unknown-split"""
+_TOKENS = (
+    *(b"", b" ", b"\n", b"\xff\xfe", b"\xe2\x96", "\u2581".encode(), b"<0x41>", b"<0xZZ>", b"[EMPTY_3]"),
+    *(b"<|im_end|>", b"</s>", b"<|endoftext|>", b"<|eot_id|>", b"\x1b[31m", b"a" * 5000, b"\xef\xb7\x90"),
+    *("Ġ".encode(), "日本語".encode(), "\u0301".encode()),
+)
+_MERGES = (b"a", b" ", b"", b"  ", b"a b c", b"\xff \xfe", b"no such", "Ġ Ġ".encode(), b"a" * 3000 + b" b")
+_TEMPLATES = (
+    *("", " ", "{{", "{% for m in messages %}", "{{ messages[0].content }}", "{{ 1/0 }}", "x" * 5000),
+    *("{% if true %}", "\x1b[2J", "{{ raise_exception('no') }}", "{{ cycler.__init__.__globals__ }}", "\ufdd0"),
+)
+_SPECIAL = "bos eos eot eom unknown seperator padding cls mask fim_pre fim_suf fim_pad"
+_FLAGS = "add_bos_token add_eos_token add_sep_token add_space_prefix remove_extra_whitespaces"
 
 
+def _set(keys: str, type_id: int, content: Callable[[Random, list[Any]], Any], prefix: str = PREFIX) -> Change:
+    """Return a change of one of some keys. `content` gets a copy of the key's array, which is empty if it has none."""
+
+    def change(random: Random, draft: Draft) -> None:
+        key = prefix + random.choice(keys.split())
+        before = draft.keys[key].content if key in draft.keys else []
+        draft.keys[key] = Value(type_id, content(random, list(before) if isinstance(before, list) else []))
+
+    return change
+
+
+def _one_other(others: tuple[Any, ...]) -> Callable[[Random, list[Any]], list[Any]]:
+    """Return a function that replaces one element by one of `others`."""
+
+    def content(random: Random, before: list[Any]) -> list[Any]:
+        if before:
+            before[random.randrange(len(before))] = random.choice(others)
+        return before
+
+    return content
+
+
+def _rearranged(random: Random, before: list[Any]) -> list[Any]:
+    """Reverse, shuffle, empty, double or truncate an array."""
+    length = random.choice((1, 2, 16, 255, 256, 290))
+    return list(random.choice((before[::-1], random.sample(before, len(before)), [], before * 2, before[:length])))
+
+
+def _template(random: Random, _: object) -> bytes:
+    return random.choice(_TEMPLATES).encode()
+
+
+_IDS = (0, 1, 2, 3, 100, 296, 297, 2**31, 2**32 - 1)  # the vocabulary of tiny_llama has 297 tokens
+_special_tokens = " ".join(f"{name}_token_id" for name in _SPECIAL.split())
+
+OF_VOCABULARIES: tuple[Change, ...] = (
+    *(_set("tokens", STRING, _one_other(_TOKENS)), _set("tokens", STRING, _one_other(_TOKENS))),
+    *(_set("tokens", STRING, _rearranged), _set("token_type", I32, _rearranged), _set("merges", STRING, _rearranged)),
+    _set("tokens", STRING, lambda random, tokens: [random.randbytes(8).replace(b"\0", b"0") for _ in tokens]),
+    _set("token_type", I32, _one_other((0, 1, 2, 3, 4, 5, 6, 7, -1))),
+    _set("token_type", I32, lambda random, types: random.choices(random.choices(range(7), k=3), k=len(types))),
+    _set("scores", F32, lambda random, _: random.choices(random.choices(_FLOATS, k=3), k=297)),
+    _set("merges", STRING, _one_other(_MERGES)),
+    _set("model", STRING, lambda random, _: random.choice(_KINDS).encode()),
+    _set("pre", STRING, lambda random, _: random.choice(_SPLITS.split()).encode()),
+    *(_set(_special_tokens, U32, lambda random, _: random.choice(_IDS)),) * 2,
+    _set(_FLAGS, BOOL, lambda random, _: random.randrange(2)),
+    _set("suppress_tokens precompiled_charsmap", I32, lambda random, _: random.choices((-1, 0, 5, 10**6), k=2)),
+    _set("chat_template chat_template.tool_use", STRING, _template, prefix="tokenizer."),
+)
 OF_METADATA: tuple[Change, ...] = (
     *(_set_scalar, _set_scalar, _set_scalar, _add_scalar, _add_scalar, _change_type),
     *(_drop_key, _rename_key, _change_architecture, _change_alignment),
 )
 OF_WEIGHTS: tuple[Change, ...] = (_noise, _noise, _poison, _poison, _change_weight_type)
 OF_TENSORS: tuple[Change, ...] = (
-    *(_change_shape, _change_shape, _drop_tensor, _rename_tensor, _add_tensor, _exchange_tensors, _exchange_names),
+    *(_change_shape, _change_shape, _drop_tensor, _rename_tensor, _add_tensor, _exchange, _exchange),
 )
 _GROUPS: tuple[tuple[Change, ...], ...] = (OF_METADATA, OF_WEIGHTS, OF_TENSORS, OF_VOCABULARIES)

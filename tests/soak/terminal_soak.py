@@ -6,12 +6,13 @@ import io
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 from llmrun.cli.chatting.markdown import MarkdownView
 from llmrun.cli.console.output import Output
+from tests.soak.driver import Broken, Case, Soak
 from tests.support.cli.hostile_text import hostile_answer, in_pieces
 from tests.support.cli.terminals import Terminal
 
@@ -27,25 +28,13 @@ _ALLOWED_PLAIN = re.compile(rf"(?:{_SEEN}|\t|{_ATTRIBUTES})*")
 _FLOOD = re.compile("[\u0300-\u036f\u0489\u20dd\u0591\u0e47\u1ab0]{9}")
 
 
-class Breach(AssertionError):
+def terminal(soak: Soak) -> Iterator[Case]:
+    """Show hostile answers: control sequences, raw and as HTML entities, in Markdown, and in pieces."""
+    yield lambda number: soak_case(soak.seed, number)
+
+
+class Breach(Broken):
     """Forbidden output reached the terminal."""
-
-
-class _TerminalStream(io.StringIO):
-    """A process's output stream that is an in-memory terminal."""
-
-    encoding = "utf-8"
-
-    def __init__(self, terminal: Terminal) -> None:
-        super().__init__()
-        self._terminal = terminal
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self._terminal.write(text)
-        return len(text)
 
 
 def by_markdown(source: random.Random, text: str, terminal: Terminal) -> None:
@@ -85,7 +74,20 @@ def by_messages(source: random.Random, text: str, terminal: Terminal) -> None:
 
 
 def _streams(terminal: Terminal) -> Any:
-    return patch.multiple(sys, stdout=_TerminalStream(terminal), stderr=_TerminalStream(terminal))
+    """Make the process's output streams the in-memory terminal."""
+
+    class Stream(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            terminal.write(text)
+            return len(text)
+
+    stream = Stream()
+    return patch.multiple(sys, stdout=stream, stderr=stream)
 
 
 Way = Callable[[random.Random, str, Terminal], None]

@@ -1,4 +1,4 @@
-"""Tests that text from a model, file or server cannot control the terminal; scripts/soak_terminal tests more."""
+"""Tests that text from a model, file or server cannot control the terminal; `scripts/soak terminal` tests more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of random answers within real schemas: what ends by itself is valid. scripts/soak_constraints does 10,000."""
+"""Tests of random answers within real schemas: what ends by itself is valid. `scripts/soak constraints` does more."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.support.templates.template_drafts import hostile_draft
 from tests.support.templates.template_runs import Ended, ended_all
 
 QUICK = RenderLimits(cpu_s=0.05)  # tests wait until endless templates hit this limit
-DRAFTS = 200  # scripts/soak_templates renders a hundred thousand
+DRAFTS = 200  # `scripts/soak templates` renders any number
 SEED = 2
 FOR_EVER = "{% for i in range(99999) %}\n{% for j in range(99999) %}{% endfor %}{% endfor %}"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -170,7 +170,7 @@ def test_text_before_calls_stays_text(name: str) -> None:
 
 @pytest.mark.night
 def test_forced_calls_are_valid(name: str) -> None:
-    """scripts/soak_tool_calls forces many more."""
+    """`scripts/soak tool-calls` forces many more."""
     for number in range(6):
         assert forced_call_problem(real_case(name, control=number % 2 == 0), f"quick {number}") == ""
 

@@ -1,4 +1,4 @@
-"""Tests of a model store against a plain model of it; scripts/soak_hub runs longer."""
+"""Tests of a model store against a plain model of it; `scripts/soak hub` runs longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated user who chats at a terminal and checks the results. chat_soak.py has the actions.
+"""A simulated user who chats at a terminal and checks the results. tests/soak/chat.py has the actions.
 
 Questions and answers are known from two sources: what the user typed, and the journal that the chat writes. After each
 action, the two must agree, no journal may have lost a byte, the process must be alive, and the screen must show no

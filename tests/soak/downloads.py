@@ -1,0 +1,197 @@
+"""Downloads with dropped connections, killed processes and bad servers, from a local Hub."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import LlmrunError
+from llmrun.hub.local.safe_writes import CHUNK
+from llmrun.hub.names.model_sources import Artifact
+from llmrun.hub.remote.backoff import MOST_CONNECTIONS, PROGRESS
+from llmrun.hub.transfer.download import download
+from tests.soak.driver import Broken, Soak
+from tests.soak.driver import Case as SoakCase
+from tests.support.hub.fake_hub import FakeHub, Fault, Place, fake_hub
+from tests.support.hub.fetching import TOKEN, Folders, Said, artifact_of, outcome
+
+_CUTS = 20
+_TIMEOUT_S = 120.0  # for a stuck process
+_KILL_SPEED = 2e6  # bytes per second per connection in the kill cases, so that a model takes about a second
+# Python code that makes a process use several connections even for a small file.
+_SEVERAL = """
+import llmrun.hub.remote.backoff, llmrun.hub.transfer.connections
+llmrun.hub.remote.backoff.PROBE_S = llmrun.hub.remote.backoff.WORTH_S = 0.05
+llmrun.hub.transfer.connections.PART = 100_000
+"""
+_SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+
+
+def downloads(soak: Soak) -> Iterator[SoakCase]:
+    """Disturb a download in one of three ways per case. Every case has its own Hub and folders."""
+
+    def case(number: int) -> str:
+        disturb = _WAYS[number % len(_WAYS)]
+        with tempfile.TemporaryDirectory() as folder, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
+            return disturb(Case(soak.random(number), hub, Folders(Path(folder)), patch, soak.counts))
+
+    yield case
+
+
+def cut(case: Case) -> str:
+    """Drop connections after random numbers of bytes. Nothing may be sent twice."""
+    model = case.model()
+    case.use()
+    for _ in range(_CUTS):
+        # Shorter answers do not count as progress, and a download rightly gives up after several of those.
+        case.hub.faults.append(Fault(cut_after=case.rng.randrange(PROGRESS + 1, 250_000)))
+    download(model, Said())
+    case.require_whole(model)
+    case.require_sent_once(model, _CUTS - len(case.hub.faults))
+    return "cut"
+
+
+def kill(case: Case) -> str:
+    """Kill processes at random moments until one finishes. Each process must resume where the last one stopped."""
+    model = case.model()
+    case.hub.bytes_per_second = _KILL_SPEED
+    kills, several = 0, case.rng.random() < 0.5
+    while True:
+        process = case.folders.start(model, case.hub, _SEVERAL if several else "")
+        deadline, downloads = time.monotonic() + _TIMEOUT_S, case.hub.started()
+        # Half of the kills come during the transfer, the others at any time from the first import to the last link.
+        in_transfer = case.rng.random() < 0.5
+        if in_transfer:
+            while case.hub.started() == downloads and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+        try:
+            out, complaints = process.communicate(timeout=case.rng.uniform(0.0, 0.4 if in_transfer else 1.5))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+            if not case.is_listed(model):
+                case.require_nothing_listed(model)
+        else:
+            break
+    case.require_path(process.returncode, out, complaints, model)
+    case.require_whole(model)
+    # When several connections are used, some are closed early, which wastes the bytes in flight.
+    case.require_sent_once(model, kills + MOST_CONNECTIONS * several)
+    case.counts["kills"] += kills
+    return "killed"
+
+
+def lie(case: Case) -> str:
+    """Use a server that stalls and lies. A download ends in the model or a one-line error, and later in the model."""
+    model, said = case.model(), Said()
+    case.use()
+    for _ in range(case.rng.randrange(1, 9)):
+        case.hub.faults.append(case.fault(model.files[0].size))
+    how = "whole in spite of lies"
+    try:
+        download(model, said)
+    except LlmrunError as error:
+        if TOKEN in str(error) + error.hint or not str(error).isprintable():
+            raise Broken(f"not fit to be told: {error!r}") from error
+        case.require_nothing_listed(model)
+        how = f"lies that ended in {type(error).__name__}"
+    case.hub.faults.clear()
+    download(model, said)
+    case.require_whole(model)
+    if TOKEN in "".join(said.notes):
+        raise Broken("the token was told")
+    return how
+
+
+# What happens in cases 0, 1 and so on. Cases of processes take seconds.
+_WAYS: tuple[Callable[[Case], str], ...] = (lie, cut, lie, kill, lie)
+
+
+@dataclass
+class Case:
+    """A Hub, the folders of a user and random numbers."""
+
+    rng: random.Random
+    hub: FakeHub
+    folders: Folders
+    patch: pytest.MonkeyPatch
+    counts: Counter[str]
+
+    def use(self) -> None:
+        self.folders.use(self.patch, self.hub)
+
+    def model(self) -> Artifact:
+        """Add a model of one file or two shards, one to three megabytes in total."""
+        names = _SHARDS if self.rng.random() < 0.3 else ("model.gguf",)
+        files = {f"sub/{name}": b"GGUF" + self.rng.randbytes(self.rng.randrange(1 << 20, 2_500_000)) for name in names}
+        return artifact_of(self.hub.add("org/repo", files), *files)
+
+    def fault(self, size: int) -> Fault:
+        """Return a random server error."""
+        pick, at = self.rng.choice, self.rng.randrange(size)
+        on: Place = "hub" if self.rng.random() < 0.5 else "storage"
+        etag = pick(('"other"', 'W/"weak"', "", '"\x7f"', '"' + "e" * 999 + '"'))
+        length = str(pick((0, 1, size - 1, size + 1, 10**18)))
+        span = pick((f"0-{size - 1}/{size}", f"5-9/{size}", "*/*", f"0-9/{size + 1}", "nonsense"))
+        closing = {"Content-Length": "", "Connection": "close"}
+        fault = pick(
+            (
+                Fault(cut_after=at),
+                Fault(cut_after=at, first=self.hub.expire),
+                Fault(stall_after=at),
+                Fault(ignore_range=True),
+                Fault(ignore_range=True, cut_after=at),
+                Fault(ignore_range=True, headers=closing, alter=lambda body: body + b"more"),
+                Fault(headers={"Content-Length": length, "Connection": "close"}),
+                Fault(headers={"Content-Range": f"bytes {span}"}),
+                Fault(headers={"ETag": etag}, cut_after=at),
+                Fault(headers={"Content-Encoding": "gzip"}),
+                Fault(alter=lambda body: body[:at] + bytes(byte ^ 1 for byte in body[at : at + 1]) + body[at + 1 :]),
+                Fault(on="hub", headers={"X-Linked-Etag": f'"{"0" * 64}"'}),
+                Fault(on="hub", headers={"Location": pick(("/x", "//[", "http://127.0.0.1:9/", "gopher://x"))}),
+                Fault(on=on, status=pick((401, 403, 404, 410, 416, 418))),
+                Fault(
+                    on=on, status=pick((408, 429, 500, 503)), headers={"Retry-After": pick(("0", "", "soon", "9999"))}
+                ),
+            )
+        )
+        if fault.stall_after is None:
+            fault.times = pick((1, 1, 1, 2, 9))
+        return fault
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def require_sent_once(self, model: Artifact, broken: int) -> None:
+        """Check that at most one chunk per broken connection was sent twice, and nothing if none broke."""
+        twice = self.hub.sent() - model.size
+        if not 0 <= twice <= broken * CHUNK:
+            raise Broken(f"{twice:,} bytes sent twice, {broken} connections broken")
+
+    def is_listed(self, model: Artifact) -> bool:
+        home = self.folders.cache / "models--org--repo"
+        return os.path.lexists(home / "snapshots" / model.commit / model.files[0].path)
+
+    def require_whole(self, model: Artifact) -> None:
+        if wrong := self.folders.wrong(model, whole=True):
+            raise Broken("; ".join(wrong))
+        if {asked.authorization for asked in self.hub.asked if asked.at == "storage"} - {""}:
+            raise Broken("the storage was given the token")
+
+    def require_nothing_listed(self, model: Artifact) -> None:
+        if wrong := self.folders.wrong(model, whole=False):
+            raise Broken("; ".join(wrong))
+
+    def require_path(self, code: int | None, out: str, complaints: str, model: Artifact) -> None:
+        said = outcome(out)
+        if code != 0 or complaints or said.path is None or not said.path.name.endswith(Path(model.files[0].path).name):
+            raise Broken(f"exit code {code}: {said.error} {said.message} {complaints[-300:]}")

@@ -1,0 +1,75 @@
+"""Short runs of the profiles that no other test runs. `scripts/soak` runs all of them for any time."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.soak.driver import Broken, run_profile
+from tests.soak.speculation import NAMES
+from tests.soak.store import Damage
+from tests.support.models.downloads import smollm2
+
+pytestmark = [
+    pytest.mark.push,
+    pytest.mark.skipif(sys.platform == "win32", reason="kills processes and resets connections as POSIX does"),
+]
+
+# The first case, the number of cases, and outcomes that must occur in them.
+SHORT: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "batch": (0, 2, ("runs",)),
+    "chat": (20, 12, ("kills with -9 and --continue", "interrupt")),
+    "downloads": (0, 20, ("cut", "killed")),
+    "models": (0, 250, ("0 answered", "3 BadGGUF", "3 ModelFileError")),
+    "serve-cancel": (0, 8, ()),
+    "serve-hostile": (0, 1, ("hostile body", "status 200")),
+    "serve-kill": (0, 2, ("requests that saw 1 kills",)),
+    "serve-same": (0, 1, ("preemptions with --overcommit",)),
+    "serve-swap": (0, 2, ("swaps",)),
+    "serve-upstreams": (0, 2, ("requests moved", "requests resumed")),
+    "store": (0, 4, ("flip bit", "kill first run", "start at once")),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("batch", "downloads") else pytest.mark.night) for name in SHORT]
+)
+def test_a_short_run_breaks_no_promise(name: str) -> None:
+    first, count, outcomes = SHORT[name]
+    result = run_profile(name, first=first, count=count)
+    assert result.broken == []
+    assert result.cases == count
+    assert [outcome for outcome in outcomes if not result.counts[outcome]] == []
+
+
+# Windows, keys shared by layers, sinks, latent attention, a recurrent state, experts.
+@pytest.mark.night
+@pytest.mark.parametrize("name", ["gemma3 pattern", "gemma4 E2B", "gpt-oss", "deepseek2", "lfm2", "qwen3moe"])
+def test_drafts_change_no_answer_of_an_architecture(name: str) -> None:
+    result = run_profile("speculation", first=NAMES.index(name), count=1)
+    assert result.broken == []
+    assert 0 < result.counts["accepted"] < result.counts["drafted"]
+
+
+@pytest.mark.night
+def test_drafts_change_no_answer_of_the_real_model() -> None:
+    assert run_profile("speculation", model=str(smollm2()), count=1).broken == []
+
+
+def test_a_wrong_answer_and_a_wrong_entry_are_found(tmp_path: Path) -> None:
+    damage = Damage(tmp_path)
+    right, damage.right = damage.right, "another"
+    with pytest.raises(Broken, match="another answer"):
+        damage.flip_bit(random.Random(1))
+    damage.right, damage.entries = right, dict.fromkeys(damage.entries, b"another")
+    with pytest.raises(Broken, match="the cache differs in"):
+        damage.flip_bit(random.Random(1))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["constraints", "samplers", "tool-calls"])
+def test_a_long_run_breaks_no_promise(name: str) -> None:
+    assert run_profile(name, seconds=900).broken == []
