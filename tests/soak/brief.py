@@ -116,12 +116,12 @@ def tool_calls(soak: Soak) -> Iterator[Case]:
     from tests.support.tool_calls.forced import forced_call_problem
     from tests.support.tool_calls.formats import WITH_FORMATS, real_case
 
-    names = WITH_FORMATS
-
     def case(number: int) -> str:
-        round_, index = divmod(number, len(names))
-        if wrong := forced_call_problem(real_case(names[index], control=round_ % 2 == 0), f"{soak.seed} {number}"):
-            raise Broken(f"{names[index]}: {wrong}")
+        round_, index = divmod(number, len(WITH_FORMATS))
+        if wrong := forced_call_problem(
+            real_case(WITH_FORMATS[index], control=round_ % 2 == 0), f"{soak.seed} {number}"
+        ):
+            raise Broken(f"{WITH_FORMATS[index]}: {wrong}")
         return "valid"
 
     yield case
