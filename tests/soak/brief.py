@@ -118,10 +118,9 @@ def tool_calls(soak: Soak) -> Iterator[Case]:
 
     def case(number: int) -> str:
         round_, index = divmod(number, len(WITH_FORMATS))
-        if wrong := forced_call_problem(
-            real_case(WITH_FORMATS[index], control=round_ % 2 == 0), f"{soak.seed} {number}"
-        ):
-            raise Broken(f"{WITH_FORMATS[index]}: {wrong}")
+        found = real_case(WITH_FORMATS[index], control=round_ % 2 == 0)
+        if wrong := forced_call_problem(found, f"{soak.seed} {number}"):
+            raise Broken(f"{found.name}: {wrong}")
         return "valid"
 
     yield case

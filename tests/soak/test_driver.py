@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +37,8 @@ def fake(soak: Soak) -> Iterator[Case]:
 
 
 @pytest.fixture(autouse=True)
-def fake_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the folders of broken cases are kept
     monkeypatch.setitem(PROFILES, "fake", Profile(f"{__name__}:fake", ""))
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or importlib.import_module(__name__))
 
