@@ -239,7 +239,8 @@ def _question(name: str, number: int) -> Asked:
 
 async def _swapped_wave(server: Served, clients: Clients, numbers: Sequence[int]) -> float:
     """Ask models in random order. Returns the most memory that all processes took together, in bytes."""
-    assert sys.platform == "linux"  # other systems do not count shared pages once
+    if sys.platform != "linux":
+        raise NotImplementedError("other systems do not count shared pages once")
 
     def memory() -> int:
         total, front = 0, psutil.Process(server.process.pid)

@@ -33,7 +33,8 @@ def run(
     arguments: Sequence[str | bytes], stdin: bytes, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `llmrun`, with pipes for all three streams, like `subprocess.run`."""
-    assert sys.platform == "linux"
+    if sys.platform != "linux":
+        raise NotImplementedError(sys.platform)
     words = [os.fsdecode(argument) for argument in arguments]
     ours: list[IO[bytes]] = []
     theirs: list[int] = []
@@ -71,7 +72,8 @@ def _feed(file: IO[bytes], data: bytes) -> None:
 @functools.cache
 def _server() -> socket.socket:
     """Start the process that forks, once for each process that runs tests. It ends when the socket is closed."""
-    assert sys.platform == "linux"
+    if sys.platform != "linux":
+        raise NotImplementedError(sys.platform)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "tests.support.cli.forking", str(theirs.fileno())]
     subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -93,7 +95,8 @@ def _import_modules() -> None:
 
 def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request, and return in the fork with the request and its descriptors."""
-    assert sys.platform == "linux"
+    if sys.platform != "linux":
+        raise NotImplementedError(sys.platform)
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 2 * MOST_BYTES, len(_MODES))
         if not message:
@@ -110,7 +113,8 @@ def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int
 
 def _split(report: int, descriptors: Sequence[int]) -> None:
     """Fork once more, return in the new process, and report its id and exit code from the other one."""
-    assert sys.platform == "linux"
+    if sys.platform != "linux":
+        raise NotImplementedError(sys.platform)
     pid = os.fork()
     if pid == 0:
         os.close(report)
