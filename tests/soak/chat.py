@@ -28,7 +28,7 @@ from tests.support.cli.chat_person import (
     words,
 )
 from tests.support.cli.commands import LLMRUN, script_file
-from tests.support.cli.shells import READY, PtyShell, TmuxShell
+from tests.support.cli.shells import READY, PtyShell, Shell, TmuxShell
 
 _CONTEXT = 8192  # four times as many for the scripted model, whose tokens are bytes
 _FILLING = 5_000  # characters at the beginning, so that the KV cache soon has all its memory
@@ -104,7 +104,7 @@ def _chatting(soak: Soak, number: int, findings: Findings) -> Iterator[Person]:
         model = ["--backend", "scripted", script, "--speculate", "off"]
     words = shlex.join([*LLMRUN, "chat", *model, "-c", str(_CONTEXT if soak.model else 4 * _CONTEXT)])
     environment = {"LLMRUN_DATA_DIR": str(folder), "LLMRUN_CONFIG": str(folder / "config.toml")}
-    shell = (TmuxShell if shutil.which("tmux") else PtyShell)(folder, environment)
+    shell: Shell = (TmuxShell if shutil.which("tmux") else PtyShell)(folder, environment)
     seconds = 1.5 if soak.model else 0.4
     person = Person(shell, folder, words, findings, soak.random(number), answer_seconds=seconds)
     try:
