@@ -99,6 +99,7 @@ def test_time_limits_shrink_with_the_time_left() -> None:
         clock.limit(300)
 
 
+@pytest.mark.push
 def test_commands_that_fail_say_why(setup: PretendSetup) -> None:
     failing = replace(setup, program="import sys; sys.exit('note: a\\nerror: no model')")
     with pytest.raises(StepFailed, match=r"^error: no model \(exit code 1\)$"):
@@ -304,6 +305,7 @@ def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.push
 def test_without_a_gpu_the_script_says_so(tmp_path: Path) -> None:
     assert not probe.gpus().names, "run the tests with a build of llama.cpp without GPUs"
     done = run("--output", tmp_path / "out", LLMRUN_CACHE_DIR=str(tmp_path))
@@ -317,6 +319,7 @@ def test_unknown_steps_are_refused() -> None:
     assert "no such step: sped; choose from machine, offload, speed" in done.stderr
 
 
+@pytest.mark.push
 def test_a_source_is_built_for_the_gpus_of_this_machine(tmp_path: Path) -> None:
     """CMake and nvcc are stand-ins. CMake records its arguments and fails the second time."""
     tools, source = tmp_path / "tools", tmp_path / "source"

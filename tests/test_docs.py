@@ -56,6 +56,7 @@ def test_commands_are_found_in_the_pages(saw: Callable[[int, str, int], None]) -
     assert shlex.join(["pull", "-q", "qwen3:4b"]) in COMMANDS, "the one inside $(...)"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shown_parses(command: str) -> None:
     """The flags exist and the values have the right type. Nothing runs."""

@@ -59,12 +59,14 @@ def as_windows(code: str, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.push
 def test_every_module_imports_without_posix() -> None:
     done = as_windows(IMPORT_ALL)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= len(FILES) - 1
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -79,6 +81,7 @@ def test_what_windows_lacks_is_missing_there(code: str, error: str) -> None:
     assert (done.returncode, error in done.stderr) == (1, True)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["templates"], ["conversations"]])
 def test_commands_run_without_posix(arguments: list[str], tmp_path: Path) -> None:
     done = as_windows(RUN, *arguments, LLMRUN_DATA_DIR=str(tmp_path / "größe 1"), HF_HOME=str(tmp_path / "hub"))
@@ -160,6 +163,7 @@ EXCEPTIONS = {
 }
 
 
+@pytest.mark.push
 def test_code_that_only_posix_runs_is_found(saw: Callable[[int, str, int], None]) -> None:
     names = {path.relative_to(PACKAGE).as_posix(): path for path in FILES}
     found = {name: list(posix_only(path.read_text(encoding="utf-8"))) for name, path in names.items()}

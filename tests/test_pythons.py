@@ -69,6 +69,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("version", ["3.11.0", "3.12.6", "3.13.15", "3.14.10"])
 def test_supported_pythons_are_used(clone: Path, version: str) -> None:
     python = python_of(clone, version)
@@ -95,6 +96,7 @@ def test_the_pinned_llama_cpp_is_found(clone: Path) -> None:
     assert len(requirement.splitlines()) == 1
 
 
+@pytest.mark.push
 def test_the_table_has_the_counts_of_each_python(clone: Path) -> None:
     pythons = [python_of(clone, version) for version in ("3.11.2", "3.14.10")]
     done = run(clone, "scripts/test_pythons", *pythons, FAILURES="0")
@@ -107,6 +109,7 @@ def test_the_table_has_the_counts_of_each_python(clone: Path) -> None:
     ]
 
 
+@pytest.mark.push
 def test_one_python_that_fails_does_not_stop_the_others(clone: Path) -> None:
     pythons = [python_of(clone, version) for version in ("3.13.1", "3.14.10")]
     done = run(clone, "scripts/test_pythons", *pythons, FAILURES="3")

@@ -60,6 +60,7 @@ def test_keys_of_files_are_the_formats_own(name: str, parameter: SamplingParamet
         assert getattr(default_sampling({parameter.gguf_key: value}), name) == value
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("way", ["flag", "environment", "config"])
 def test_every_parameter_reaches_a_server(tmp_path: Path, way: str) -> None:
     values = {name: another_value(parameter) for name, parameter in SAMPLING.items()}

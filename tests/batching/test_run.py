@@ -173,6 +173,7 @@ def test_a_request_that_loses_every_worker_is_an_error(files: Files) -> None:
     assert files.answers()[0]["error"]["code"] == "worker_lost"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("stop_at", [0, 1, 5, 30, 60])
 def test_a_stopped_run_continues(files: Files, tmp_path: Path, stop_at: int) -> None:
     first, second = FakeWorker(delay_s=0.01), FakeWorker()
@@ -249,6 +250,7 @@ def test_lines_can_be_added(files: Files, tmp_path: Path) -> None:
     assert files.output.read_bytes() == reference(tmp_path, longer)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("card", "options", "words"),
     [

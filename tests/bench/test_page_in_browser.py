@@ -53,6 +53,7 @@ def test_a_page_fits_its_window(light: Found, name: str, width: int) -> None:
     assert found["outside"] == []
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("name", "width"), PLACES)
 def test_no_text_lies_on_another(light: Found, name: str, width: int) -> None:
     assert light[name, width]["overlaps"] == []

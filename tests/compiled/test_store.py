@@ -522,6 +522,7 @@ def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
     assert image.startswith(b"\x7fELF")
 
 
+@pytest.mark.push
 def test_a_module_in_the_working_folder_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('this is not json')")
     code = (

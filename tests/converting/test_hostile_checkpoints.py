@@ -39,6 +39,7 @@ def places_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("make", [tiny_checkpoint, sentencepiece_checkpoint])
 def test_junk_in_any_place_is_no_traceback(make: Any, tmp_path: Path) -> None:
     folder = make().write(tmp_path / "model")

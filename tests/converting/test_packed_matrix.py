@@ -48,6 +48,7 @@ def matrices(draw: st.DrawFn) -> Quantized:
     return Quantized(made.q, made.zeros, bits.astype(np.uint16).view(np.float16), group)
 
 
+@pytest.mark.push
 @settings(deadline=None)
 @given(made=matrices(), version=st.sampled_from([1, 2]), seed=st.integers(0, 2**32))
 def test_gptq_is_exact(made: Quantized, version: int, seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -105,6 +105,7 @@ def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -
     assert message in str(caught.value)
 
 
+@pytest.mark.push
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_mutants_end_in_an_error_or_a_file(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -111,6 +111,7 @@ def is_settled(text: str) -> bool:
     return "ſ" not in text and all(unicodedata.ucd_3_2_0.category(character) != "Cn" for character in text)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "pre_tokenizer", "whole"), PUBLISHED, ids=[name for name, _, _ in PUBLISHED])
 def test_published_pre_tokenizers_split_as_before(
     name: str, pre_tokenizer: dict[str, Any], whole: bool, tmp_path: Path
@@ -217,6 +218,7 @@ def has_border(text: str) -> bool:
     return any(text[:size] == text[-size:] for size in range(1, len(text)))
 
 
+@pytest.mark.push
 @settings(deadline=None, max_examples=60)
 @given(
     words=st.lists(

@@ -93,6 +93,7 @@ def test_the_context_ends_an_answer_inside_a_draft(name: str) -> None:
         assert gathered.finished.reason is FinishReason.LENGTH
 
 
+@pytest.mark.push
 @SOME
 @pytest.mark.parametrize("length", [1, 9])
 def test_a_stop_string_ends_an_answer_inside_a_draft(name: str, length: int) -> None:

@@ -57,6 +57,7 @@ def directly(*requests: Request) -> list[Heard]:
         return [heard(list(engine.generate(request))) for request in requests]
 
 
+@pytest.mark.push
 def test_answers_are_those_of_the_engine(runner: asyncio.Runner, model: ModelProcess) -> None:
     requests = [
         chat("Hello, wörld! 👋"),
@@ -281,6 +282,7 @@ def test_limits_of_the_queue_and_of_slow_clients(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
     async def ask() -> None:
         limits = ServingLimits(max_queue=4, tenants=2)
@@ -302,6 +304,7 @@ def test_one_of_several_keys_cannot_fill_the_queue(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.push
 def test_one_of_several_keys_cannot_fill_the_queue_of_calls(tmp_path: Path) -> None:
     async def ask() -> None:
         limits = ServingLimits(max_queue=4, tenants=2, queue_bytes=20_000)
@@ -336,6 +339,7 @@ def test_many_results_come_in_parts(runner: asyncio.Runner, model: ModelProcess)
         assert alone.data == vectors[number].tobytes()
 
 
+@pytest.mark.push
 def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Path) -> None:
     """Otherwise, a client that leaves at once could fill the memory of the process."""
 

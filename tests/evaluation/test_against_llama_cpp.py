@@ -123,6 +123,7 @@ def test_texts_are_tokenized_as_by_llama_perplexity(ours: list[Backend]) -> None
     assert tokens_of(TEXT, ours[0].tokenizer).tolist() == list(expected)
 
 
+@pytest.mark.night
 def test_the_figures_are_those_of_the_same_logits(ours: list[Backend], theirs: Pair, chunks: list[Chunk]) -> None:
     base, damaged = (cast("Backend", OracleBackend(model, ours[0])) for model in theirs)
     found = figures(summarized(list(scores_of_chunks(damaged, base, chunks))))

@@ -34,6 +34,7 @@ def expected_score(prompt: str, ending: str) -> float:
     return float(sum(chances[position - 1, tokens[position]] for position in range(start, len(tokens))))
 
 
+@pytest.mark.push
 @given(st.lists(questions, min_size=1, max_size=4), st.integers(2, 5), st.sampled_from([None, 4]))
 def test_scores_are_those_of_each_text_alone(asked: list[Question], sequences: int, checkpoint: int | None) -> None:
     """Neither shared prefixes nor the number of sequences change the scores.

@@ -93,6 +93,7 @@ def test_files_without_questions_are_refused(tmp_path: Path) -> None:
         read_questions(tmp_path / "missing.jsonl")
 
 
+@pytest.mark.push
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda some: st.lists(some), max_leaves=9))
 def test_any_values_are_a_question_or_a_usage_error(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     for field in GOOD:

@@ -22,6 +22,7 @@ def log_probabilities(rows: NDArray[np.float32]) -> NDArray[np.longdouble]:
     return result
 
 
+@pytest.mark.push
 @given(logits, logits, arrays(np.int32, 3, elements=st.integers(0, 16)))
 def test_scores_are_their_definitions(
     model: NDArray[np.float32], base: NDArray[np.float32], following: NDArray[np.int32]

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.push
 SCALE = 0.5
 
 
+@pytest.mark.night
 def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(tmp_path: Path) -> None:
     """The adapter changes the predictions several times as much as the rounding of activations."""
     files = real_weights("Q4_1", tmp_path)

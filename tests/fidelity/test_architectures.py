@@ -31,12 +31,13 @@ WIDE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("weight_type", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("weight_type", [pytest.param("Q8_0", marks=pytest.mark.night), "Q4_K_M"])
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, name: str, weight_type: str) -> None:
     check_quantized(tmp_path, name, weight_type)
 
 
+@pytest.mark.push
 def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> None:
     """The published gpt-oss files keep everything except the experts in Q8_0."""
     check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")

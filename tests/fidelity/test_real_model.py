@@ -45,13 +45,17 @@ def vocabulary() -> LlamaVocabulary:
     return LlamaVocabulary(smollm2())
 
 
-@pytest.fixture(scope="module", params=PROMPTS)
+TYPES = [pytest.param(name, marks=pytest.mark.push if name == "Q8_0" else pytest.mark.night) for name in PROMPTS]
+
+
+@pytest.fixture(scope="module", params=TYPES)
 def weights(request: pytest.FixtureRequest) -> Iterator[tuple[str, RealWeights]]:
     """Yield one weight type at a time. Its files are deleted afterwards; pytest would keep those of three runs."""
     with tempfile.TemporaryDirectory(prefix="llmrun-fidelity-") as folder:
         yield request.param, real_weights(request.param, Path(folder))
 
 
+@pytest.mark.push
 def test_the_twin_without_rounding_is_the_oracle(weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary) -> None:
     _, files = weights
     twin = exact_twin(plan_of(files.path))
@@ -60,6 +64,7 @@ def test_the_twin_without_rounding_is_the_oracle(weights: tuple[str, RealWeights
     assert measured["twin"].mean <= TWIN_BOUND
 
 
+@pytest.mark.push
 def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
     weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
 ) -> None:
@@ -78,6 +83,7 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
     )
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 @pytest.mark.parametrize("weights", ["F32"], indirect=True)
 def test_a_rounded_cache_costs_no_more_than_llama_cpps(
@@ -113,6 +119,7 @@ def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
     assert measured["ours"].value == pytest.approx(measured["theirs"].value, rel=PERPLEXITY_BOUND)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("weights", ["Q4_1"], indirect=True)
 def test_the_oracle_sees_rotations_off_by_a_thousandth(
     weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary

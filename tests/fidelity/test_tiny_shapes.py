@@ -42,6 +42,8 @@ QUANTIZED = ("Q5_0", "Q5_1", *K_QUANTS, "IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "T
 QUANTIZED_SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "kv_heads": 2, "feed_forward": 512}
 
 
+@pytest.mark.cover(1)
+@pytest.mark.push
 @pytest.mark.parametrize(("shape", "weight_type"), CASES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, shape: str, weight_type: str) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type, **(SHAPES | FLOAT_SHAPES)[shape])

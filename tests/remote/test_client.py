@@ -361,6 +361,7 @@ WRONG: dict[str, tuple[bytes, type[LlmrunError], str]] = {
 }
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", WRONG)
 def test_whatever_a_server_does_wrong_is_one_line(name: str) -> None:
     said_by_server, kind, words = WRONG[name]
@@ -537,6 +538,7 @@ def test_random_bytes_as_a_stream_raise_nothing_but_our_own(data: bytes, cuts: l
     read(data, cuts)
 
 
+@pytest.mark.push
 @given(st.lists(json_values, max_size=4), st.lists(st.integers(0, 2000), max_size=4))
 def test_any_json_as_a_stream_raises_nothing_but_our_own(events: list[object], cuts: list[int]) -> None:
     read(b"".join(map(event, events)), cuts)

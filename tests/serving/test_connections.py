@@ -24,6 +24,7 @@ def server() -> Iterator[RunningServer]:
         assert running.chat().status == 200  # after all that the tests did to it
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: y"])
 def test_slow_headers_end_with_408(server: RunningServer, sent: bytes) -> None:
     with server.connect() as line:

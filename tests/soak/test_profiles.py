@@ -59,6 +59,7 @@ def test_drafts_change_no_answer_of_the_real_model() -> None:
     assert run_profile("speculation", model=str(smollm2()), count=1).broken == []
 
 
+@pytest.mark.night
 def test_a_wrong_answer_and_a_wrong_entry_are_found(tmp_path: Path) -> None:
     damage = Damage(tmp_path)
     right, damage.right = damage.right, "another"

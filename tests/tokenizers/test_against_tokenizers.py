@@ -51,6 +51,7 @@ def is_settled(text: str) -> bool:
     return "ſ" not in text and all(unicodedata.ucd_3_2_0.category(character) != "Cn" for character in text)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_random_text_has_the_ids_of_tokenizers(name: str) -> None:
     theirs, ours = reference(name), our_tokenizer(name)

@@ -44,6 +44,7 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.token_bytes(id_).decode() for id_ in ids.tolist()]
 
 
+@pytest.mark.push
 @given(st.lists(st.tuples(parts, parts), min_size=1, max_size=30), st.lists(texts, min_size=1, max_size=5))
 def test_byte_pairs_merge_by_rank(merges: list[tuple[str, str]], examples: list[str]) -> None:
     tokenizer = tokenizer_of(byte_level(merges, complete=True))
@@ -54,6 +55,7 @@ def test_byte_pairs_merge_by_rank(merges: list[tuple[str, str]], examples: list[
         assert spelled(tokenizer, text) == merge_by_priority(text, lambda left, right: ranks.get((left, right)))
 
 
+@pytest.mark.push
 @given(st.lists(st.tuples(parts, parts), min_size=1, max_size=30), texts)
 def test_a_product_that_is_no_token_merges_on_and_is_written_in_bytes(merges: list[tuple[str, str]], text: str) -> None:
     vocabulary = byte_level(merges, complete=False)
@@ -70,6 +72,7 @@ spaced_texts = st.text("ab ", min_size=1, max_size=3 * SHORT_PIECE)
 spaced_parts = st.text("ab▁", min_size=1, max_size=4)
 
 
+@pytest.mark.push
 @given(
     st.dictionaries(spaced_parts, st.integers(-3, 3), min_size=1, max_size=30),
     st.lists(spaced_texts, min_size=1, max_size=5),
@@ -78,6 +81,7 @@ def test_sentence_pieces_merge_across_spaces_as_tokens_do(scores: dict[str, int]
     check_sentence_pieces(scores, examples)
 
 
+@pytest.mark.push
 @given(st.dictionaries(parts, st.integers(-3, 3), min_size=1, max_size=30), st.lists(texts, min_size=1, max_size=5))
 def test_sentence_pieces_merge_by_score(scores: dict[str, int], examples: list[str]) -> None:
     check_sentence_pieces(scores, examples)
@@ -138,6 +142,7 @@ def test_equal_scores_of_either_sign_of_zero_are_equal() -> None:
     assert [base.tokens[id_] for id_ in tokens] == ["▁the"]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("letter", ["A", " ", "\n", "7", "!", "é"])
 def test_a_mebibyte_of_one_character_is_encoded(letter: str) -> None:
     """With a quadratic merge, this would take hours."""

@@ -52,6 +52,7 @@ def cut_by_us(stages: tuple[Stage, ...], text: str) -> list[str]:
     return [encoded[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
 
 
+@pytest.mark.push
 @given(
     pattern=patterns, ends=st.sampled_from(["", r"(?!\S)"]), others=st.sampled_from(["", r"|a+b", r"|\s"]), text=texts
 )

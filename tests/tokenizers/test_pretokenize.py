@@ -31,6 +31,7 @@ def pieces(name: str, text: str) -> list[str]:
     return [encoded[start:end].decode() for start, end in zip(starts, ends.tolist(), strict=False)]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("ranges", "category"), [(LETTERS, "L"), (NUMBERS, "N"), (PUNCTUATION, "P"), (MARKS, "M"), (SYMBOLS, "S")]
 )
@@ -75,6 +76,7 @@ def test_pieces(name: str, text: str, expected: list[str]) -> None:
     assert pieces(name, text) == expected
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", KINDS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_pieces_are_the_text_and_none_is_empty(name: str, text: str) -> None:
@@ -83,6 +85,7 @@ def test_pieces_are_the_text_and_none_is_empty(name: str, text: str) -> None:
     assert "" not in result
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", KINDS)
 def test_no_text_makes_a_pattern_slow(name: str) -> None:
     """Each text would take minutes if a pattern backtracked."""

@@ -64,6 +64,7 @@ def assert_same(ours: Tokenizer, oracle: LlamaVocabulary, *special: str) -> None
                 assert got == expected, (text, add, parse)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_a_pre_tokenizer_s_name_means_what_it_means_in_llama_cpp(name: str, tmp_path: Path) -> None:
     """Covers patterns, adding BOS, default ids, and whether a piece that is a token ("zqx") is merged first."""
@@ -77,6 +78,7 @@ def test_a_file_without_a_pre_tokenizer_has_the_default_one(tmp_path: Path) -> N
     assert_same(ours, oracle)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("add_bos", [True, False])
 @pytest.mark.parametrize("add_eos", [True, False])
 @pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])
@@ -127,6 +129,7 @@ COMBINATIONS = {
 }
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("texts", COMBINATIONS.values(), ids=COMBINATIONS)
 def test_tokens_end_an_answer_by_their_spelling(texts: tuple[str, ...], tmp_path: Path) -> None:
     base = tiny_vocabulary()
@@ -149,6 +152,7 @@ def test_a_control_token_that_ends_no_answer_is_control_all_the_same(name: str, 
     assert end not in ours.encode_rendered(ours.protect("<|end|>"))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("key", ["eot", "eom", "fim_pad", "fim_rep", "fim_sep", "fim_pre", "prefix", "middle"])
 def test_a_key_names_a_token_that_its_spelling_does_not(key: str, tmp_path: Path) -> None:
     vocabulary = with_tokens(tiny_vocabulary(), "<PAD>", "<REPO>", "<|file_sep|>", "<PRE>", "<MID>")

@@ -63,6 +63,7 @@ def best_division(text: str, tokens: dict[str, float]) -> list[int]:
 pieces = st.text("abcé", min_size=1, max_size=9)
 
 
+@pytest.mark.push
 @given(st.dictionaries(pieces, st.floats(-9, -1, width=32), min_size=1, max_size=30), st.text("abcédf", max_size=40))
 def test_texts_are_divided_into_the_likeliest_tokens(tokens: dict[str, float], text: str) -> None:
     with TemporaryDirectory() as folder:
@@ -70,6 +71,7 @@ def test_texts_are_divided_into_the_likeliest_tokens(tokens: dict[str, float], t
         assert ours.encode(text, add_special=False, parse_special=False).tolist() == best_division(text, tokens)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("add_space_prefix", [True, False, None])
 @pytest.mark.parametrize("remove_extra_whitespaces", [True, False, None])
 def test_spaces_are_marked_as_the_file_says(
@@ -121,6 +123,7 @@ def real_tokenizer() -> UnigramTokenizer:
     return found
 
 
+@pytest.mark.push
 @given(st.data())
 def test_damaged_tables_are_read_within_their_bounds(data: st.DataObject) -> None:
     """Any ids are right, because llama.cpp refuses the text, but no byte outside the table may be read."""

@@ -49,6 +49,7 @@ def longest_pieces(word: str, ids: dict[str, int]) -> list[int]:
 pieces = st.tuples(st.sampled_from(["", "▁"]), st.text("abcé", min_size=1, max_size=4)).map("".join)
 
 
+@pytest.mark.push
 @given(
     st.lists(pieces, min_size=1, max_size=30, unique=True),
     st.lists(st.text("abcé", min_size=1, max_size=12), min_size=1, max_size=6),
@@ -61,6 +62,7 @@ def test_words_are_divided_into_the_longest_tokens(tokens: list[str], words: lis
     assert tokenizer.encode(" ".join(words), add_special=False, parse_special=False).tolist() == expected
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("lowercase", [True, False, None])
 @pytest.mark.parametrize("strip_accents", [True, False, None])
 def test_text_is_normalized_as_the_file_says(

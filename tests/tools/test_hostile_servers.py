@@ -59,6 +59,7 @@ def test_a_call_without_an_answer_times_out() -> None:
     assert failure("hangs", timeout_s=0.3) == words
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("mode", "argument", "message"),
     [
@@ -243,6 +244,7 @@ def test_any_line_is_json_or_a_value_error(line: bytes) -> None:
     json.dumps(cleaned_json(value), ensure_ascii=False, allow_nan=False).encode()
 
 
+@pytest.mark.push
 @given(JSON)
 @hypothesis_settings(max_examples=25)  # each example runs a server
 def test_any_definition_gives_valid_tools_or_none(value: Any) -> None:

@@ -16,6 +16,7 @@ TEXTS = st.text("ab_é \ud800", min_size=1, max_size=4) | st.text("a", min_size=
 TOOLS = st.lists(st.tuples(TEXTS, TEXTS), unique=True, max_size=12)
 
 
+@pytest.mark.push
 @given(COMMANDS, TOOLS)
 def test_names_are_valid_and_distinct(commands: list[str], tools: list[tuple[str, str]]) -> None:
     keys = [*(("", name) for name in commands), *tools]
@@ -25,6 +26,7 @@ def test_names_are_valid_and_distinct(commands: list[str], tools: list[tuple[str
     assert names[: len(commands)] == commands
 
 
+@pytest.mark.push
 @given(TOOLS, st.integers())
 def test_names_do_not_depend_on_the_order(tools: list[tuple[str, str]], seed: int) -> None:
     names = dict(zip(tools, exposed_names(tools), strict=True))

@@ -40,6 +40,7 @@ def test_the_file_marks_tools_as_safe(tmp_path: Path) -> None:
         assert verdict(box, "program") == (True, "")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "change",
     [

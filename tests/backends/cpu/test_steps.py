@@ -29,6 +29,7 @@ def test_steps_are_small_and_have_all_rows_in_order(lengths: list[int], most: in
         assert all(len(rows[step]) == most for step in steps[:-1])
 
 
+@pytest.mark.push
 @given(lengths_of_sequences)
 def test_whole_sequences_are_accepted_in_any_order(lengths: list[int]) -> None:
     rows = [len(lengths) - 1 - sequence for sequence in rows_of(lengths)]

@@ -169,6 +169,7 @@ WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count
 TestWindows = pytest.mark.push(WindowMachine.TestCase)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("window", [2, 4, 32, 33, 128, 500])
 @pytest.mark.parametrize("length", [700, 703, 704, 705])
 def test_an_answer_of_256_tokens_and_a_step_can_be_taken_back_wherever_it_ends(window: int, length: int) -> None:

@@ -31,6 +31,7 @@ def open_llama(path: Path, **options: Any) -> LlamaBackend:
         return LlamaBackend(file, replace(OPTIONS, **options))
 
 
+@pytest.mark.push
 class TestSeam(SeamContract, FullCacheContract):
     exact = False  # llama.cpp picks its summation order by batch size
 
@@ -99,6 +100,7 @@ def test_a_head_that_llama_cpp_has_no_8_bit_cache_for_is_named(tmp_path: Path) -
         open_llama(path, kv_type="q8_0")
 
 
+@pytest.mark.push
 def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaBackend) -> None:
     tokens, long, other = some_tokens(20), some_tokens(900, seed=2), some_tokens(5, seed=3)
     for seq in range(2):

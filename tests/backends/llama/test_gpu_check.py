@@ -81,6 +81,7 @@ def test_a_build_that_cannot_be_loaded_is_no_crash(tmp_path: Path, monkeypatch: 
     assert not trial.crashed
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("more", "words"),
     [

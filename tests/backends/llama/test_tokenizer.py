@@ -69,7 +69,7 @@ def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
         assert b"".join(map(tokenizer.token_bytes, ids)) == b"".join(map(oracle.token_bytes, ids))
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("character", [".", "a"])
 def test_a_long_row_of_one_character_does_not_end_the_process(
     named: tuple[str, LlamaTokenizer], character: str

@@ -75,6 +75,7 @@ def test_every_op_is_told_once_in_order_and_by_name(step: StepProfile) -> None:
     assert told == first + layers + last
 
 
+@pytest.mark.night
 def test_weight_types_are_those_of_the_matrices(step: StepProfile) -> None:
     for one in step.ops:
         assert one.weight_type == ("q4_0" if one.kind in ("linear", "embed") else "")

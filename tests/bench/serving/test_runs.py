@@ -95,6 +95,7 @@ def test_clients_leave_in_every_phase() -> None:
     assert found.ttft_after is not None
 
 
+@pytest.mark.push
 def test_requests_that_run_on_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancelling, "GRACE_S", 0.0)
     model = FakeModel(slots=1, prefill_s=0.05, step_s=0.01, forgets=True)

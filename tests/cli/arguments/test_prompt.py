@@ -112,6 +112,7 @@ def test_bytes_that_are_no_text_in_an_argument_are_refused() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.push
 def test_a_prompt_given_leaves_standard_input_alone(tmp_path: Path) -> None:
     """A cron job's standard input may be a pipe that is never closed."""
     reading, writing = os.pipe()

@@ -82,6 +82,7 @@ def test_the_file_has_a_line_for_each_message(store: Store) -> None:
     record.close()
 
 
+@pytest.mark.push
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories(), data=st.data())
 def test_a_file_cut_off_anywhere_is_the_conversation_up_to_its_last_whole_line(
@@ -100,6 +101,7 @@ def test_a_file_cut_off_anywhere_is_the_conversation_up_to_its_last_whole_line(
     assert found.whole_bytes == sum(map(len, lines[:kept]))
 
 
+@pytest.mark.push
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories(most=8), tail=st.binary(max_size=20).filter(lambda data: b"\n" not in data))
 def test_what_was_torn_off_is_gone_when_the_conversation_goes_on(
@@ -241,6 +243,7 @@ def test_a_file_beyond_any_conversation_is_refused_unread(store: Store) -> None:
         read_conversation(path)
 
 
+@pytest.mark.night
 def test_many_pieces_do_not_take_quadratic_time(store: Store) -> None:
     """The answer has 200,000 pieces of 10 characters. Concatenating them one by one would copy 200 GB."""
     pieces = to_line(AnswerWent("x" * 10)) * 200_000
@@ -516,6 +519,7 @@ def answering(store: Store, *pieces: Event) -> Path:
     return path
 
 
+@pytest.mark.push
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=10), max_size=5), data=st.data())
 def test_an_answer_cut_off_anywhere_is_kept_up_to_its_last_whole_line(

@@ -102,6 +102,7 @@ def test_ctrl_c_is_a_signal_and_what_was_typed_before_it_stays() -> None:
     child.close(force=True)
 
 
+@pytest.mark.push
 def test_output_on_its_way_survives_ctrl_c() -> None:
     """By default, a terminal driver discards pending output on Ctrl-C, including half-sent cursor movements."""
     child, _ = process(
@@ -133,6 +134,7 @@ def test_ctrl_c_is_a_signal_however_much_was_typed_and_nothing_is_lost() -> None
     child.close(force=True)
 
 
+@pytest.mark.push
 def test_what_is_typed_after_release_is_left_to_the_next_reader() -> None:
     child, _ = process(
         "keyboard.hold(); quiet(); time.sleep(0.5); keyboard.release()\n"
@@ -177,6 +179,7 @@ print("over", flush=True)
     child.close(force=True)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("held", ["", "keyboard.hold()\n"], ids=["left", "held"])
 @pytest.mark.parametrize("continued", ["in the foreground", "in the background"])
 def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str, held: str) -> None:

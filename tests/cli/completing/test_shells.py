@@ -91,6 +91,7 @@ def check_lines(name: str) -> None:
         shell.close()
 
 
+@pytest.mark.push
 def test_bash_completes(environment: Stores) -> None:
     check_lines("bash")
 

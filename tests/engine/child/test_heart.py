@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 
+import pytest
+
 from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import Beat
 from llmrun.engine.stats import EngineStatus
@@ -16,12 +18,14 @@ STATUS = EngineStatus(
 )
 
 
+@pytest.mark.push
 def test_an_idle_process_beats() -> None:
     beats: queue.Queue[Beat] = queue.Queue()
     Heart(beats.put)
     assert [beats.get(timeout=PATIENCE_S) for _ in range(2)] == [Beat(busy=False)] * 2
 
 
+@pytest.mark.push
 def test_a_hung_step_beats_without_progress() -> None:
     beats: queue.Queue[Beat] = queue.Queue()
     heart = Heart(beats.put)
@@ -33,6 +37,7 @@ def test_a_hung_step_beats_without_progress() -> None:
         assert (beat.steps, beat.busy, beat.wait_s, beat.generated_tokens, beat.preemptions) == (1, True, 1.5, 6, 7)
 
 
+@pytest.mark.push
 def test_beats_during_a_large_step_ask_for_patience() -> None:
     beats: queue.Queue[Beat] = queue.Queue()
     heart = Heart(beats.put)
@@ -46,6 +51,7 @@ def test_beats_during_a_large_step_ask_for_patience() -> None:
         pass
 
 
+@pytest.mark.push
 def test_not_every_step_has_a_beat() -> None:
     """A step of a small model takes a millisecond."""
     beats: queue.Queue[Beat] = queue.Queue()

@@ -37,12 +37,14 @@ from tests.support.serving.random_messages import EVENTS, IDS, PARAMS, REQUESTS
 INFO = ModelInfo("m.gguf", "m", "llama", "Q4_0", 1, 2, 3, 4, 5, 6, "cpu", "2 threads", 2, suppressed_tokens=(7,))
 
 
+@pytest.mark.push
 @given(IDS, REQUESTS, st.floats(0, 1e9), st.booleans())
 def test_requests_survive_the_journey(number: int, request: Request, received: float, alone: bool) -> None:
     message = Ask(number, request, received, alone=alone)
     assert decode_to_child(encode_to_child(message)) == message
 
 
+@pytest.mark.push
 @given(st.lists(EVENTS, max_size=4).map(tuple), st.none() | st.builds(Beat, st.booleans(), st.floats(0, 9), steps=IDS))
 def test_events_survive_the_journey(events: Any, beat: Beat | None) -> None:
     message = Stepped(events, beat)

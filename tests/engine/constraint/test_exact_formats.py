@@ -26,6 +26,7 @@ def accepted(name: str, text: str) -> bool:
     return re.fullmatch(PATTERNS[name], text) is not None
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", PATTERNS)
 @given(st.data())
 def test_everything_accepted_has_the_format(name: str, data: st.DataObject) -> None:

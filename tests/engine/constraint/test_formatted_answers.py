@@ -194,6 +194,7 @@ def test_the_end_is_allowed_only_where_the_format_is_complete() -> None:
     assert gathered.finished.reason is FinishReason.STOP
 
 
+@pytest.mark.push
 def test_a_vocabulary_may_have_no_end_token() -> None:
     class Endless(ScriptedTokenizer):
         end_of_generation = frozenset()

@@ -46,6 +46,7 @@ def test_the_longest_match_is_found(tokens: list[int], tail: list[int], cuts: li
     assert index.find(tail) == longest_match(tokens, tail, candidates=16)
 
 
+@pytest.mark.push
 @given(FEW_TOKENS)
 def test_a_draft_continues_the_longest_match(tokens: list[int]) -> None:
     at, length = longest_match(tokens, tokens[-32:], candidates=16)

@@ -130,6 +130,7 @@ def test_a_failing_pass_does_not_leave_samples_waiting() -> None:
     assert [each.tokens for each in others] == [alone(request).tokens for request in requests[1:]]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("capacity", [70, 100, 180])
 @pytest.mark.parametrize("checkpoint", [None, 16])
 def test_samples_in_a_cache_that_is_too_small_take_turns(capacity: int, checkpoint: int | None) -> None:

@@ -50,6 +50,7 @@ PEOPLE = [
 CASES = (Path(__file__).parent / "as_jinja.txt").read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("source", CASES)
 def test_it_does_what_jinja_does(source: str) -> None:
     variables = {"people": PEOPLE, "d": {"b": 1, "c": "x"}, "x": 3}

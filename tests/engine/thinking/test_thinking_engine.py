@@ -164,6 +164,7 @@ def test_thinking_ends_after_as_many_tokens() -> None:
     assert answered(thinking_backend(None), replace(ASK, think_budget=6)).finished.thinking_tokens == 0
 
 
+@pytest.mark.push
 def test_a_tag_that_the_model_is_just_writing_is_not_cut() -> None:
     for budget in range(len(THOUGHT) + 1, len(THOUGHT) + 10):
         gathered = answered(thinking_backend(OPENED), replace(ASK, think_budget=budget))

@@ -137,6 +137,7 @@ def test_values_match_the_schema(case: Case, schema: dict[str, Any], good: list[
         assert not accepts(case, grammar, call(case, v=value)), value
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_arguments_that_are_not_required_may_be_left_out(case: Case) -> None:
     names = ("p", "q", "r")

@@ -138,6 +138,7 @@ def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> No
     np.testing.assert_array_equal(poisoned[others], clean[others])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", FLOAT_TYPES)
 @given(data=st.data())
 @settings(max_examples=10)

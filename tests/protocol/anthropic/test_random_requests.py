@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from llmrun.engine.requests import check_request
@@ -15,6 +16,7 @@ from tests.support.protocol.refusals import accepted
 REQUIRED = {"model": "tiny", "max_tokens": 10}
 
 
+@pytest.mark.push
 @given(mutated(MESSAGE))
 def test_random_messages_are_accepted_or_refused(body: dict[str, Any]) -> None:
     body = {**REQUIRED, **body}
@@ -26,6 +28,7 @@ def test_random_messages_are_accepted_or_refused(body: dict[str, Any]) -> None:
         assert counted.prompt == parsed.request.prompt, "the count is that of the message"
 
 
+@pytest.mark.push
 @given(mutated(MESSAGE))
 def test_random_counts_are_accepted_or_refused(body: dict[str, Any]) -> None:
     accepted(lambda: parse_count(sent({**REQUIRED, **body}), FACTS))

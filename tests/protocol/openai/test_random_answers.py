@@ -70,6 +70,7 @@ def continuations(draw: st.DrawFn) -> list[Event]:
     return [*deltas, ended(draw(REASONS))]
 
 
+@pytest.mark.push
 @given(st.lists(continuations(), min_size=1, max_size=3), st.data())
 def test_a_streamed_completion_is_the_whole_one(choices: list[list[Event]], data: st.DataObject) -> None:
     options = {"prompt": ["a"] * len(choices), "logprobs": 1}

@@ -144,6 +144,7 @@ def prompt_tokens(server: Served) -> float:
     return float(next(line for line in lines if line.startswith("llmrun_prompt_tokens_total{")).split()[-1])
 
 
+@pytest.mark.push
 def test_a_real_server_refuses_what_the_model_cannot_do(real: Served) -> None:
     status, _, body = real.call("POST", "/v1/embeddings", {"input": ["a", "x" * 100_000]})
     error = json.loads(body)["error"]

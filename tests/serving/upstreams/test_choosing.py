@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def asked(messages: list[Any], **fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": messages, **fields}
 
 
+@pytest.mark.push
 @given(MESSAGES, MESSAGES)
 def test_longer_conversations_begin_with_the_same_hashes(before: list[Any], after: list[Any]) -> None:
     first, longer = prefix_hashes(asked(before)), prefix_hashes(asked(before + after))

@@ -83,6 +83,7 @@ def assert_continues(backend: LlamaBackend, seq: int, history: list[int]) -> Non
     assert_same(actual, backend.forward(batch_of(rows(seq, 0, history + MORE))).logits[-len(MORE) :])
 
 
+@pytest.mark.push
 def test_a_sequence_is_saved_whole(backend: LlamaBackend) -> None:
     for n in (1, 33, 60, 100):
         (part,) = backend.kv.save(0, n)
@@ -92,6 +93,7 @@ def test_a_sequence_is_saved_whole(backend: LlamaBackend) -> None:
     assert backend.kv.save(1, 60) == []
 
 
+@pytest.mark.push
 def test_a_loaded_sequence_is_kept_whole(backend: LlamaBackend) -> None:
     part = saved(backend)
     assert backend.kv.load(2, [part]) == 60

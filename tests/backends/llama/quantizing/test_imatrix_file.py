@@ -100,6 +100,7 @@ def test_the_older_form_has_the_same_means(tmp_path: Path) -> None:
         np.testing.assert_allclose(means, MEASURED.entries[name].means(), rtol=1e-6)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("form", [written(MEASURED), older_form(MEASURED)], ids=["GGUF", "older"])
 def test_files_cut_off_anywhere_are_refused(tmp_path: Path, form: bytes) -> None:
     """The padding at the end of the GGUF form may be missing, and the last part of the older form is optional."""

@@ -128,6 +128,7 @@ def test_devices_can_be_listed_without_a_model(worker: Worker) -> None:
     assert devices_with(NAMES, anyway=False) == DEVICES
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("words", "sentence", "hint"),
     [

@@ -129,6 +129,7 @@ def test_a_lost_mark_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "asking because its mark was removed in a chat" in screen.rows
 
 
+@pytest.mark.push
 @given(st.dictionaries(st.text() | st.just(HOSTILE), st.text() | st.just(HOSTILE) | st.integers()), st.text())
 def test_rows_show_the_exact_arguments(arguments: dict[str, Any], description: str) -> None:
     info = ToolInfo("echo", "a\nb", HOSTILE, description + HOSTILE, {HOSTILE: HOSTILE}, is_safe=False, why_not="")
