@@ -90,6 +90,7 @@ def test_charts_have_a_size_and_hold_what_they_draw(light: Found, name: str, wid
         assert top - 1 <= y < y_end <= bottom + 1
 
 
+@pytest.mark.night
 def test_colors_follow_the_readers_scheme(light: Found, dark: Found) -> None:
     for name, width in PLACES:
         assert light[name, width]["background"] == f"rgb{LIGHT}"

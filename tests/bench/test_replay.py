@@ -110,6 +110,7 @@ def test_5_percent_are_found_in_9_of_10_recorded_runs(engine: str) -> None:
     assert sum(found) >= 18
 
 
+@pytest.mark.night
 def test_made_twins_are_told_apart_at_most_twice_in_40_runs() -> None:
     assert sum(claims(replayed(*made(seed))[1]) for seed in range(40)) <= 2
 

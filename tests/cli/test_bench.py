@@ -169,6 +169,7 @@ def test_speculation_takes_turns_with_plain_decoding_for_each_kind(model: str, k
     assert [(row["answers_compared"], row["answers_different"]) for row in rows[1::2]] == [(6, 0), (6, 0)]
 
 
+@pytest.mark.night
 def test_the_table_of_speculation_fits_narrow_terminals(model: str, kinds: str) -> None:
     arguments = ("bench", "-m", model, "--backend", "scripted", "--speculate", "off,auto", "--prompts", kinds)
     for columns in (80, 50):
@@ -375,6 +376,7 @@ def test_ctrl_c_before_anything_was_measured_leaves_no_word(tmp_path: Path) -> N
     assert process.exitstatus == 130
 
 
+@pytest.mark.night
 def test_a_prompt_longer_than_the_time_is_measured_once_and_told(tmp_path: Path) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.06, "train_context": 4096}))

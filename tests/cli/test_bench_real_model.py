@@ -87,6 +87,7 @@ def test_a_server_stands_in_the_same_table(server: str) -> None:
     assert {row["completed"] > 1 for row in rows} == {True}
 
 
+@pytest.mark.night
 def test_requests_at_once_to_a_server_are_all_answered(server: str) -> None:
     rows = rows_of("--endpoint", server, "-p", "4", "-n", "2", "--concurrency", "64", "-r", "1", "--seconds", "1")
     assert rows[0]["completed"] % 64 == 0

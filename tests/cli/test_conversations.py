@@ -170,6 +170,7 @@ def test_continue_takes_up_the_last_conversation_or_the_named_one(data: Path) ->
     assert '"Why is the sky blue?"' in first_note(data, "--continue", "why", "-n", "3")
 
 
+@pytest.mark.night
 def test_continue_and_a_model_in_any_order(data: Path) -> None:
     """If the word after --continue names no conversation, it is taken as the model."""
     script = script_file(data, [("assistant\n", "yes")])
@@ -202,6 +203,7 @@ def test_a_conversation_that_is_called_like_a_model_is_the_conversation(tmp_path
     assert '"smollm2"' in first_note(tmp_path, "--continue", "smollm2")
 
 
+@pytest.mark.night
 def test_continue_after_clear_takes_up_what_was_said_last(tmp_path: Path) -> None:
     done = chat(tmp_path, turns="one\n/clear\n")
     assert done.stderr.decode().splitlines()[-1] == (

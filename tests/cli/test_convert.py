@@ -54,6 +54,7 @@ def test_llmrun_shows_the_converted_file(folder: Path, tmp_path: Path) -> None:
     assert "Q4_0" in shown
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("output", "message"),
     [
@@ -98,6 +99,7 @@ def test_small_disks_are_found_before_the_work(folder: Path, tmp_path: Path) -> 
         assert not list(disk.folder.glob("*gguf*"))
 
 
+@pytest.mark.push
 def test_a_full_disk_is_one_line_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     """A limit on the size of files fails a write like a full disk."""
     done = shell(f"ulimit -f 64; $LLMRUN convert {folder} {tmp_path}/out.gguf")
@@ -108,6 +110,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.push
 def test_interrupted_conversions_leave_nothing(tmp_path: Path) -> None:
     folder = tiny_checkpoint().write(tmp_path / "model")
     slow = """

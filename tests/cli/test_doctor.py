@@ -86,6 +86,7 @@ def test_what_is_broken_is_exit_code_1_and_no_secret_is_told(tmp_path: Path) -> 
         assert secret not in text + done.stderr.decode()
 
 
+@pytest.mark.night
 def test_with_nothing_in_the_environment_no_llama_and_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     blocked = without_llama(tmp_path / "modules")
     home = tmp_path / "home"
@@ -126,6 +127,7 @@ def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     assert time.monotonic() - started < PATIENCE_S / 2  # without Ctrl-C, it would take all of it
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_on_a_terminal_it_fits_and_is_colored_unless_it_must_not_be(columns: int) -> None:
     more = {"HF_ENDPOINT": NOWHERE} | ({"NO_COLOR": "1"} if columns == 120 else {})

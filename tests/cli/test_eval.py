@@ -104,6 +104,7 @@ def test_models_with_different_vocabularies_are_refused_in_one_line(text: str, t
     assert done.stderr.decode().splitlines()[0].startswith("error: different vocabularies: model: 260 tokens, but 300")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -128,6 +129,7 @@ def test_a_user_without_a_text_is_told_where_to_get_one() -> None:
     assert "wikitext-2-raw-v1.zip" in screen
 
 
+@pytest.mark.push
 def test_ctrl_c_prints_what_has_been_measured(tmp_path: Path, text: str) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.5}))
@@ -146,7 +148,7 @@ def test_ctrl_c_prints_what_has_been_measured(tmp_path: Path, text: str) -> None
 # --- the real model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
     flags = ("--text", str(PASSAGES), "--chunks", "2", "--choices", questions)
     body = told("eval", str(smollm2()), *flags, "--backend", "cpu", "--kv-type", "q8_0", "--against-kv-type", "f16")

@@ -47,6 +47,7 @@ def test_json_and_samples_work_as_for_other_prompts(tmp_path: Path) -> None:
     assert [one["text"] for one in samples] == ["    pass"] * 2
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "flags", [("--system", "x"), ("--chat-template", __file__), ("--think",), ("--suffix-file", __file__)], ids=str
 )
@@ -63,6 +64,7 @@ def test_models_without_the_tokens_are_refused() -> None:
     assert b"hint: use a model for code" in done.stderr
 
 
+@pytest.mark.push
 def test_the_log_has_the_suffix(tmp_path: Path) -> None:
     env = os.environ | {"LLMRUN_DATA_DIR": str(tmp_path)}
     done = scripted("-q", "--log", "-m", model(tmp_path), "--suffix", "\n", "def f():\n", env=env)

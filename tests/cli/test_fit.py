@@ -67,6 +67,7 @@ def asked(*arguments: str, env: dict[str, str]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.night
 def test_a_name_is_told_for_all_its_quantizations_the_best_one_marked(environment: dict[str, str]) -> None:
     done = llmrun("fit", "toy:1b", env=environment)
     assert done.returncode == 0, done.stderr
@@ -108,6 +109,7 @@ def test_json_has_the_sum_and_the_forecast(environment: dict[str, str], hub: Fak
     assert not any(asked.path.startswith("/o/n") and not asked.range for asked in hub.asked if asked.method == "GET")
 
 
+@pytest.mark.night
 def test_a_file_and_a_name_that_is_here_need_no_network(
     environment: dict[str, str], tmp_path: Path, hub: FakeHub
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     assert open_name.stdout.count(b"hf:o/n") == 1
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("away", [{"LLMRUN_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
 @pytest.mark.parametrize(
     ("name", "rows"), [("hf:o/n", ["hf:o/n:Q4_0", "hf:o/n:Q8_0"]), ("toy:1b", ["toy:1b-q4_0", "toy:1b"])]
@@ -141,6 +144,7 @@ def test_without_the_hub_a_name_is_told_for_all_its_quantizations_that_are_here(
     assert [row["name"] for row in model["quantizations"]] == rows
 
 
+@pytest.mark.night
 def test_only_what_is_not_here_is_asked_for(environment: dict[str, str], hub: FakeHub) -> None:
     pulled = llmrun("pull", "toy:1b", env=environment)
     assert pulled.returncode == 0, pulled.stderr

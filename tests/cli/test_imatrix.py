@@ -104,6 +104,7 @@ def test_folders_that_cannot_be_written_are_found_before_the_work(model: Path, t
     assert done.stderr.decode().startswith("error: /proc/imatrix.gguf: cannot be written: ")
 
 
+@pytest.mark.push
 def test_mistakes_are_refused_before_the_work(model: Path, text: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "imatrix.gguf")
     for arguments, code, words in (

@@ -107,6 +107,7 @@ sys.exit(llmrun.cli.app.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("imported", "room"),
     [
@@ -129,6 +130,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
     assert "--debug" in message_for(ZeroDivisionError("x")).hint
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
@@ -172,6 +174,7 @@ def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hi
     assert (done.returncode, done.stdout) == (2, b"")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -215,6 +215,7 @@ def test_a_token_reaches_a_private_repository(machine: Machine) -> None:
     assert {asked.authorization for asked in settled(machine.hub) if asked.at == "storage"} == {""}
 
 
+@pytest.mark.night
 def test_a_revision_is_fetched_beside_main(machine: Machine) -> None:
     first = machine.hub.repositories["o/n"].commit
     machine.hub.add("o/n", {"m-Q8_0.gguf": SMALL})

@@ -46,6 +46,7 @@ def test_quantizing_twice_needs_a_flag(tmp_path: Path) -> None:
     assert llmrun(*again, "--allow-requantize").returncode == 0
 
 
+@pytest.mark.push
 def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.gguf"
     expected = json.loads(llmrun("quantize", str(model), str(out), "Q4_K_M", "--dry-run", "--json").stdout)
@@ -56,6 +57,7 @@ def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
     assert abs(expected["quantized"]["bytes"] - out.stat().st_size) < 1024
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -95,6 +97,7 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(model: Path, tmp_pat
     assert done.stderr.decode().startswith("error: llama.cpp is not installed: it has the quantizer\n")
 
 
+@pytest.mark.push
 def test_a_full_disk_is_one_line(model: Path, tmp_path: Path) -> None:
     """A limit on the size of files fails a write like a full disk."""
     done = shell(f"ulimit -f 512; $LLMRUN quantize {model} {tmp_path}/out.gguf F16")
@@ -105,6 +108,7 @@ def test_a_full_disk_is_one_line(model: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interruptions_leave_no_file(model: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     hangs = """

@@ -64,6 +64,7 @@ def test_a_replay_says_that_it_is_the_same(tmp_path: Path, model: Path) -> None:
     assert result["recorded_on"] == body["machine"]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -95,6 +96,7 @@ def test_the_users_template_is_in_the_recording(tmp_path: Path, model: Path) -> 
     assert run("replay", str(path)).stdout.startswith(b"same ")  # with the recorded date, not today's
 
 
+@pytest.mark.night
 def test_the_first_difference_is_named(tmp_path: Path, model: Path) -> None:
     path = recorded(tmp_path, model)
     body = json.loads(path.read_text())

@@ -62,6 +62,7 @@ def test_system_calls_that_fail_change_no_answer(answer: bytes, error: int) -> N
     assert (done.stdout, done.stderr, done.returncode) == (answer, b"", 0)
 
 
+@pytest.mark.night
 @needs_x86
 def test_llama_cpp_shares_memory_without_memfd() -> None:
     question = (*QUESTION, "--backend", "llama", "-n", "2")
@@ -102,6 +103,7 @@ def test_containers_change_no_answer(answer: bytes, script: str) -> None:
     assert (done.stdout, done.stderr, done.returncode) == (answer, b"", 0)
 
 
+@pytest.mark.night
 @needs_mounts
 def test_kernels_work_on_noexec_file_systems(answer: bytes) -> None:
     """Machine code is in anonymous memory, so it does not matter that its cache cannot be mapped as executable."""

@@ -31,6 +31,7 @@ def refused(*arguments: str, **environment: str) -> tuple[int, str, float]:
     return done.returncode, first, time.monotonic() - started
 
 
+@pytest.mark.push
 @each_command
 def test_a_closed_port_is_one_line(command: tuple[str, ...], model: str) -> None:
     server = f"127.0.0.1:{closed_port()}"
@@ -39,6 +40,7 @@ def test_a_closed_port_is_one_line(command: tuple[str, ...], model: str) -> None
     assert seconds < 20
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[2]], ids=lambda command: command[0])
 def test_servers_are_checked_before_a_model_is_looked_for(command: tuple[str, ...]) -> None:
     """The model may have to be downloaded, which may take hours."""
@@ -47,6 +49,7 @@ def test_servers_are_checked_before_a_model_is_looked_for(command: tuple[str, ..
     assert (code, line) == (5, f"error: cannot connect to the RPC server {server}: Connection refused")
 
 
+@pytest.mark.push
 @each_command
 def test_a_public_address_is_refused(command: tuple[str, ...], model: str) -> None:
     code, line, _ = refused(*command, "-m", model, "--rpc", "203.0.113.7:50052")
@@ -54,6 +57,7 @@ def test_a_public_address_is_refused(command: tuple[str, ...], model: str) -> No
     assert line.startswith("error: --rpc: 203.0.113.7 is not private, ")
 
 
+@pytest.mark.push
 def test_fit_refuses_a_server_that_is_not_there(model: str) -> None:
     server = f"127.0.0.1:{closed_port()}"
     code, line, _ = refused("fit", model, "--rpc", server)
@@ -66,6 +70,7 @@ def test_servers_can_be_a_setting() -> None:
     assert (code, line) == (5, f"error: cannot connect to the RPC server {server}: Connection refused")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -84,6 +89,7 @@ def test_invalid_flags_are_usage_errors(
     assert refused(*command, "-m", model, *flags)[:2] == (2, f"error: {line}")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "flags", [("--rpc", "127.0.0.1:1"), ("--rpc-anyway",), ("--tensor-split", "1,1"), ("--main-gpu", "0")]
 )

@@ -153,6 +153,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_note(tmp_path: Path) -> None:
     assert done.stderr.decode().count("note: state is not saved: ") == 1
 
 
+@pytest.mark.night
 def test_a_resumed_chat_says_the_same_with_a_real_model(tmp_path: Path) -> None:
     options = ("chat", "-q", str(smollm2()), "--seed", "3", "-n", "24", "-c", "1024")
     turns = [f"Summarize this: {LONG}", "Name an animal in it.", "Name another one."]

@@ -54,6 +54,7 @@ def chat(url: str, text: str = "Hello", **headers: str) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_answers_until_a_signal(number: signal.Signals) -> None:
     with served("my-model") as (process, url, banner):
@@ -69,6 +70,7 @@ def test_a_server_answers_until_a_signal(number: signal.Signals) -> None:
         assert "Traceback" not in rest
 
 
+@pytest.mark.push
 def test_quiet_servers_log_nothing(tmp_path: Path) -> None:
     free = socket.create_server(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -87,6 +89,7 @@ def test_quiet_servers_log_nothing(tmp_path: Path) -> None:
     assert (process.returncode, written) == (0, b"")
 
 
+@pytest.mark.push
 def test_keys_are_required_once_there_is_a_file(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")
@@ -105,6 +108,7 @@ def test_other_machines_need_keys_or_a_decision() -> None:
     assert "--no-auth" in message
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -131,6 +135,7 @@ def test_a_port_in_use_is_told_before_the_model_is_opened() -> None:
     assert message.startswith(f"error: --port: {port} is in use on 127.0.0.1\n")
 
 
+@pytest.mark.push
 def test_a_model_that_cannot_be_opened_ends_the_server(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + os.urandom(100))
@@ -146,7 +151,7 @@ def test_models_on_servers_cannot_be_served() -> None:
     assert b"already runs on a server" in done.stderr
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_saved_prefixes_outlive_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each API key has its own, which are private. They are saved when the server is idle, or when it stops."""
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
@@ -175,7 +180,7 @@ def test_saved_prefixes_outlive_the_server(tmp_path: Path, monkeypatch: pytest.M
         assert cached(url, KEY) == 0
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_an_idle_server_saves_prefixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
     with served("my-model", "--save-prefixes") as (_, url, _):

@@ -42,6 +42,7 @@ def chat(server: Served, **fields: object) -> str:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
+@pytest.mark.push
 def test_a_server_without_a_model_forwards_everything(source: Served, tmp_path: Path) -> None:
     log = tmp_path / "front.log"
     flags = ("--upstream", f"http://127.0.0.1:{source.port}", "--upstream-key-file", str(tmp_path / "keys"))
@@ -54,6 +55,7 @@ def test_a_server_without_a_model_forwards_everything(source: Served, tmp_path: 
     assert KEY not in said
 
 
+@pytest.mark.push
 def test_a_server_starts_while_its_upstreams_are_down(tmp_path: Path) -> None:
     with serve("--upstream", f"http://127.0.0.1:{closed_port()}", log=tmp_path / "front.log") as front:
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -63,6 +65,7 @@ def test_a_server_starts_while_its_upstreams_are_down(tmp_path: Path) -> None:
     assert "down: unreachable" in (tmp_path / "front.log").read_text()
 
 
+@pytest.mark.push
 def test_keys_of_upstreams_that_others_can_read_get_a_note(source: Served, tmp_path: Path) -> None:
     (tmp_path / "keys").chmod(0o644)
     flags = ("--upstream", f"http://127.0.0.1:{source.port}", "--upstream-key-file", str(tmp_path / "keys"))
@@ -70,6 +73,7 @@ def test_keys_of_upstreams_that_others_can_read_get_a_note(source: Served, tmp_p
         assert "--upstream-key-file: other users of this machine can read it" in (tmp_path / "front.log").read_text()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -164,6 +164,7 @@ def test_the_portable_level_needs_no_trial() -> None:
 LACKING = [level for level in LEVELS if platform.machine() in level.machines and level not in host_levels()]
 
 
+@pytest.mark.push
 @pytest.mark.skipif(not LACKING, reason="this processor supports every level")
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 def test_instructions_that_are_reported_but_missing_are_not_used(cache: Path) -> None:

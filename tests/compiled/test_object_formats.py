@@ -53,6 +53,7 @@ def elf_images(triple: str, level: Level) -> dict[KernelName, bytes]:
     return object_images(KERNELS, target_of(f"{triple}-elf", level))
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("triple", "level"), TARGETS)
 def test_elf_objects_for_every_system_have_one_symbol(triple: str, level: str) -> None:
     target = target_of(f"{triple}-elf", TARGETS[triple, level])

@@ -108,6 +108,7 @@ def test_a_rounded_cache_costs_no_more_than_llama_cpps(
     )
 
 
+@pytest.mark.push
 def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
     text = long_text(vocabulary)[: 8 * WINDOW]
     with (

@@ -50,6 +50,7 @@ def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, shape: 
     check_predictions(path, tmp_path)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("weight_type", QUANTIZED)
 def test_files_that_llama_cpp_quantized_are_predicted_as_it_does(tmp_path: Path, weight_type: str) -> None:
     plain = tiny_llama(tmp_path / "plain.gguf", weight_type="F32", **QUANTIZED_SHAPE)

@@ -102,6 +102,7 @@ def test_wrong_tensors_are_refused(tmp_path: Path, tensors: dict[str, tuple[int,
     assert words in refusal(model, changed_copy(right, tmp_path / "wrong.gguf", change))
 
 
+@pytest.mark.push
 @given(data=st.data())
 @settings(max_examples=200)
 def test_damaged_files_raise_only_our_errors(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

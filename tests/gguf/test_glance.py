@@ -70,6 +70,7 @@ def test_the_facts_of_a_real_model() -> None:
     )
 
 
+@pytest.mark.push
 def test_real_vocabularies_are_seen_as_the_reader_sees_them() -> None:
     seen = 0
     for file in sorted(llama_cpp_source().glob("**/ggml-vocab-*.gguf")):

@@ -55,6 +55,7 @@ def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
     assert seen["opened"] > CASES // 20
 
 
+@pytest.mark.night
 def test_20_000_mutants_of_a_model_in_three_files_end_as_well() -> None:
     bases = shard_bases()
     assert outcome_of_shards({name_of(number): base.data for number, base in enumerate(bases)}) == "opened"

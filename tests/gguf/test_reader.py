@@ -101,6 +101,7 @@ def written_values() -> st.SearchStrategy[tuple[bytes, Any]]:
     )
 
 
+@pytest.mark.push
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), written_values()))
 def test_whatever_is_written_is_read(written: dict[str, tuple[bytes, Any]]) -> None:
@@ -211,6 +212,7 @@ def test_bytes_after_the_last_tensor_and_a_missing_last_padding_are_allowed() ->
 # Closing
 
 
+@pytest.mark.push
 def test_what_was_read_outlives_the_file(tiny: Path) -> None:
     with open_gguf(tiny) as file:
         tensor = file.read(file.tensors["output_norm.weight"])

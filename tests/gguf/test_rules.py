@@ -322,6 +322,7 @@ def test_data_that_llama_cpp_would_map_unaligned_are_refused() -> None:
 # Truncation
 
 
+@pytest.mark.push
 def test_every_truncation_of_a_header_is_refused() -> None:
     raw = whole_file()
     header = raw.header()

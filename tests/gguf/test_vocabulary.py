@@ -192,6 +192,7 @@ def test_a_merge_of_two_strings_is_accepted(merge: str) -> None:
     assert opened({"merges": strings([merge])})
 
 
+@pytest.mark.push
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.text(" ab", max_size=6) | st.text(" ab", min_size=31, max_size=33), min_size=1, max_size=6))
 def test_merges_are_accepted_exactly_when_llama_cpp_finds_two_strings_in_each(merges: list[str]) -> None:

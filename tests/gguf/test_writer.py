@@ -37,6 +37,7 @@ def tensor(name: str, type_name: str, *shape: int) -> tuple[NewTensor, bytes]:
     return NewTensor(name, type_, shape, lambda: np.array_split(data, 3)), data.tobytes()
 
 
+@pytest.mark.push
 @settings(deadline=None)
 @given(
     metadata=st.dictionaries(TEXT.filter(lambda key: key and "\0" not in key).map("x.{}".format), VALUES, max_size=8)

@@ -58,6 +58,7 @@ def test_all_models_are_sorted_by_family_and_size(stores: Stores) -> None:
     assert names("toy") == ["toy:4b", "toy:30b"]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("words", "found"),
     [

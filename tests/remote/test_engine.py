@@ -519,6 +519,7 @@ def real_port() -> Iterator[int]:
         yield port
 
 
+@pytest.mark.night
 def test_a_real_server_says_what_the_model_says_here(real_port: int) -> None:
     prompt = ChatPrompt([{"role": "user", "content": "Say hello in French."}])
     request = Request(prompt, max_tokens=4, sampling=GREEDY)  # beyond four tokens, two candidates are nearly tied

@@ -195,6 +195,7 @@ def test_a_server_can_report_changed_tools() -> None:
         assert not box.toolbox.refresh()
 
 
+@pytest.mark.push
 def test_servers_start_at_the_same_time() -> None:
     slow = [fake_server("never answers", name=f"slow-{number}", start_timeout_s=0.5) for number in range(4)]
     started = time.monotonic()
@@ -241,6 +242,7 @@ def test_closing_kills_the_whole_process_group() -> None:
     assert not is_alive(pid)
 
 
+@pytest.mark.push
 def test_closing_ends_servers_that_ignore_sigterm() -> None:
     with opened(fake_server("stubborn")) as box:
         server = next(iter(box.toolbox._servers))

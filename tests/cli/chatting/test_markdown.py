@@ -265,6 +265,7 @@ CONSTRUCTS = (
 )
 
 
+@pytest.mark.night
 @given(
     st.lists(st.tuples(st.sampled_from(CONSTRUCTS), st.sampled_from(["\n", "\n\n"])), min_size=1, max_size=8),
     st.sampled_from([100, 30, 13]),

@@ -109,11 +109,13 @@ def test_bash_quotes_names(environment: Stores) -> None:
     assert not Path("evil").exists()
 
 
+@pytest.mark.push
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes(environment: Stores) -> None:
     check_lines("zsh")
 
 
+@pytest.mark.push
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes(environment: Stores) -> None:
     """fish has a command that prints the candidates."""

@@ -150,6 +150,7 @@ def test_facts_are_written_into_their_line_and_nothing_else_changes() -> None:
         with_facts(CATALOG, CatalogFinding("fine:2b", "F16", HubSource("good/repo"), "", one, True))
 
 
+@pytest.mark.push
 def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)
@@ -161,6 +162,7 @@ def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) 
     assert run(path, "--all", "fine:2b").stdout.startswith("fine:2b-q8_0 ")
 
 
+@pytest.mark.push
 def test_the_script_completes_the_file(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)
@@ -174,6 +176,7 @@ def test_the_script_completes_the_file(hub: CatalogHub, tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.push
 def test_the_script_names_what_does_not_hold_and_leaves_it_as_it_is(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG + WRONG)
@@ -183,6 +186,7 @@ def test_the_script_names_what_does_not_hold_and_leaves_it_as_it_is(hub: Catalog
     assert path.read_text() == CATALOG + WRONG
 
 
+@pytest.mark.push
 def test_a_hub_that_is_not_there_is_one_line(hub: CatalogHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)

@@ -192,6 +192,7 @@ def test_what_is_not_a_record_is_none(stores: Stores, data: bytes) -> None:
     assert read_record(path) is not None
 
 
+@pytest.mark.push
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.recursive(

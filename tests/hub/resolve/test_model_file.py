@@ -177,6 +177,7 @@ def test_a_file_without_the_ending_needs_a_path(machine: Path, monkeypatch: pyte
     assert "./weights" in caught.value.hint
 
 
+@pytest.mark.push
 @given(st.text(max_size=40))
 def test_any_other_text_is_not_found_in_one_line(name: str) -> None:
     meant: object = None

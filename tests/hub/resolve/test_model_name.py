@@ -311,6 +311,7 @@ TEXTS = st.one_of(
 )
 
 
+@pytest.mark.push
 @settings(max_examples=500, deadline=None)
 @given(TEXTS)
 @example("hf:owner/repo/" + "a" * 300 + ".gguf")

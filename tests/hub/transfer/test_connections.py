@@ -86,6 +86,7 @@ def test_what_one_connection_brings_gets_it_another(
     assert partial.path.read_bytes() == DATA
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_the_file_is_right_over_any_number_of_connections(
     hub: FakeHub, partial: PartialFile, count: int, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +141,7 @@ def test_one_that_fails_beside_others_is_not_replaced_and_the_file_still_comes(
     assert said.notes == []
 
 
+@pytest.mark.push
 def test_all_of_them_failing_at_once_is_gone_on_from(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +316,7 @@ def test_what_came_is_made_safe_from_a_power_cut_now_and_then(
     assert seen[-1] == FILE.size
 
 
+@pytest.mark.push
 def test_where_the_line_is_limited_little_is_fetched_twice(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def ranges(hub: FakeHub) -> list[str]:
 # --- storing files ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_a_file_lands_in_the_shared_cache_as_other_tools_expect_it(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said
 ) -> None:
@@ -408,6 +409,7 @@ def flipped(body: bytes) -> bytes:
     return body[:-1] + bytes([body[-1] ^ 1])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "faults",
     [
@@ -437,6 +439,7 @@ def test_a_server_that_errs_for_a_while_still_gives_the_model(
     assert folders.wrong(model, whole=True) == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("fault", "error", "words"),
     [

@@ -62,6 +62,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     return process.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.push
 def test_what_a_killed_process_received_is_not_fetched_again(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     process = half_done(folders, hub, model)
     process.kill()
@@ -75,6 +76,7 @@ def test_what_a_killed_process_received_is_not_fetched_again(folders: Folders, h
     assert folders.wrong(model, whole=True) == []
 
 
+@pytest.mark.push
 def test_ctrl_c_ends_at_once_and_keeps_what_was_received(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     process = half_done(folders, hub, model, "import os; os.environ['HF_HUB_DOWNLOAD_TIMEOUT'] = '600'")
     started = time.monotonic()
@@ -91,6 +93,7 @@ def test_ctrl_c_ends_at_once_and_keeps_what_was_received(folders: Folders, hub: 
     assert folders.wrong(model, whole=True) == []
 
 
+@pytest.mark.push
 def test_two_processes_fetch_once_and_both_get_the_model(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     first = half_done(folders, hub, model)
     second = folders.start(model, hub)
@@ -104,6 +107,7 @@ def test_two_processes_fetch_once_and_both_get_the_model(folders: Folders, hub: 
     assert folders.wrong(model, whole=True) == []
 
 
+@pytest.mark.push
 def test_when_the_first_of_two_is_killed_the_second_goes_on(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     first = half_done(folders, hub, model)
     second = folders.start(model, hub)
@@ -118,6 +122,7 @@ def test_when_the_first_of_two_is_killed_the_second_goes_on(folders: Folders, hu
     assert folders.wrong(model, whole=True) == []
 
 
+@pytest.mark.push
 def test_another_tool_that_downloads_is_waited_for(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     import filelock
 
@@ -131,6 +136,7 @@ def test_another_tool_that_downloads_is_waited_for(folders: Folders, hub: FakeHu
     assert outcome(finish(process)[0]).path
 
 
+@pytest.mark.push
 def test_the_real_address_and_token_are_asked_for(folders: Folders, hub: FakeHub) -> None:
     model = artifact_of(hub.add("org/private", {"model.gguf": MODEL}, token=TOKEN), "model.gguf")
     process = folders.start(model, hub)

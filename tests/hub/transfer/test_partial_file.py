@@ -69,6 +69,7 @@ def test_what_is_missing_is_known_at_any_time(path: Path) -> None:
 spans = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=12)
 
 
+@pytest.mark.push
 @given(spans=spans, stops=st.sets(st.integers(0, 11)))
 def test_any_order_of_runs_over_any_number_of_processes_gives_the_file(
     spans: list[tuple[int, int]], stops: set[int]
@@ -93,6 +94,7 @@ def test_any_order_of_runs_over_any_number_of_processes_gives_the_file(
         made.close()
 
 
+@pytest.mark.push
 @given(journal=st.binary(max_size=400), head=st.sampled_from([b"", None]))
 @example(journal=b"[1]\n", head=b"")
 @example(journal=b"{}\n", head=b"")
@@ -111,6 +113,7 @@ def test_no_journal_whatever_it_says_makes_bytes_that_are_not_there(journal: byt
 lines = st.lists(st.tuples(*[st.integers(0, 2 * SIZE)] * 3), max_size=8)
 
 
+@pytest.mark.push
 @given(lines=lines)
 def test_lines_that_contradict_each_other_are_cut_to_what_can_be(lines: list[tuple[int, int, int]]) -> None:
     with TemporaryDirectory() as folder:

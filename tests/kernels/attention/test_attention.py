@@ -306,6 +306,7 @@ def filled(shape: AttentionShape, length: int, kv_type: str, *, level: str, scal
     return cache
 
 
+@pytest.mark.push
 @EVERY_SHAPE
 @pytest.mark.parametrize("partial", [False, True])
 def test_rotated_queries_keys_and_values_equal_the_twin(
@@ -431,6 +432,7 @@ def test_4_bit_numbers_lose_as_little_energy_as_measured() -> None:
     assert np.square(stored_reference(x[:, :16], Q4_0) - x[:, :16]).mean() < 0.0052
 
 
+@pytest.mark.push
 @EVERY_SHAPE
 def test_attention_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Allow an error of 2e-6 of the largest value (at most 9e-7 was measured), at block boundaries and between them."""
@@ -503,6 +505,7 @@ def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: s
         np.testing.assert_array_equal(alone[0], together[row])
 
 
+@pytest.mark.push
 @EVERY_SHAPE
 def test_a_tile_of_rows_equals_its_rows_one_by_one(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Consecutive rows are computed together, even across a chunk boundary."""

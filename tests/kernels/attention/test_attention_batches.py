@@ -90,6 +90,7 @@ def ragged(rows: Sequence[tuple[int, int, int]]) -> tuple[list[int], NDArray[np.
     return sequences[: SPLIT_ROWS + 8], np.concatenate(positions)[: SPLIT_ROWS + 8].astype(np.int32)
 
 
+@pytest.mark.push
 @settings(max_examples=60, deadline=None)
 @given(
     rows=ROWS,
@@ -128,6 +129,7 @@ def test_a_ragged_step_equals_its_rows(
         np.testing.assert_array_equal(one[0], together[row])
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 16])

@@ -98,6 +98,7 @@ def logits_of(
     return logits[:, : plan.logits.width] if plan.logits else logits
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_layers_of_several_windows_and_ropes_are_as_the_twin_says(level: str) -> None:
     """For any step sizes and thread counts, including decoding, every row must also be bit-identical."""

@@ -32,6 +32,7 @@ def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
     cache.store(q, nan, nan, positions, level=level)
 
 
+@pytest.mark.push
 @EVERY_SHAPE
 def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Allow an error of 2e-6 of the largest value, wherever the window begins within a block and a chunk."""
@@ -46,6 +47,7 @@ def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShap
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
+@pytest.mark.push
 @EVERY_SHAPE
 @pytest.mark.parametrize("window", [1, 5, 33, 128, 200])
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
@@ -63,6 +65,7 @@ def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
         np.testing.assert_array_equal(alone[0], together[row])
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("window", [1, 20, 33, 128, 150])
@@ -111,6 +114,7 @@ def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) 
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=4e-6 * np.abs(values[seen]).max())
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
     cache = filled(SIX, 300, "f16", level=level)
@@ -121,6 +125,7 @@ def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
         np.testing.assert_array_equal(alone[0], together[row])
 
 
+@pytest.mark.push
 @EVERY_SHAPE
 def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Covers sinks below, among and above the scores. The largest sinks take nearly all of the weight."""

@@ -44,6 +44,7 @@ def values_of(name: str, level: str, x: NDArray[np.float32]) -> NDArray[np.float
     return y[: len(x)]
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("name", "most"), [("sigmoid", 4), ("softplus", 4), ("tanh", 3)])
 def test_a_curve_is_within_a_few_units_in_the_last_place(level: str, name: str, most: float) -> None:

@@ -73,6 +73,7 @@ def extremes(level: str, packed: PackedType) -> tuple[int, int]:
     return -128, 127
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("activation", [-127, 127])

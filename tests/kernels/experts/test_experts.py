@@ -115,6 +115,7 @@ def assert_near(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> N
 # --- whole layers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_layer_is_near_its_twin(level: str, kind: str) -> None:
@@ -124,6 +125,7 @@ def test_a_layer_is_near_its_twin(level: str, kind: str) -> None:
         assert_near(run_plan(layer.build, x, level=level, threads=1 + rows % 3), twin(layer.build, x))
 
 
+@pytest.mark.push
 @EVERY_TYPE
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_one_row_with_biases_is_each_threads_own(kind: str, threads: int) -> None:
@@ -158,6 +160,7 @@ def test_a_row_may_be_sent_to_every_expert(kind: str, rows: int) -> None:
     assert_near(run_plan(layer.build, x, threads=3), twin(layer.build, x))
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind: str) -> None:

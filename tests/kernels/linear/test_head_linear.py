@@ -52,6 +52,7 @@ def random_rows(rows: int, columns: int) -> NDArray[np.float32]:
     return np.random.default_rng(rows).standard_normal((rows, HEADS * columns)).astype(np.float32)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("rows", [1, 5, 19])
@@ -79,6 +80,7 @@ def test_a_plan_is_near_its_twin(kind: str) -> None:
     assert (np.abs(run_plan(product_of(weight), x, threads=2) - expected) / (EPSILON * magnitude)).max() <= 4
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind: str) -> None:

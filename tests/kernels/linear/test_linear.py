@@ -41,6 +41,7 @@ def whole_activations(integers: NDArray[np.int8]) -> NDArray[np.float32]:
     return integers.reshape(len(integers), -1).astype(np.float32)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", INTEGER_TYPES)
 @given(data=st.data())

@@ -65,7 +65,7 @@ def next_event(response: http.client.HTTPResponse) -> bytes:
     return b"".join(lines)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("path", CALLS)
 def test_streams_survive_the_death_of_their_server(
     path: str, servers: Sequence[Restartable], front: RunningServer
