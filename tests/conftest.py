@@ -115,7 +115,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Record the sources that a whole night run has passed with."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
-    is_part = config.args != config.getini("testpaths") or any(config.getoption(name) for name in _OMITTING)
+    is_part = config.args != config.getini("testpaths") or any(config.getoption(name, None) for name in _OMITTING)
     if chosen_tier(config) is Tier.NIGHT and exitstatus == 0 and not is_worker and not is_part:
         record_night()
 

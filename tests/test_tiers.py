@@ -73,8 +73,8 @@ def test_the_choice_is_the_same_in_every_worker() -> None:
 def copy(tmp_path: Path) -> Path:
     """Return a copy of the suite's settings with SUITE as the only test file, and with other sources."""
     tests = tmp_path / "tests"
-    (tests / "support").mkdir(parents=True)
-    for name in ("conftest.py", "support/tiers.py", "night.json"):
+    (tests / "support" / "cli").mkdir(parents=True)
+    for name in ("conftest.py", "support/tiers.py", "support/cli/forking.py", "night.json"):
         (tests / name).write_bytes((ROOT / "tests" / name).read_bytes())
     (tests / "kernels").mkdir()
     (tests / "kernels" / "test_suite.py").write_text(SUITE)

