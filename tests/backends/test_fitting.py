@@ -30,6 +30,7 @@ def gpus(*free: int) -> list[dict[str, Any]]:
     return [{"description": f"card {number}", "free": one, "total": 80 * GIB} for number, one in enumerate(free)]
 
 
+@pytest.mark.push
 def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile) -> None:
     found = fit_of(file, Resources(1 << 40, threads=1), context=512)
     backend = CpuBackend(file, OpenOptions(context_size=512, threads=1))

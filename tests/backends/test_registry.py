@@ -29,6 +29,7 @@ HEAVY = {"llama_cpp", "llvmlite", "numba", "numpy", "regex"}
 each_backend = pytest.mark.parametrize("entry", BACKENDS, ids=[entry.name for entry in BACKENDS])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("entry", [*BACKENDS, *STAND_INS], ids=lambda entry: entry.name)
 def test_a_model_says_the_name_of_its_backend(tmp_path: Path, entry: Entry) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
@@ -37,6 +38,7 @@ def test_a_model_says_the_name_of_its_backend(tmp_path: Path, entry: Entry) -> N
     assert opened.info.backend == entry.name
 
 
+@pytest.mark.push
 @each_backend
 def test_a_footprint_comes_from_the_header_and_counts_the_cache(tmp_path: Path, entry: Entry) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")

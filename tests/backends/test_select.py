@@ -43,6 +43,7 @@ def opened(path: Path, **options: Any) -> tuple[type[Backend], list[str]]:
     return type(backend), reasons
 
 
+@pytest.mark.push
 def test_a_backend_that_was_named_is_taken_without_a_word(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     assert opened(path, backend="cpu") == (CpuBackend, [])
@@ -97,12 +98,14 @@ def test_auto_uses_software_drivers_only_on_request(
         assert reason == "auto chose cpu: llvmpipe 0 is not a GPU but a software driver"
 
 
+@pytest.mark.push
 def test_a_software_driver_beside_a_gpu_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 9 * GIB, 9 * GIB)
     monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("llvmpipe", "Radeon")))
     assert opened(tiny_llama(tmp_path / "tiny.gguf"))[0] is LlamaBackend
 
 
+@pytest.mark.push
 def test_backend_llama_uses_software_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 9 * GIB, name="llvmpipe")
     assert opened(tiny_llama(tmp_path / "tiny.gguf"), backend="llama") == (LlamaBackend, [])
@@ -157,6 +160,7 @@ def test_auto_names_what_could_be_installed(tmp_path: Path, monkeypatch: pytest.
     assert refusal.value.hint == "b may support this model; get b"
 
 
+@pytest.mark.push
 def test_a_gpu_that_does_not_say_what_it_has_free_gets_no_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_llama_that_was_named_runs_without_a_gpu_too(tmp_path: Path, monkeypatch
     assert opened(path, backend="llama") == (LlamaBackend, [])
 
 
+@pytest.mark.push
 def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +189,7 @@ def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
     assert (backend, reasons) == (CpuBackend, ["auto chose cpu: llama.cpp found no GPU"])
 
 
+@pytest.mark.push
 def test_what_llama_cpp_refuses_the_cpu_engine_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 9 * GIB)
     pretend_answers(monkeypatch, failed="llama_model_load: unknown model architecture: 'llama'")
@@ -233,6 +239,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(
     assert f"{sys.executable} -m pip install " in refusal.value.hint
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("train", "asked", "expected"), [(500, None, 500), (1 << 20, None, LARGEST_DEFAULT), (512, 99, 99)]
 )

@@ -79,12 +79,14 @@ def entry_of(key: str, image: bytes) -> bytes:
 # --- warm and cold ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_a_warm_start_imports_no_numba() -> None:
     load_kernels(TEAM_KERNELS)
     done = run_python(LOAD)
     assert done.stdout == "[] False\n", done.stderr
 
 
+@pytest.mark.push
 def test_a_cold_start_compiles_each_kernel_once_and_says_how_far_it_is(cold: Path) -> None:
     done = run_python(LOAD)
     assert done.stdout == "[(1, 4), (2, 4), (3, 4), (4, 4)] False\n", done.stderr
@@ -92,6 +94,7 @@ def test_a_cold_start_compiles_each_kernel_once_and_says_how_far_it_is(cold: Pat
     assert run_python(LOAD).stdout == "[] False\n"
 
 
+@pytest.mark.push
 def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
     reports: list[tuple[int, int]] = []
     with mock.patch.object(store, "_loaded", {}):
@@ -110,11 +113,13 @@ def test_there_are_no_more_compilers_than_processors_for_this_process(cold: Path
     assert child.call_count == 1
 
 
+@pytest.mark.push
 def test_a_loaded_kernel_is_not_loaded_again() -> None:
     first = load_kernels([NAME])[NAME]
     assert load_kernels([NAME])[NAME] is first
 
 
+@pytest.mark.push
 def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> None:
     """The other processes wait. Eight processes that each compile everything would keep the machine busy eight times as
     long.
@@ -161,6 +166,7 @@ def test_the_half_written_entry_of_a_process_that_was_killed_is_taken_over(
     assert entry_is_sound(damaged)
 
 
+@pytest.mark.push
 def test_the_users_numba_settings_change_nothing(cold: Path) -> None:
     """NUMBA_DISABLE_JIT would disable compiling, and NUMBA_OPT=0 would store slow code under the key of fast code."""
     done = run_python(LOAD, NUMBA_DISABLE_JIT="1", NUMBA_OPT="0", NUMBA_CPU_NAME="generic")
@@ -211,6 +217,7 @@ def assert_silent(entry: bytes) -> None:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
 
 
+@pytest.mark.push
 def test_any_flipped_bit_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     entry = sound_entry[1]
 
@@ -225,17 +232,20 @@ def test_any_flipped_bit_is_noticed(damaged: Path, sound_entry: tuple[str, bytes
     flip()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 500, -1])
 def test_a_truncated_entry_is_noticed(damaged: Path, sound_entry: tuple[str, bytes], length: int) -> None:
     damaged.write_bytes(sound_entry[1][:length])
     assert_mends(damaged, sound_entry[1])
 
 
+@pytest.mark.push
 def test_an_entry_that_grew_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     damaged.write_bytes(sound_entry[1] + b"\0")
     assert_mends(damaged, sound_entry[1])
 
 
+@pytest.mark.push
 def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     """The entry is valid, but it defines another symbol, so calling it would jump to address zero."""
     stranger = b"another object"
@@ -243,6 +253,7 @@ def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entr
     assert_mends(damaged, sound_entry[1])
 
 
+@pytest.mark.push
 def test_an_entry_that_is_a_pipe_or_huge_is_not_read(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs named pipes")
@@ -253,6 +264,7 @@ def test_an_entry_that_is_a_pipe_or_huge_is_not_read(damaged: Path, sound_entry:
     assert_mends(damaged, sound_entry[1])
 
 
+@pytest.mark.push
 def test_a_folder_in_an_entrys_place_is_left_alone(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     damaged.mkdir()
     for _ in range(2):
@@ -260,6 +272,7 @@ def test_a_folder_in_an_entrys_place_is_left_alone(damaged: Path, sound_entry: t
     assert list(damaged.parent.iterdir()) == [damaged]
 
 
+@pytest.mark.push
 def test_a_file_in_the_folders_place_costs_a_warning(
     damaged: Path, sound_entry: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +286,7 @@ def test_a_file_in_the_folders_place_costs_a_warning(
     assert_unkept(sound_entry[1], f"{damaged.parent}: File exists")
 
 
+@pytest.mark.push
 def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs resource limits")
@@ -304,6 +318,7 @@ def assert_unkept(entry: bytes, words: str) -> None:
     assert [str(warning.message) for warning in told] == [expected]
 
 
+@pytest.mark.push
 def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None:
     run_python(LOAD)
     victim = sorted(cold.iterdir())[0]
@@ -315,6 +330,7 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
     assert victim.read_bytes() == good
 
 
+@pytest.mark.push
 def test_a_compiler_needs_no_folder_for_temporary_files(cold: Path) -> None:
     """Where there is no space for a kernel, there may be no space for temporary files either."""
     done = run_python("import tempfile; tempfile.tempdir = '/nowhere'\n" + LOAD, TMPDIR="/nowhere")
@@ -331,6 +347,7 @@ load_kernels(ALL_KERNELS, lambda ready, total: print(ready, flush=True))
 """
 
 
+@pytest.mark.push
 def test_an_interrupted_compile_leaves_whole_entries_and_no_processes(cold: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -357,6 +374,7 @@ def children_of(pid: int) -> list[int]:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
     name = KernelName.of("linear.int8", "linear", weight="q9_9")
     with pytest.raises(KernelCompileError, match="cannot compile kernel") as failure:
@@ -366,6 +384,7 @@ def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
     assert not list(cold.glob("*"))
 
 
+@pytest.mark.push
 def test_one_bad_kernel_does_not_spoil_the_others(cold: Path) -> None:
     with pytest.raises(KernelCompileError):
         object_images([KernelName.of("rows.rowwise", "no_such_kernel"), NAME], host_target())
@@ -395,6 +414,7 @@ def test_a_compiler_that_dies_is_reported(cold: Path, program: str, words: str) 
     assert not list(cold.glob("*"))
 
 
+@pytest.mark.push
 def test_a_progress_report_that_raises_stops_the_compilers(cold: Path) -> None:
     def give_up(ready: int, total: int) -> None:
         raise RuntimeError("enough")
@@ -497,10 +517,12 @@ def test_a_kernels_name_does_not_depend_on_the_order_of_its_parameters() -> None
     assert KernelName.of("m", "f", a=1, b="x") == KernelName.of("m", "f", b="x", a=1)
 
 
+@pytest.mark.push
 def test_one_kernel_by_name() -> None:
     assert load_kernel("team", "start").address == load_kernels([START])[START].address
 
 
+@pytest.mark.push
 def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
     """Tests the compiler process without the store: its responses hold what the store needs."""
     target = host_target()

@@ -19,6 +19,7 @@ from tests.soak.models import ALLOWED, BACKENDS, CORPUS, Worker
 from tests.support.cli.commands import ROOT
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_model_that_once_ended_otherwise_ends_well(backend: str, tmp_path: Path) -> None:
     worker, paths = Worker(tmp_path), sorted(CORPUS.glob("*.gguf"))

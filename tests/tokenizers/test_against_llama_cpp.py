@@ -113,6 +113,7 @@ def test_every_token_stands_for_the_same_bytes(name: str) -> None:
     assert different == []
 
 
+@pytest.mark.push
 def test_a_token_that_is_not_spelled_in_bytes_is_shown_as_it_is() -> None:
     tokenizer = our_tokenizer("command-r")
     assert tokenizer.token_bytes(264) == "\u200d".encode()

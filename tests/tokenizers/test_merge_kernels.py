@@ -116,12 +116,14 @@ def byte_tokens(text: str) -> list[str]:
     return [f"<0x{byte:02X}>" for byte in text.encode()]
 
 
+@pytest.mark.push
 def test_of_a_merge_listed_twice_the_first_counts() -> None:
     tokenizer = tokenizer_of(byte_level([("a", "b"), ("b", "c"), ("a", "b"), ("b", "a")], complete=True))
     assert spelled(tokenizer, "abc") == ["ab", "c"]
     assert spelled(tokenizer, "bab") == ["b", "ab"]
 
 
+@pytest.mark.push
 def test_plain_text_does_not_become_a_control_token_by_merging() -> None:
     vocabulary = byte_level([("a", "b"), ("ab", "c")], complete=True)
     forbidden = vocabulary.tokens.index("abc")
@@ -131,6 +133,7 @@ def test_plain_text_does_not_become_a_control_token_by_merging() -> None:
     assert tokenizer.encode("abc", add_special=False, parse_special=True).tolist() == [forbidden]
 
 
+@pytest.mark.push
 def test_equal_scores_of_either_sign_of_zero_are_equal() -> None:
     base = gguf_files.tiny_spm_vocabulary()
     scores = np.array(base.scores, np.float32)

@@ -67,6 +67,7 @@ def test_a_pattern_beyond_the_notation_is_refused(pattern: str) -> None:
         parse(pattern)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("stage", sorted({stage.pattern for rule in PRE_TOKENIZERS.values() for stage in rule.stages}))
 def test_no_pattern_of_ours_matches_nothing(stage: str) -> None:
     """An empty match would be skipped."""

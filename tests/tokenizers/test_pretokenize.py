@@ -52,6 +52,7 @@ def test_white_space_is_what_python_calls_space_but_for_four_control_characters(
     assert members(WHITE_SPACE) == {c for c in range(0x110000) if chr(c).isspace()} - separators
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [

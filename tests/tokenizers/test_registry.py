@@ -73,6 +73,7 @@ def test_a_pre_tokenizer_s_name_means_what_it_means_in_llama_cpp(name: str, tmp_
     assert_same(ours, oracle)
 
 
+@pytest.mark.push
 def test_a_file_without_a_pre_tokenizer_has_the_default_one(tmp_path: Path) -> None:
     ours, oracle = both(tmp_path, tiny_vocabulary(), pre=None)
     assert_same(ours, oracle)
@@ -90,6 +91,7 @@ def test_bos_and_eos_are_added_as_the_file_says(base: Vocabulary, add_bos: bool,
     assert ours.encode_rendered("x").tolist() == ([ours.bos_id] if add_bos else []) + plain
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])
 def test_there_is_one_bos_whoever_writes_it(base: Vocabulary, tmp_path: Path) -> None:
     ours, _ = both(tmp_path, base, add_bos_token=True)
@@ -108,6 +110,7 @@ def test_there_is_one_bos_whoever_writes_it(base: Vocabulary, tmp_path: Path) ->
     assert typed[1:] == ours.encode(written, add_special=False, parse_special=False).tolist()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_space_goes_before_a_text_as_the_file_says(prefix: bool, tmp_path: Path) -> None:
     ours, oracle = both(tmp_path, tiny_spm_vocabulary(), add_space_prefix=prefix)
@@ -141,6 +144,7 @@ def test_tokens_end_an_answer_by_their_spelling(texts: tuple[str, ...], tmp_path
         assert_same(ours, oracle, *texts)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ["harmony", "solar"])
 def test_a_control_token_that_ends_no_answer_is_control_all_the_same(name: str, tmp_path: Path) -> None:
     """llama.cpp treats these tokens as words, so a user could type them. Here no typed text becomes one."""
@@ -160,6 +164,7 @@ def test_a_key_names_a_token_that_its_spelling_does_not(key: str, tmp_path: Path
     assert_same(ours, oracle, "<PAD>", "<PRE>")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "pieces", [("fim", "|"), ("fim", ""), ("code", "|"), ("", "|")], ids=["<|fim_", "<fim_", "<|code_", "<|"]
 )
@@ -175,6 +180,7 @@ def test_tokens_for_filling_are_found_by_their_spelling(pieces: tuple[str, str],
     assert ours.fill_tokens == oracle.fill_tokens()
 
 
+@pytest.mark.push
 def test_the_old_key_of_a_token_wins(tmp_path: Path) -> None:
     """llama.cpp reads the former names, such as `prefix_token_id`, after the present ones."""
     keys = {"fim_pre_token_id": 40, "prefix_token_id": 41, "fim_suf_token_id": 42, "fim_mid_token_id": 43}
@@ -182,6 +188,7 @@ def test_the_old_key_of_a_token_wins(tmp_path: Path) -> None:
     assert ours.fill_tokens == oracle.fill_tokens() == FillTokens(None, 41, 42, 43, None, None)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("missing", ["<PRE>", "<SUF>", "<MID>"])
 def test_a_vocabulary_without_one_of_three_tokens_cannot_fill(missing: str, tmp_path: Path) -> None:
     texts = [text for text in ("<PRE>", "<SUF>", "<MID>", "<REPO>") if text != missing]
@@ -189,6 +196,7 @@ def test_a_vocabulary_without_one_of_three_tokens_cannot_fill(missing: str, tmp_
     assert ours.fill_tokens is oracle.fill_tokens() is None
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])
 def test_tokens_of_every_kind(base: Vocabulary, tmp_path: Path) -> None:
     vocabulary = with_tokens(base, "<word>", "  ", "   ", kind=USER_DEFINED)
@@ -233,6 +241,7 @@ def test_characters_that_are_no_tokens_are_written_in_bytes_as_llama_cpp_does(tm
     assert ours.end_of_generation == oracle.end_of_generation()
 
 
+@pytest.mark.push
 def test_bytes_without_a_token_are_left_out_as_llama_cpp_does(tmp_path: Path) -> None:
     base = tiny_vocabulary()
     renamed = {"a": "<lost 1>", "Ġ": "<lost 2>", "Ã": "<lost 3>", "Ġthe": "<lost 4>"}
@@ -242,6 +251,7 @@ def test_bytes_without_a_token_are_left_out_as_llama_cpp_does(tmp_path: Path) ->
         assert got == oracle.encode(text, add_special=False, parse_special=False), text
 
 
+@pytest.mark.push
 def test_a_token_without_text_does_no_harm(tmp_path: Path) -> None:
     ours, oracle = both(tmp_path, with_tokens(tiny_vocabulary(), "", "Ġ["))
     empty = ours.vocabulary_size - 2
@@ -249,6 +259,7 @@ def test_a_token_without_text_does_no_harm(tmp_path: Path) -> None:
     assert_same(ours, oracle, f"[EMPTY_{empty}]")
 
 
+@pytest.mark.push
 def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     ours, _ = both(tmp_path, tiny_vocabulary())
     ids = ours.encode("a\ud800b\ud83d\ude00", add_special=False, parse_special=False)
@@ -256,6 +267,7 @@ def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     assert ours.unprotect(ours.protect("a\udfff")) == "a\ufffd"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("token", [-1, 10**6])
 def test_an_id_outside_the_vocabulary_is_refused(token: int, tmp_path: Path) -> None:
     ours, _ = both(tmp_path, tiny_vocabulary())
@@ -265,6 +277,7 @@ def test_an_id_outside_the_vocabulary_is_refused(token: int, tmp_path: Path) -> 
         ours.token_text(token)
 
 
+@pytest.mark.push
 def test_token_text_is_fit_to_be_shown(tmp_path: Path) -> None:
     ours, _ = both(tmp_path, tiny_vocabulary())
     assert ours.token_text(1) == "<|im_start|>"

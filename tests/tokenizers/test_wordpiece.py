@@ -78,6 +78,7 @@ def test_text_is_normalized_as_the_file_says(
             assert ours.encode(text, add_special=True, parse_special=parse).tolist() == expected, text
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("add_bos_token", [True, False])
 def test_every_text_is_between_cls_and_sep(add_bos_token: bool, tmp_path: Path) -> None:
     path = vocabulary_file(tmp_path, ("▁a",), add_bos_token=add_bos_token)

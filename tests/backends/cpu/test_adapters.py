@@ -127,6 +127,7 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_adapters_with_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     model = tiny_model(tmp_path, "F32")
@@ -144,6 +145,7 @@ def test_adapters_with_numbers_that_are_not_finite_are_refused(tmp_path: Path, v
         pass
 
 
+@pytest.mark.push
 def test_adapters_have_different_names(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, "F32")
     adapter = tiny_adapter(tmp_path / "a.gguf", model)

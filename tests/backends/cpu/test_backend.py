@@ -37,6 +37,7 @@ def open_cpu(path: Path, *, context_size: int = 128, max_sequences: int = 1, thr
         return CpuBackend(file, OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=threads))
 
 
+@pytest.mark.push
 class TestSeamOfATinyModel(SeamContract):
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -70,6 +71,7 @@ def backend(path: Path) -> Iterator[CpuBackend]:
 # --- basics ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_info_describes_the_model_and_the_session(backend: CpuBackend, path: Path) -> None:
     info = backend.info
     assert (info.backend, info.architecture, info.name, info.file_type) == ("cpu", "llama", "tiny llama", "Q8_0")
@@ -81,12 +83,14 @@ def test_info_describes_the_model_and_the_session(backend: CpuBackend, path: Pat
     assert info.parameters == VOCABULARY * 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) + 64
 
 
+@pytest.mark.push
 def test_one_thread_is_one_thread(path: Path) -> None:
     backend = open_cpu(path, threads=1)
     backend.close()
     assert backend.info.device.startswith("1 thread, ")
 
 
+@pytest.mark.push
 def test_capacity_holds_every_sequence_at_its_full_length(path: Path) -> None:
     backend = open_cpu(path, context_size=40, max_sequences=2)
     try:
@@ -97,6 +101,7 @@ def test_capacity_holds_every_sequence_at_its_full_length(path: Path) -> None:
         backend.close()
 
 
+@pytest.mark.push
 def test_a_batch_may_be_longer_than_a_step(backend: CpuBackend) -> None:
     tokens = [int(token) for token in np.random.default_rng(0).integers(3, 250, 2 * MAX_ROWS + 77)]
     whole = backend.forward(batch_of(rows(0, 0, tokens))).logits
@@ -106,6 +111,7 @@ def test_a_batch_may_be_longer_than_a_step(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(np.concatenate(one_by_one), whole)
 
 
+@pytest.mark.push
 def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
     batch = batch_of(rows(0, 0, [5, 6, 7]))
     none = backend.forward(Batch(batch.tokens, batch.seq, batch.pos, np.zeros(3, np.uint8))).logits
@@ -141,6 +147,7 @@ def test_a_broken_batch_never_reaches_a_kernel(
     assert backend.kv.lengths == [0, 0, 0]
 
 
+@pytest.mark.push
 def test_a_full_cache_changes_nothing(backend: CpuBackend) -> None:
     """The engine's own batches cannot fill the cache, which has room for everything, so this test makes the cache
     smaller.
@@ -170,6 +177,7 @@ def stop_by_signal(backend: CpuBackend) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("stop", "error"), [(stop_by_cancel, Cancelled), (stop_by_signal, Interrupt)])
 def test_a_stopped_prefill_leaves_no_trace(
     path: Path, stop: Callable[[CpuBackend], None], error: type[BaseException]
@@ -224,6 +232,7 @@ def sync_word(name: str) -> int:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_progress_ends_with_all_weights_loaded(path: Path) -> None:
     reports: list[tuple[str, float]] = []
     with open_gguf(path) as file:
@@ -233,6 +242,7 @@ def test_progress_ends_with_all_weights_loaded(path: Path) -> None:
     assert loading[-1] == 1.0
 
 
+@pytest.mark.push
 def test_a_first_run_tells_that_kernels_are_compiled(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +264,7 @@ def test_a_first_run_tells_that_kernels_are_compiled(
     ]
 
 
+@pytest.mark.push
 def test_the_file_may_be_closed_and_deleted_once_the_model_is_open(tmp_path: Path) -> None:
     """The embedding is read from the mapping while the model is open."""
     path = tiny_llama(tmp_path / "tiny.gguf")

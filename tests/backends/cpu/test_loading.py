@@ -77,6 +77,7 @@ def test_ctrl_c_while_weights_are_read_ends_in_silence_with_130(tmp_path: Path) 
     assert (process.returncode, said) == (130, "")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_beside_the_packing_leaves_no_thread(tmp_path: Path, error: type[BaseException]) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")

@@ -48,6 +48,7 @@ def test_all_ways_compute_the_same_bits(level: str, monkeypatch: pytest.MonkeyPa
             assert len(set(results)) == 1, (kind, rows)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("way", WAYS)
 def test_kernels_are_told_the_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []

@@ -139,6 +139,7 @@ def test_a_draft_models_tokens_can_be_removed(folder: Path, name: str) -> None:
             assert backend.kv.truncate(0, at) == at
 
 
+@pytest.mark.push
 @HYBRIDS
 def test_the_longest_draft_can_be_rejected_entirely(folder: Path, name: str) -> None:
     path = tiny_architecture(folder, name)
@@ -237,6 +238,7 @@ def test_random_steps_cuts_and_copies_change_nothing(folder: Path, name: str, se
                 np.testing.assert_array_equal(found, expected[order])
 
 
+@pytest.mark.push
 def test_short_turns_keep_no_more_checkpoints_than_are_counted(folder: Path) -> None:
     """`footprint` counts one for each sequence, and one every 512 tokens. The second last prompt can be restored."""
     path = tiny_architecture(folder, "qwen35")
@@ -260,6 +262,7 @@ def test_short_turns_keep_no_more_checkpoints_than_are_counted(folder: Path) -> 
         assert len(states._free) == unused
 
 
+@pytest.mark.push
 def test_a_full_cache_makes_no_checkpoints(folder: Path) -> None:
     """The engine repeats a step without its forced tokens if the cache is too full for them."""
     with open_gguf(tiny_architecture(folder, "qwen35")) as file:

@@ -104,6 +104,7 @@ def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
     """Spinning is disabled, so every barrier and every step sleeps and wakes."""
@@ -114,6 +115,7 @@ def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
+@pytest.mark.push
 def test_the_spin_lasts_about_as_long_on_every_processor() -> None:
     """A pause takes between 0.5 ns (as a plain instruction) and 0.5 us (on a busy machine)."""
     with team_of(1) as team:
@@ -123,6 +125,7 @@ def test_the_spin_lasts_about_as_long_on_every_processor() -> None:
         assert team._sync[records.SYNC_SPIN // records.WORD] > 10 * pauses
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_without_a_futex_threads_give_way(threads: int) -> None:
     with mock.patch("llmrun.backends.cpu.team._FUTEX_CALLS", {}), team_of(threads) as team:
@@ -131,6 +134,7 @@ def test_without_a_futex_threads_give_way(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
+@pytest.mark.push
 def test_two_teams_work_side_by_side() -> None:
     results: dict[int, bool] = {}
 
@@ -186,6 +190,7 @@ def test_a_cancelled_step_stops_at_a_barrier(threads: int) -> None:
         np.testing.assert_array_equal(run(team, tokens, not_written(64, WIDE)), logits)
 
 
+@pytest.mark.push
 def test_cancelling_before_a_step_stops_it() -> None:
     with team_of(2) as team:
         team.cancel()
@@ -246,6 +251,7 @@ class Interrupted:
             raise Interrupt
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("kernel", "before", "after"),
     [
@@ -272,6 +278,7 @@ def test_whenever_the_signals_come_the_workers_are_at_rest(kernel: str, before: 
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_close_ends_the_threads_and_may_be_called_twice() -> None:
     before = workers()
     team = Team(lowered_chain(3, 4), 4)
@@ -282,6 +289,7 @@ def test_close_ends_the_threads_and_may_be_called_twice() -> None:
     team.close()
 
 
+@pytest.mark.push
 def test_a_closed_team_says_so() -> None:
     with team_of(2) as team:
         team.close()
@@ -299,6 +307,7 @@ def test_a_forgotten_team_ends_its_threads() -> None:
     assert workers() == before
 
 
+@pytest.mark.push
 def test_a_team_that_cannot_be_whole_leaves_no_threads() -> None:
     before = workers()
     real = threading.Thread.start

@@ -30,6 +30,7 @@ def test_threads_and_levels_change_no_digest(tmp_path: Path, name: str) -> None:
         assert digests_of(path, 2) == expected
 
 
+@pytest.mark.push
 def test_every_op_has_a_name_and_a_digest(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_numeric_model(path, "qwen2")
@@ -42,6 +43,7 @@ def test_every_op_has_a_name_and_a_digest(tmp_path: Path) -> None:
     assert names[-1] == "logits"
 
 
+@pytest.mark.push
 def test_a_changed_weight_changes_its_op_first(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_numeric_model(path, "qwen2")

@@ -67,6 +67,7 @@ def expected_after(whole: CpuBackend, history: list[int], tokens: list[int]) -> 
     return whole.forward(batch_of(rows(0, 0, history + tokens))).logits[len(history) :]
 
 
+@pytest.mark.push
 class TestSeamOfWindows(SeamContract):
     path: Path
 
@@ -78,6 +79,7 @@ class TestSeamOfWindows(SeamContract):
         return opened(self.path, context_size=context_size, n=max_sequences)
 
 
+@pytest.mark.push
 def test_windows_that_were_given_back_are_not_missed(backend: CpuBackend, whole: CpuBackend) -> None:
     """The bits are equal for a long prompt in one batch, for chunks of any size, and for one token at a time."""
     tokens = some_tokens(LENGTH)
@@ -93,6 +95,7 @@ def test_windows_that_were_given_back_are_not_missed(backend: CpuBackend, whole:
     assert held <= sum(2 * kv_pool.blocks_of_window(window, MAX_ROWS) for window in WINDOWS[1:]) < 2 * LENGTH // BLOCK
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("back", [1, 33, MAX_ROWS + 256])
 def test_some_tokens_can_be_taken_back(backend: CpuBackend, whole: CpuBackend, back: int) -> None:
     tokens, other = some_tokens(LENGTH), some_tokens(20, seed=2)
@@ -105,6 +108,7 @@ def test_some_tokens_can_be_taken_back(backend: CpuBackend, whole: CpuBackend, b
     np.testing.assert_array_equal(together, np.concatenate([expected, expected]))
 
 
+@pytest.mark.push
 def test_what_is_further_back_is_lost_and_run_again(backend: CpuBackend, whole: CpuBackend) -> None:
     tokens, other = some_tokens(LENGTH), some_tokens(20, seed=2)
     backend.forward(batch_of(rows(0, 0, tokens)))
@@ -135,6 +139,7 @@ def test_a_stopped_batch_leaves_what_it_was_or_says_that_nothing_is_left(
     np.testing.assert_array_equal(backend.forward(batch_of(rows(1, 300, tokens[300:320]))).logits, expected[300:])
 
 
+@pytest.mark.push
 def test_a_model_of_windows_alone_goes_on_to_the_end_of_its_context(path: Path) -> None:
     backend = opened(path, windows=(20,), n=3)
     try:
@@ -146,6 +151,7 @@ def test_a_model_of_windows_alone_goes_on_to_the_end_of_its_context(path: Path) 
         backend.close()
 
 
+@pytest.mark.push
 def test_the_sum_is_the_one_that_the_engine_opens_it_by(path: Path) -> None:
     """A window's share of the cache does not grow with the context."""
     backend = opened(path, n=1)

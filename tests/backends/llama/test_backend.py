@@ -93,6 +93,7 @@ def test_logits_with_a_smaller_cache_are_llama_cpps(kv_type: str) -> None:
     assert np.abs(actual[:MOST_WANTED] - expected[:MOST_WANTED]).mean() < np.abs(differing - expected).mean() / 2
 
 
+@pytest.mark.push
 def test_a_head_that_llama_cpp_has_no_8_bit_cache_for_is_named(tmp_path: Path) -> None:
     """The heads have 16 features, for which our own engine has an 8-bit cache."""
     path = tiny_model(tmp_path, "F32 odd")
@@ -145,12 +146,14 @@ def refused(tmp_path: Path, change: Callable[[dict[str, Any], dict[str, Any]], N
     return caught.value
 
 
+@pytest.mark.push
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     error = refused(tmp_path, lambda metadata, tensors: tensors.pop("blk.1.ffn_up.weight"))
     assert type(error) is ModelFileError
     assert "blk.1.ffn_up.weight" in str(error)
 
 
+@pytest.mark.push
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         kind, raw, shape = tensors["blk.0.attn_q.weight"]
@@ -161,6 +164,7 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     assert "blk.0.attn_q.weight" in str(error)
 
 
+@pytest.mark.push
 def test_an_architecture_that_llama_cpp_does_not_know(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         for key in [key for key in metadata if key.startswith("llama.")]:

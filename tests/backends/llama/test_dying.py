@@ -108,6 +108,7 @@ def test_a_process_killed_between_two_passes(path: Path, number: signal.Signals)
     assert not Path(f"/proc/{pid}").exists()  # not even as a zombie
 
 
+@pytest.mark.push
 def test_a_process_killed_while_loading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = LlamaProcess()
     os.kill(process.pid, signal.SIGKILL)
@@ -128,6 +129,7 @@ def test_the_last_words_of_an_assertion_are_told() -> None:
     process.close()
 
 
+@pytest.mark.push
 def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
     backend.close()
 
 
+@pytest.mark.push
 def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = LlamaProcess.answer
 
@@ -161,6 +164,7 @@ def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pyte
         opened(path)
 
 
+@pytest.mark.push
 def test_a_file_written_to_in_place_is_noticed_before_it_is_believed(path: Path) -> None:
     backend = opened(path)
     with path.open("r+b") as file:
@@ -172,6 +176,7 @@ def test_a_file_written_to_in_place_is_noticed_before_it_is_believed(path: Path)
     backend.close()
 
 
+@pytest.mark.push
 def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: Path) -> None:
     backend = opened(path)
     other = tmp_path / "other"
@@ -240,6 +245,7 @@ def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.push
 def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes: list[LlamaProcess] = []
 
@@ -273,6 +279,7 @@ def interruptions() -> Iterator[Callable[[float, float], None]]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.push
 def test_any_request_interrupted_at_any_moment_leaves_the_truth(
     path: Path, interruptions: Callable[[float, float], None]
 ) -> None:
@@ -315,6 +322,7 @@ def test_any_request_interrupted_at_any_moment_leaves_the_truth(
     backend.close()
 
 
+@pytest.mark.push
 def test_one_that_never_answers_is_ended_by_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_process, "_EXIT_S", 0.1)
     backend = opened(path)
@@ -324,6 +332,7 @@ def test_one_that_never_answers_is_ended_by_close(path: Path, monkeypatch: pytes
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.push
 def test_ctrl_c_while_it_never_answers(
     path: Path, monkeypatch: pytest.MonkeyPatch, interruptions: Callable[[float, float], None]
 ) -> None:
@@ -339,6 +348,7 @@ def test_ctrl_c_while_it_never_answers(
     backend.close()
 
 
+@pytest.mark.push
 def test_it_outlives_the_thread_that_started_it(path: Path) -> None:
     backends: list[LlamaBackend] = []
     thread = threading.Thread(target=lambda: backends.append(opened(path)))
@@ -398,6 +408,7 @@ def test_it_dies_with_the_process_that_started_it(path: Path) -> None:
     assert ran.stderr == b""
 
 
+@pytest.mark.push
 def test_it_does_not_hear_ctrl_c(path: Path) -> None:
     backend = opened(path)
     os.kill(backend._process.pid, signal.SIGINT)
@@ -405,6 +416,7 @@ def test_it_does_not_hear_ctrl_c(path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.push
 def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     backend = opened(path, context_size=256, kv_tokens=256)
     backend.forward(batch_of(rows(0, 0, [5])))
@@ -436,6 +448,7 @@ def test_a_cache_that_no_machine_holds_does_not_fit(path: Path) -> None:
     assert caught.value.exit_code == 7
 
 
+@pytest.mark.push
 def test_a_stuck_rpc_server_is_given_up_after_a_stop(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

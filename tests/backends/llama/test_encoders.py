@@ -55,6 +55,7 @@ def test_scores_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(scores, expected, atol=0.005 * np.ptp(expected))
 
 
+@pytest.mark.push
 def test_auto_leaves_models_to_llama_cpp_that_our_engine_refuses(tmp_path: Path) -> None:
     backend = open_backend(tiny_encoder(tmp_path, LLAMA_ENCODERS["jina-bert-v2"]), replace(OPTIONS, backend="auto"))
     try:
@@ -77,6 +78,7 @@ def test_unigram_texts_and_pairs_have_llama_server_s_tokens(tmp_path: Path) -> N
         backend.close()
 
 
+@pytest.mark.push
 def test_encoders_give_no_logits_and_keep_nothing(tmp_path: Path) -> None:
     backend = open_backend(tiny_encoder(tmp_path, TINY_ENCODERS["bert"]), replace(OPTIONS, saves_state=True))
     try:
@@ -97,6 +99,7 @@ def test_what_llama_cpp_cannot_run_is_refused(tmp_path: Path) -> None:
             open_backend(tiny_encoder(tmp_path, headless), replace(OPTIONS, backend=backend))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "words"), [("t5", "an encoder and a decoder"), ("dream", "no KV cache in llama.cpp")])
 def test_models_of_other_kinds_are_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"model not supported: .*: {name} has {words}"):

@@ -81,6 +81,7 @@ def test_a_long_row_of_one_character_does_not_end_the_process(
     assert decoded == character.encode() * 60_000 if name in SEARCHED else len(ids) > 0
 
 
+@pytest.mark.push
 def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
     _, tokenizer = named
     first = tokenizer.encode("a b", add_special=True, parse_special=True).tolist()
@@ -93,6 +94,7 @@ def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
             assert ids.tolist().count(tokenizer.bos_id) == 1
 
 
+@pytest.mark.push
 def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]) -> None:
     _, tokenizer = named
     for token in sorted(tokenizer.end_of_generation):

@@ -106,6 +106,7 @@ def test_a_copy_reaches_back_as_far_as_a_whole_window_is_left(window_path: Path)
     backend.close()
 
 
+@pytest.mark.push
 def test_nothing_is_dropped_before_the_cache_of_the_window_is_full(window_path: Path) -> None:
     backend = opened(window_path)
     tokens = some_tokens(500)
@@ -155,6 +156,7 @@ def test_a_full_cache_takes_nothing_from_a_window(window_path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.push
 def test_a_long_prompt_takes_from_the_others_only_what_they_see_no_more(window_path: Path) -> None:
     """The window's cache holds only sixteen windows and 512 rows."""
     backend = opened(window_path, max_sequences=16, context_size=1024)

@@ -193,6 +193,7 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
     assert caught.value.hint.startswith("try --ctx-size ")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("backend", "largest"), [("cpu", LARGEST_DEFAULT), ("llama", LARGEST_FILLED_DEFAULT)])
 def test_a_cache_that_is_filled_at_once_is_smaller_by_default(tmp_path: Path, backend: str, largest: int) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
@@ -227,6 +228,7 @@ def test_a_context_on_gpus_displaces_no_layer_by_default(
     assert opened.info.context_size == expected
 
 
+@pytest.mark.push
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much is resident")
 def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
     """Resident memory after one token is the same for a context a hundred times as large, except for one huge page per
@@ -249,6 +251,7 @@ def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
     assert grown(1 << 18) - grown(256) < 16 * MIB  # out of 64 MiB
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
 def test_sequences_that_share_a_cache_have_the_context_of_one(tmp_path: Path, backend: str) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
@@ -260,6 +263,7 @@ def test_sequences_that_share_a_cache_have_the_context_of_one(tmp_path: Path, ba
     assert many.kv.capacity == one.info.context_size * (4 if backend == "cpu" else 1)
 
 
+@pytest.mark.push
 def test_a_shared_cache_takes_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
     monkeypatch.setattr(cache_size, "free_memory", lambda **_: 40 * MIB)

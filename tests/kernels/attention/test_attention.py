@@ -335,6 +335,7 @@ ROPES = [
 ]
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("number", [0, 1, 2, None])
@@ -355,6 +356,7 @@ def test_a_layer_takes_the_rotations_of_its_own_rope(level: str, kv_type: str, n
         np.testing.assert_array_equal(actual, wanted)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_queries_may_have_a_rope_of_their_own(level: str, kv_type: str) -> None:
@@ -372,6 +374,7 @@ def test_queries_may_have_a_rope_of_their_own(level: str, kv_type: str) -> None:
         np.testing.assert_array_equal(actual, wanted)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_storing_a_row_touches_only_its_own_place(level: str, kv_type: str) -> None:
@@ -395,6 +398,7 @@ def test_storing_a_row_touches_only_its_own_place(level: str, kv_type: str) -> N
 SPECIAL = [0.0, 1e-9, 1e-7, 7e-6, 1e-5, 1e-3, 1.0, 6e4, 8e6, 9e6, 3e38, np.inf, np.nan]
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 def test_groups_of_any_size_are_stored_as_the_twin_says(level: str, kv_type: str) -> None:
@@ -448,6 +452,7 @@ def test_attention_is_near_its_twin(level: str, shape: AttentionShape, kv_type: 
         np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[:length]).max())
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_attention_to_one_position_is_its_value(level: str, kv_type: str) -> None:
@@ -457,6 +462,7 @@ def test_attention_to_one_position_is_its_value(level: str, kv_type: str) -> Non
     np.testing.assert_array_equal(cache.attend(q, np.zeros(1, np.int32), level=level)[0], values[0])
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) -> None:
@@ -478,6 +484,7 @@ def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) 
     assert seen.tolist() == [False] * 4 + [True] * 4
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("scale", [30.0, 1e4, 7e4])

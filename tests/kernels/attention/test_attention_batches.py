@@ -148,6 +148,7 @@ def test_sequences_with_a_shared_prefix_are_near_the_twin(level: str, kv_type: s
         np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(seen[1]).max())
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_capped_sequences_equal_the_rows_alone(level: str) -> None:
     tables = tables_of([0, 12, 9, 13, 4], 5)
@@ -161,6 +162,7 @@ def test_capped_sequences_equal_the_rows_alone(level: str) -> None:
         np.testing.assert_array_equal(alone[0], together[row])
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_a_row_does_not_see_what_only_its_neighbour_sees(level: str) -> None:
     """Two sequences share a block, and the longer one has stored a NaN after the end of the shorter one."""
@@ -174,6 +176,7 @@ def test_a_row_does_not_see_what_only_its_neighbour_sees(level: str) -> None:
         assert np.isnan(seen).any((1, 2)).tolist() == sees
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_blocks_after_the_end_of_a_row_are_not_compared(level: str) -> None:
     """All tables agree on the first block. The first two rows end there, and entries after the end are out of date."""

@@ -86,6 +86,7 @@ def test_what_lies_before_every_window_is_not_read(level: str, kv_type: str, win
         np.testing.assert_array_equal(alone[0], clean[row])
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: str) -> None:
@@ -98,6 +99,7 @@ def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: st
         assert positions[seen].tolist() == list(range(50, 50 + window))
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("cap", [0.5, 30.0])
@@ -139,6 +141,7 @@ def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[:length]).max())
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_a_sink_far_below_all_scores_changes_nothing(level: str) -> None:
     cache = filled(NINE, 300, "f16", level=level)

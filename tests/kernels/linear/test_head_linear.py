@@ -67,6 +67,7 @@ def test_each_head_is_what_its_matrix_alone_makes_of_it(level: str, kind: str, r
         np.testing.assert_array_equal(found[:, head * OUTPUTS : (head + 1) * OUTPUTS], alone)
 
 
+@pytest.mark.push
 @EVERY_TYPE
 def test_a_plan_is_near_its_twin(kind: str) -> None:
     """Allow 4 roundings of the sum of magnitudes, as test_linear.py does for one matrix."""
@@ -92,6 +93,7 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind
         np.testing.assert_array_equal(part, together[-rows:])
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("kind", EXPERT_TYPES)
 @pytest.mark.parametrize("rows", [1, 18])
@@ -106,6 +108,7 @@ def test_integers_are_exact(level: str, kind: str, rows: int) -> None:
     np.testing.assert_array_equal(run_plan(product_of(weight), x, level=level, threads=2), expected)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", ["q4_k", "f32"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_head_that_is_not_finite_harms_no_other(kind: str, poison: float) -> None:

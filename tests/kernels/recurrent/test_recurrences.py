@@ -104,6 +104,7 @@ def test_mamba_2_is_near_its_twin(level: str, key_size: int, value_size: int, ke
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("key_size", "columns"), [(16, 16), (16, 144), (48, 64)])
 def test_mamba_1_is_near_its_twin(level: str, key_size: int, columns: int) -> None:

@@ -47,6 +47,7 @@ def cut(tokens: Sequence[int], at: Sequence[int]) -> list[Rows]:
     return [[(0, token) for token in tokens[start:end]] for start, end in pairwise(at)]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("taps", [1, 2, 3, 5])
 def test_a_whole_sequence_is_convolved_as_by_its_twin(level: str, taps: int) -> None:
@@ -54,6 +55,7 @@ def test_a_whole_sequence_is_convolved_as_by_its_twin(level: str, taps: int) -> 
     np.testing.assert_array_equal(convolved(steps, taps=taps, level=level)[0], expected(range(LENGTH), taps))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     "at", [[0, 1, 2, 3, 10, 31, 32, 33, 34, 70, LENGTH], [*range(LENGTH + 1)], [0, 40, *range(41, LENGTH + 1)]]
@@ -63,6 +65,7 @@ def test_a_sequence_in_any_chunks_is_the_same(at: list[int], threads: int) -> No
     np.testing.assert_array_equal(found[0], expected(range(LENGTH)))
 
 
+@pytest.mark.push
 def test_sequences_of_one_batch_keep_apart() -> None:
     """Interleaves rows of two sequences in different pieces, including next to each other's last rows."""
     tokens = {0: list(range(LENGTH)), 1: list(range(LENGTH, 2 * LENGTH))}

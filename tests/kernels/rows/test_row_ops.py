@@ -13,6 +13,7 @@ from tests.support.kernels.sequence_runs import run_steps
 SENTENCE = np.random.default_rng(0).integers(0, TOKENS, 40).astype(np.int32)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_plan_of_row_ops_means_what_its_twin_says(level: str, threads: int) -> None:
@@ -21,6 +22,7 @@ def test_a_plan_of_row_ops_means_what_its_twin_says(level: str, threads: int) ->
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_one_row_at_a_time_is_the_same_to_the_bit(threads: int) -> None:
     """In steps of one row, each thread keeps its own copy of the sums."""

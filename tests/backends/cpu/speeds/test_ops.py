@@ -32,6 +32,7 @@ def test_a_weight_types_speeds_are_those_of_a_computer(quick: OpSpeeds, packed: 
     assert all(1e8 < rate < 1e14 for rate in speed.multiply)
 
 
+@pytest.mark.push
 def test_wider_rows_take_longer(quick: OpSpeeds) -> None:
     found = quick.rows()
     assert found.keys() == {"rmsnorm", "swiglu", "quantize"}
@@ -40,6 +41,7 @@ def test_wider_rows_take_longer(quick: OpSpeeds) -> None:
         assert speed.many[0] < speed.many[2]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("shape", "kv_type"),
     [

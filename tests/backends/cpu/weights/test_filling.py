@@ -35,6 +35,7 @@ def packing_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("llmrun-packing")]
 
 
+@pytest.mark.push
 def test_weights_are_packed_while_the_block_runs() -> None:
     """The block and the first read wait for each other, so running them in sequence would deadlock."""
     reading, going_on = threading.Event(), threading.Event()
@@ -55,6 +56,7 @@ def test_weights_are_packed_while_the_block_runs() -> None:
     assert not packing_threads()
 
 
+@pytest.mark.push
 def test_an_error_of_reading_waits_for_whoever_asks_for_the_weights() -> None:
     failed = threading.Event()
 
@@ -94,6 +96,7 @@ def test_an_error_beside_the_packing_ends_it_after_the_parts_under_way(error: Ba
     assert not packing_threads()
 
 
+@pytest.mark.push
 def test_threads_switch_fast_only_while_something_is_packed() -> None:
     usual = sys.getswitchinterval()
     packed = reserve([random_matrix("q8_0", 64, 64)])
@@ -106,6 +109,7 @@ def test_threads_switch_fast_only_while_something_is_packed() -> None:
     assert sys.getswitchinterval() == usual
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", sorted(WIDENED_TYPES))
 def test_what_numpy_widens_comes_in_pieces_that_fit_the_cache(kind: str) -> None:
     columns = 2048

@@ -118,6 +118,7 @@ def test_packed_weights_are_the_files(kind: str, rows: int, blocks: int, odd: in
     assert not packed[:rows, columns:].any(), "padded columns must be zero"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_packing_is_the_same_at_every_level(level: str, kind: str) -> None:
@@ -128,6 +129,7 @@ def test_packing_is_the_same_at_every_level(level: str, kind: str) -> None:
         np.testing.assert_array_equal(data, packed_from(matrix).data)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_missing_rows_of_the_last_group_are_zero(kind: str) -> None:
     """Their products must be zero, because the kernels write them past the end of a row."""
@@ -144,6 +146,7 @@ def test_groups_begin_on_cache_lines(kind: str) -> None:
         assert packed.layout.group_bytes % records.CACHE_LINE == 0
 
 
+@pytest.mark.push
 def test_matrices_do_not_overlap() -> None:
     matrices = [random_matrix(kind, 19 + i, width(kind, 64), name=kind) for i, kind in enumerate(WEIGHT_TYPES)]
     packed = reserve(matrices)
@@ -182,6 +185,7 @@ def test_chunks_are_larger_where_every_thread_still_gets_many() -> None:
     assert [layout.chunk_groups(n_threads) for n_threads in (1, 2, 3, 32)] == [4, 4, 2, 2]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("kind", "rows", "columns"), [("q8_0", 5000, 256), ("q4_1", 40, 64), ("f32", 70, 8192)])
 def test_each_byte_is_read_once_and_few_are_held_at_a_time(kind: str, rows: int, columns: int) -> None:
     """Besides the packed weights, loading takes one megabyte per thread, or 16 rows if those are larger."""
@@ -200,6 +204,7 @@ def test_each_byte_is_read_once_and_few_are_held_at_a_time(kind: str, rows: int,
     assert max(end - start for start, end in reads) <= max(1 << 20, 16 * whole.row_bytes)
 
 
+@pytest.mark.push
 def test_a_matrix_that_cannot_be_read_ends_the_packing_with_its_error() -> None:
     def fail(start: int, into: NDArray[np.uint8]) -> None:
         raise ModelFileError("gone")
@@ -210,6 +215,7 @@ def test_a_matrix_that_cannot_be_read_ends_the_packing_with_its_error() -> None:
         fill(reserve([*good[:4], broken, *good[4:]]), 2)
 
 
+@pytest.mark.push
 def test_progress_counts_matrices() -> None:
     packed = reserve([random_matrix("q8_0", 16, 32, name=name) for name in "abc"])
     reports: list[tuple[int, int]] = []

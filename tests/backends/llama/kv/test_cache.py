@@ -123,6 +123,7 @@ def test_a_loaded_window_goes_back_as_far_as_it_reaches(tmp_path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.push
 def test_parts_of_other_kinds_are_not_loaded(plain: LlamaBackend) -> None:
     part = saved(plain)
     for parts in ([], [replace(part, kind=BLOCK_PART)], [replace(part, start=16)], [replace(part, end=0)]):
@@ -132,6 +133,7 @@ def test_parts_of_other_kinds_are_not_loaded(plain: LlamaBackend) -> None:
     assert plain.kv.load(1, [replace(part, kind=BLOCK_PART), part]) == 60
 
 
+@pytest.mark.push
 def test_a_sequence_longer_than_the_context_is_not_loaded(tmp_path: Path) -> None:
     path = tiny_model(tmp_path, "F32")
     larger = opened(path)
@@ -207,6 +209,7 @@ def test_data_that_cannot_be_removed_again_ends_the_process(tmp_path: Path) -> N
     backend.close()
 
 
+@pytest.mark.push
 def test_a_full_cache_has_no_room_for_a_saved_sequence(tmp_path: Path) -> None:
     backend = opened(tiny_model(tmp_path, "F32"), kv_tokens=256)
     backend.forward(batch_of(rows(0, 0, PROMPT)))
@@ -223,6 +226,7 @@ def test_a_full_cache_has_no_room_for_a_saved_sequence(tmp_path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.push
 def test_a_shared_prefix_leaves_more_room_than_is_promised(tmp_path: Path) -> None:
     backend = opened(tiny_model(tmp_path, "F32"), kv_tokens=256)
     backend.forward(batch_of(rows(0, 0, PROMPT)))
@@ -234,6 +238,7 @@ def test_a_shared_prefix_leaves_more_room_than_is_promised(tmp_path: Path) -> No
     backend.close()
 
 
+@pytest.mark.push
 def test_a_sequence_that_has_changed_is_not_read(plain: LlamaBackend) -> None:
     (part,) = plain.kv.save(0, 60)
     plain.forward(batch_of(rows(0, 60, MORE)))
@@ -242,6 +247,7 @@ def test_a_sequence_that_has_changed_is_not_read(plain: LlamaBackend) -> None:
     assert_continues(plain, 0, PROMPT + MORE)
 
 
+@pytest.mark.push
 def test_memory_of_saved_data_is_freed_with_it(plain: LlamaBackend) -> None:
     def mapped() -> list[int]:
         pids = ("self", str(plain._process.pid))
@@ -258,6 +264,7 @@ def test_memory_of_saved_data_is_freed_with_it(plain: LlamaBackend) -> None:
     assert mapped() == before
 
 
+@pytest.mark.push
 def test_a_stop_before_a_load_cancels_the_next_pass(plain: LlamaBackend) -> None:
     part = saved(plain)
     plain.cancel()
@@ -279,6 +286,7 @@ def test_the_key_is_empty_unless_states_are_saved(path: Path, tmp_path: Path) ->
     assert key() == key(threads=2, max_sequences=2, context_size=512)
 
 
+@pytest.mark.push
 def test_the_key_differs_for_other_models_and_precisions(tmp_path: Path) -> None:
     path = tiny_architecture(tmp_path, "qwen3")  # its heads have 32 features, as an 8-bit cache needs
     keys = set()
