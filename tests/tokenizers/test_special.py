@@ -12,6 +12,8 @@ from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
 from tests.support.growth import TIMES, growth
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
+pytestmark = pytest.mark.push  # the texts are split by a kernel
+
 START, END, OVERLAP, SINGLE, WORD, STRIPPED = 1, 2, 3, 4, 5, 6
 TOKENS = [
     SpecialToken(START, "<|s|>", is_control=True),
