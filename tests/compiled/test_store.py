@@ -141,6 +141,7 @@ def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> No
     assert all(entry_is_sound(path) for path in cold.iterdir())
 
 
+@pytest.mark.push
 def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX locks")
@@ -157,6 +158,7 @@ def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_
         assert object_images([NAME], host_target())[NAME] == entry[32:]
 
 
+@pytest.mark.push
 def test_the_half_written_entry_of_a_process_that_was_killed_is_taken_over(
     damaged: Path, sound_entry: tuple[str, bytes]
 ) -> None:
@@ -301,6 +303,7 @@ def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[s
     assert list(damaged.parent.iterdir()) == []
 
 
+@pytest.mark.push
 def test_a_file_system_without_locks_is_written_all_the_same(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX locks")

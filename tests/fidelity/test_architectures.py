@@ -31,6 +31,7 @@ WIDE: dict[str, Any] = {
 }
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("weight_type", [pytest.param("Q8_0", marks=pytest.mark.night), "Q4_K_M"])
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, name: str, weight_type: str) -> None:

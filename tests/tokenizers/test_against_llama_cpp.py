@@ -57,6 +57,7 @@ def test_random_text_has_llama_cpp_s_ids(name: str) -> None:
             assert control.isdisjoint(plain.tolist()), text
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("case", [json.loads(line) for line in CORPUS.read_text().splitlines()], ids=str)
 def test_a_text_that_was_hard_once_has_llama_cpp_s_ids(case: dict[str, str | bool]) -> None:
     name, text = str(case["vocabulary"]), str(case["text"])

@@ -206,6 +206,7 @@ def test_tokens_of_every_kind(base: Vocabulary, tmp_path: Path) -> None:
     assert_same(ours, oracle, "<word>", "   ", "<not used>", "<ctl>", "<ctl> x")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("pre", "name", "mask"),
     [("jina-v2-de", "tiny", "<mask>"), ("gpt-2", "Modern-BERT tiny", "[MASK]"), ("gpt-2", "a Phi-3", "<mask>")],
@@ -220,6 +221,7 @@ def test_white_space_belongs_to_a_token_by_the_names_llama_cpp_goes_by(
     assert_same(load_tokenizer(open_gguf(path)), LlamaVocabulary(path), *(f" \n{text} \t" for text in texts))
 
 
+@pytest.mark.push
 def test_characters_that_are_no_tokens_are_written_in_bytes_as_llama_cpp_does(tmp_path: Path) -> None:
     """Gemma 4 uses BPE on characters. Merge results that are not tokens are spelled in bytes too, and runs of newlines
     stay whole.

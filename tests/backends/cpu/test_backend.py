@@ -123,6 +123,7 @@ def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
 # --- invalid batches -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("triples", "complaint"),
     [

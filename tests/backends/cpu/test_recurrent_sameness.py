@@ -281,6 +281,7 @@ def test_a_full_cache_makes_no_checkpoints(folder: Path) -> None:
         assert backend.kv.truncate(0, 129) == 104
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("after", [False, True])
 def test_an_exception_after_a_step_does_not_leave_an_old_position_for_a_new_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool

@@ -119,6 +119,7 @@ def test_what_is_further_back_is_lost_and_run_again(backend: CpuBackend, whole: 
     np.testing.assert_array_equal(found, expected_after(whole, tokens[:500], other))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("steps", "kept"), [(1, 300), (5, 0)])
 def test_a_stopped_batch_leaves_what_it_was_or_says_that_nothing_is_left(
     backend: CpuBackend, whole: CpuBackend, steps: int, kept: int

@@ -500,6 +500,7 @@ def test_scores_far_apart_or_infinite_end_in_numbers_or_nan(level: str, kv_type:
     assert finite.any() or (scale, kv_type) == (7e4, "f16")
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: str, kv_type: str) -> None:

@@ -424,6 +424,7 @@ def test_of_equal_experts_the_lower_number_comes_first(level: str, gating: Gatin
     np.testing.assert_array_equal(found.chosen[:2], [range(9)] * 2)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize("biased", [False, True])

@@ -160,6 +160,7 @@ def test_data_that_is_too_short_or_too_long_is_refused(backend: LlamaBackend, cu
     assert_continues(backend, 0, PROMPT)
 
 
+@pytest.mark.push
 def test_a_length_that_does_not_match_the_data_is_refused(backend: LlamaBackend) -> None:
     part = saved(backend)
     for end in (1, 59, 61, 255):
