@@ -46,8 +46,8 @@ settings.load_profile("llmrun")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers", "how much to test (docs/testing.md); by default, what every push must pass")
-    group.addoption("--quick", action="store_true", help="only tests that take no time and compile no kernel: 90 s")
-    group.addoption("--night", action="store_true", help="every case at every instruction-set level: 45 minutes")
+    group.addoption("--quick", action="store_true", help="only tests that take no time and compile no kernel")
+    group.addoption("--night", action="store_true", help="every case at every instruction-set level")
     group.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
 
 

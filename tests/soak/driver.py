@@ -41,7 +41,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Soak:
-    """What a profile gets from the driver.
+    """Settings and helpers that the driver gives to a profile.
 
     folder  an empty folder, which is kept if a promise is broken
     model   the model of --model, or "" for the profile's own choice
