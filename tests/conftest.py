@@ -12,10 +12,22 @@ import pytest
 from hypothesis import settings
 
 from tests.support.cli import forking
-from tests.support.tiers import ELSEWHERE, Tier, changed_rooms, has_no_quick_tests, record_night, selected
+from tests.support.tiers import (
+    ELSEWHERE,
+    EXAMPLES,
+    Tier,
+    changed_rooms,
+    digests,
+    folders_of,
+    has_no_quick_tests,
+    is_for_later,
+    record_night,
+    selected,
+)
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".tests-cache"
+_SOURCES = pytest.StashKey[dict[str, str]]()  # digests of the sources when the run began
 # Options of pytest that leave out tests.
 _OMITTING = ("collectonly", "deselect", "ignore", "ignore_glob", "keyword", "lf", "markexpr")
 
@@ -32,21 +44,19 @@ CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
 
-# nohup ignores SIGHUP, and so would every program that a test starts.
+# nohup ignores SIGHUP, and a shell's & ignores SIGINT in scripts, and so would every program that a test starts.
 if sys.platform != "win32":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # NumPy's own threads spin while they wait for each other; beside other tests, that costs far more than they save.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-# A deadline is a timing assertion, which fails on a busy machine without a bug.
-settings.register_profile("llmrun", deadline=None, print_blob=True)
-settings.load_profile("llmrun")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("tiers", "how much to test (docs/testing.md); by default, what every push must pass")
-    group.addoption("--quick", action="store_true", help="only tests that take no time and compile no kernel")
+    group = parser.getgroup("tiers", "how much to test (docs/testing.md) [default: what every push must pass]")
+    group.addoption("--quick", action="store_true", help="only fast tests that compile no kernel")
     group.addoption("--night", action="store_true", help="every case at every instruction-set level")
     group.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
 
@@ -58,9 +68,17 @@ def chosen_tier(config: pytest.Config) -> Tier:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give quick runs no compiler and no kernels except the engine's, so that a test that needs another one fails."""
-    forking.is_enabled &= chosen_tier(config) is not Tier.NIGHT
-    if chosen_tier(config) is Tier.EDIT:
+    """Prepare the tier.
+
+    Quick runs get no compiler and no kernels except the engine's, so that a test that needs another one fails.
+    """
+    tier = chosen_tier(config)
+    # A deadline is a timing assertion, which fails on a busy machine without a bug.
+    settings.register_profile("llmrun", deadline=None, print_blob=True, max_examples=EXAMPLES[tier])
+    settings.load_profile("llmrun")
+    config.stash[_SOURCES] = digests()
+    forking.is_enabled &= tier is not Tier.NIGHT
+    if tier is Tier.EDIT:
         os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "quick")
         from llmrun.backends.engine_kernels import ENGINE_KERNELS
         from llmrun.compiled.store import load_kernels
@@ -78,10 +96,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import the files without tests of a quick run, because imports take most of its time."""
+    """Do not even import the files that have no quick tests, because imports take much of a quick run."""
     if chosen_tier(config) is Tier.EDIT and collection_path.match("test_*.py"):
         return has_no_quick_tests(collection_path.read_text(encoding="utf-8")) or None
     return None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Collect no cases that only later tiers run. In a quick run, they would be half of all cases."""
+    tier = chosen_tier(collector.config)
+    if not is_for_later(obj, tier) or (tier is Tier.PUSH and collector.nodeid.startswith(folders_of(changed_rooms()))):
+        return None
+    return []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -96,11 +122,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def saw(record_property: Callable[[str, object], None]) -> Callable[[int, str, int], None]:
-    """Return a function by which a test of the project itself reports how many things it saw, at least `least`."""
+    """Return a function with which a test of the project itself reports how many things it saw.
+
+    It fails if they are fewer than `least`, because a search that finds nothing finds no fault.
+    """
 
     def report(count: int, what: str, least: int) -> None:
         record_property(what, count)
-        assert count >= least, f"only {count} {what}: what hides the others?"
+        assert count >= least, f"only {count:,} {what} instead of at least {least:,}"
 
     return report
 
@@ -108,16 +137,16 @@ def saw(record_property: Callable[[str, object], None]) -> Callable[[int, str, i
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     seen = [pair for report in terminalreporter.getreports("passed") for pair in report.user_properties]
     if seen:
-        terminalreporter.line("The tests of the project itself saw " + ", ".join(f"{n:,} {what}" for what, n in seen))
+        terminalreporter.line("Seen by tests of the project itself: " + ", ".join(f"{n:,} {what}" for what, n in seen))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Record the sources that a whole night run has passed with."""
+    """Record the sources that a whole night run has passed with, as they were when it began."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
     is_part = config.args != config.getini("testpaths") or any(config.getoption(name, None) for name in _OMITTING)
     if chosen_tier(config) is Tier.NIGHT and exitstatus == 0 and not is_worker and not is_part:
-        record_night()
+        record_night(config.stash[_SOURCES])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -226,6 +226,7 @@ time.sleep(30)
 """
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("code", "passed"), [(130, True), (1, False)])
 def test_the_time_after_ctrl_c_is_measured(code: int, passed: bool, setup: PretendSetup) -> None:
     found = list(process_steps.ctrl_c(replace(setup, program=STOPS.format(code=code))))
@@ -313,13 +314,14 @@ def test_without_a_gpu_the_script_says_so(tmp_path: Path) -> None:
     assert done.stderr == f"error: {probe.gpus().reason}; `llmrun doctor` says what to do\n"
 
 
+@pytest.mark.push
 def test_unknown_steps_are_refused() -> None:
     done = run("--only", "speed,sped")
     assert done.returncode == 2
     assert "no such step: sped; choose from machine, offload, speed" in done.stderr
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_source_is_built_for_the_gpus_of_this_machine(tmp_path: Path) -> None:
     """CMake and nvcc are stand-ins. CMake records its arguments and fails the second time."""
     tools, source = tmp_path / "tools", tmp_path / "source"

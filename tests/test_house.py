@@ -202,6 +202,7 @@ def test_folders_stay_small(saw: Saw) -> None:
     saw(len(FOLDERS), "folders", 95)
 
 
+@pytest.mark.push
 def test_the_graph_has_every_import_that_a_search_finds() -> None:
     graph = import_graph()
     found = [

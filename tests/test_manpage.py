@@ -24,6 +24,7 @@ def text() -> str:
     return PAGE.read_text(encoding="utf-8").replace(r"\-", "-")
 
 
+@pytest.mark.push
 def test_the_page_is_current() -> None:
     made = subprocess.run([sys.executable, "scripts/manpage"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert PAGE.read_text(encoding="utf-8") == made.stdout, "type: scripts/manpage > docs/llmrun.1"

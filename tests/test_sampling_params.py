@@ -38,6 +38,7 @@ def test_the_default_is_inside_the_range(name: str, parameter: SamplingParameter
     assert RULES[name].check(parameter.default) == getattr(SamplingParams(), name)
 
 
+@pytest.mark.push
 def test_help_lists_every_flag_with_a_short_sentence() -> None:
     shown = " ".join(llmrun("generate", "--help").stdout.decode().split())
     for parameter in SAMPLING.values():

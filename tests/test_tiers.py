@@ -1,10 +1,9 @@
-"""Tests of the tiers: which tests a run selects, and that the marks mean what docs/testing.md says."""
+"""Tests of the tiers: which tests a run selects, and what its marks mean."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import random
 import re
 import subprocess
 import sys
@@ -54,7 +53,7 @@ def test_every_pair_that_occurs_is_covered(cases: list[dict[str, str]]) -> None:
 
 @pytest.mark.parametrize(("values", "strength", "most"), [((5, 5, 5), 2, 33), ((5, 5, 5), 1, 5), ((3, 3, 3, 3), 2, 12)])
 def test_few_cases_cover_a_product(values: tuple[int, ...], strength: int, most: int) -> None:
-    """The smallest sets of pairs have 25 and 9 cases."""
+    """The smallest sets that contain all pairs have 25 and 9 cases."""
     names = "abcd"
     product = [dict(zip(names, map(str, case), strict=False)) for case in itertools.product(*map(range, values))]
     assert len(covering(product, strength)) <= most
@@ -64,14 +63,9 @@ def test_elements_of_tuples_are_values() -> None:
     assert factors({"shape": (3, "x"), "level": "avx2"}) == {"shape0": "3", "shape1": "'x'", "level": "'avx2'"}
 
 
-def test_the_choice_is_the_same_in_every_worker() -> None:
-    cases = [{"a": str(random.Random(n).random() > 0.5), "b": str(n % 7), "c": str(n % 5)} for n in range(100)]
-    assert covering(cases, 2) == covering(cases, 2)
-
-
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Return a copy of the suite's settings with SUITE as the only test file, and with other sources."""
+    """Return a copy of the suite's settings with SUITE as the only test file, and with unrecorded sources."""
     tests = tmp_path / "tests"
     (tests / "support" / "cli").mkdir(parents=True)
     for name in ("conftest.py", "support/tiers.py", "support/cli/forking.py", "night.json"):
@@ -86,7 +80,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
-    """Run the suite and return the number of passed cases of each function, and the output."""
+    """Run SUITE and return the number of passed cases of each function, and the output."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
@@ -111,8 +105,8 @@ def test_files_of_later_tiers_are_known_by_their_marks() -> None:
 EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64}
 
 
-@pytest.mark.push
-def test_changed_rooms_are_tested_as_at_night_until_the_night(copy: Path) -> None:
+@pytest.mark.night
+def test_changed_rooms_are_tested_as_at_night_until_a_night_run(copy: Path) -> None:
     found, said = run_suite(copy)
     assert found == EVERYTHING
     assert "llmrun/kernels and llmrun/layouts and llmrun/plan and llmrun/quants changed since" in said

@@ -19,6 +19,8 @@ from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_models import TINY_MODELS, dequantized_copy, tiny_model
 
+pytestmark = pytest.mark.push
+
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 200)]
 
 MORE: dict[str, dict[str, Any]] = {
@@ -57,7 +59,6 @@ def distance(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> floa
     return float(np.abs(actual - expected).max() / np.ptp(expected))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", [*TINY_MODELS, *MORE])
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
     """Covers every weight type and configuration, without rounding of weights or activations.
@@ -69,7 +70,6 @@ def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
         assert distance(twin_logits(path), oracle.logits(TOKENS)) <= 5e-6
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", [name for name in [*TINY_MODELS, *MORE] if name.startswith("F32")])
 def test_the_engine_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
     """The engine keeps keys and values in float16. Allow 1e-3 (at most 4e-4 was measured)."""
@@ -78,7 +78,6 @@ def test_the_engine_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None
         assert distance(engine_logits(path), oracle.logits(TOKENS)) <= 1e-3
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("name", "kv_type"),
     [

@@ -21,6 +21,7 @@ from tests.support.models.tiny_models import changed_copy
 REUSED = "gemma3n reused caches"
 
 
+@pytest.mark.push
 def test_layers_from_20_on_reuse_the_caches_of_earlier_layers(tmp_path: Path) -> None:
     """Layers 18 and 19 are the last with a cache, and layer 19 has no window."""
     plan = plan_of(tiny_architecture(tmp_path, REUSED))
@@ -61,6 +62,7 @@ def test_other_models_than_the_published_ones_are_refused(tmp_path: Path, key: s
         plan_of_header(file)
 
 
+@pytest.mark.push
 def test_the_sparsity_may_be_rounded_differently(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         key = "gemma3n.activation_sparsity_scale"

@@ -12,8 +12,9 @@ from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 
+pytestmark = pytest.mark.push
 
-@pytest.mark.push
+
 def test_tokens_never_to_be_written_are_those_of_the_vocabulary(tmp_path: Path) -> None:
     suppressed = {"tokenizer.ggml.suppress_tokens": np.array([7, -1, 3, 1 << 30], np.int32)}
     for extra, expected in ((suppressed, (7, 3)), ({}, ())):

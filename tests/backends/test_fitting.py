@@ -93,6 +93,7 @@ def test_this_machine_has_memory() -> None:
     assert found.threads == 3
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "expected"), [("GPU", 1), ("llvmpipe", 0)])
 def test_software_drivers_do_not_count_as_gpus(name: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 9 * GIB, name=name)

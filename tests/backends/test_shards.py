@@ -16,6 +16,8 @@ from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.gguf.gguf_shards import split_by_gguf_py
 
+pytestmark = pytest.mark.push
+
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 40)]
 
 
@@ -29,7 +31,6 @@ def logits_of(kind: type[CpuBackend] | type[LlamaBackend], path: Path) -> NDArra
         backend.close()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("kind", [CpuBackend, LlamaBackend])
 @pytest.mark.parametrize("small_first", [False, True])
 def test_logits_do_not_depend_on_the_number_of_files(

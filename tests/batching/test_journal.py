@@ -64,6 +64,7 @@ def test_every_cut_keeps_the_records_before_it(output: Path) -> None:
             assert journal.record(9) == record(9)
 
 
+@pytest.mark.push
 def test_every_flipped_bit_loses_only_its_record(output: Path) -> None:
     data = written(output, [1, 2, 3])
     for offset in range(data.index(b"\n") + 1, len(data)):

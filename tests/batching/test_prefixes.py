@@ -20,6 +20,8 @@ from llmrun.engine.child.opening import portable_options
 from tests.support.batching.batch_runs import openai_line, write_lines
 from tests.support.batching.fake_workers import Told
 
+pytestmark = pytest.mark.push
+
 MOST_ROWS = 1.02  # times the tokens that differ
 
 
@@ -33,7 +35,6 @@ def unique_tokens(prompts: list[str]) -> int:
     return sum(map(len, in_order)) - sum(common)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("parallel", [1, 16])
 def test_rows_of_prompts_are_computed_once(tmp_path: Path, parallel: int) -> None:
     draw = random.Random(1)

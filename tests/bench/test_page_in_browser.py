@@ -66,6 +66,7 @@ def test_all_text_can_be_read_against_its_background(light: Found, dark: Found, 
         assert scheme[name, width]["faint"] == []
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(("name", "width"), PLACES)
 def test_charts_have_a_size_and_hold_what_they_draw(light: Found, name: str, width: int) -> None:
     found = light[name, width]

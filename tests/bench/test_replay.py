@@ -115,6 +115,7 @@ def test_made_twins_are_told_apart_at_most_twice_in_40_runs() -> None:
     assert sum(claims(replayed(*made(seed))[1]) for seed in range(40)) <= 2
 
 
+@pytest.mark.night
 def test_5_percent_are_found_in_9_of_10_made_runs() -> None:
     found = [all(one.low > 1 for one in replayed(*made(seed), slower=1.05)[1]) for seed in range(20)]
     assert sum(found) >= 18

@@ -20,6 +20,8 @@ from tests.support.cli.tool_chats import call, tool_script_file
 from tests.support.hub.small_disks import SmallDisk, mounted_disk
 from tests.support.serving.served import serve
 
+pytestmark = pytest.mark.push
+
 SCRIPTED = ("--backend", "scripted", "-m", "x")
 
 
@@ -34,7 +36,6 @@ def slow_model(folder: Path, step_seconds: float = 0.02) -> tuple[str, ...]:
     return ("--backend", "scripted", "--speculate", "off", "-m", str(script))
 
 
-@pytest.mark.push
 def test_prompts_messages_and_openais_lines_are_answered(tmp_path: Path, output: Path) -> None:
     messages = [{"role": "user", "content": "three"}]
     lines = [{"prompt": "one"}, openai_line("two", {"messages": [{"role": "user", "content": "two"}]})]
@@ -46,7 +47,6 @@ def test_prompts_messages_and_openais_lines_are_answered(tmp_path: Path, output:
     assert b"3 lines in " in done.stderr
 
 
-@pytest.mark.push
 def test_errors_are_records_and_the_exit_code(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, b"\xff", b"x" * 100, {"prompt": "a", "top_p": 7}])
     done = batch(source, "-o", output, *SCRIPTED)
@@ -63,7 +63,7 @@ def test_errors_are_records_and_the_exit_code(tmp_path: Path, output: Path) -> N
     assert answers[3]["response"]["body"]["error"]["param"] == "top_p"
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.jsonl"
     with source.open("wb") as stream:
@@ -77,7 +77,6 @@ def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path, output: Path) -> 
     assert [each["response"]["status_code"] for each in (before, after)] == [200, 200]
 
 
-@pytest.mark.push
 def test_rows_of_a_csv_file_fill_a_template(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_text('custom_id,text,language\nfirst,"Hello, you",French\nsecond,Bye,\n')
@@ -89,7 +88,6 @@ def test_rows_of_a_csv_file_fill_a_template(tmp_path: Path, output: Path) -> Non
     assert [answer["custom_id"] for answer in answers_in(output)] == ["first", "second"]
 
 
-@pytest.mark.push
 def test_parameters_fill_what_lines_do_not(tmp_path: Path, output: Path) -> None:
     template = tmp_path / "t.toml"
     template.write_text('prompt = "$a $b $c: $input"\n[defaults]\nc = "C"\n')
@@ -104,7 +102,6 @@ def test_parameters_fill_what_lines_do_not(tmp_path: Path, output: Path) -> None
     assert third["error"]["message"] == "template t: the line has no field input"
 
 
-@pytest.mark.push
 def test_flags_are_defaults_for_the_lines(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a long text"}, {"prompt": "a long text", "max_tokens": 5}])
     assert batch(source, "-o", output, *SCRIPTED, "-n", "3", "--stop", "zzz").returncode == 0
@@ -112,7 +109,6 @@ def test_flags_are_defaults_for_the_lines(tmp_path: Path, output: Path) -> None:
     assert usages == [3, 5]
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
@@ -140,7 +136,6 @@ def test_the_columns_of_a_csv_file_are_checked_first(tmp_path: Path, output: Pat
     )
 
 
-@pytest.mark.push
 def test_the_output_behind_a_link_is_written(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}])
     link = tmp_path / "link.jsonl"
@@ -150,7 +145,7 @@ def test_the_output_behind_a_link_is_written(tmp_path: Path, output: Path) -> No
     assert texts_in(output) == ["You said: one"]
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_an_interrupted_run_keeps_its_context_size(tmp_path: Path, output: Path) -> None:
     """The default depends on the free memory, which is different every time."""
     if sys.platform == "win32":
@@ -168,7 +163,6 @@ def test_an_interrupted_run_keeps_its_context_size(tmp_path: Path, output: Path)
     assert batch(source, "-o", output, *model).returncode == 0  # without -c, it would be 8192
 
 
-@pytest.mark.push
 def test_tools_are_called(tmp_path: Path, output: Path) -> None:
     script = tool_script_file(tmp_path, ("Weather?", call("get_weather", city="Paris", days=2)), ("Hello?", "Hello!"))
     properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
@@ -184,7 +178,6 @@ def test_tools_are_called(tmp_path: Path, output: Path) -> None:
     assert hello["message"]["content"] == "Hello!"
 
 
-@pytest.mark.push
 def test_json_reports_the_counts(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}, {"prompt": "one"}, b"?"])
     done = batch(source, "-o", output, *SCRIPTED, "--json")
@@ -199,7 +192,6 @@ def test_json_reports_the_counts(tmp_path: Path, output: Path) -> None:
     }
 
 
-@pytest.mark.push
 def test_ctrl_c_leaves_a_run_that_continues(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(60)])
     model = slow_model(tmp_path)
@@ -218,7 +210,6 @@ def test_ctrl_c_leaves_a_run_that_continues(tmp_path: Path, output: Path) -> Non
     assert texts_in(output) == [f"You said: number {number}" for number in range(60)]
 
 
-@pytest.mark.push
 def test_ctrl_c_does_not_wait_for_a_large_input(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"{}\n" * 5_000_000)  # reading it takes longer than the limit below
@@ -232,7 +223,6 @@ def test_ctrl_c_does_not_wait_for_a_large_input(tmp_path: Path, output: Path) ->
     assert b"Traceback" not in written
 
 
-@pytest.mark.push
 def test_sigterm_stops_a_run_cleanly(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(60)])
     command = [*LLMRUN, "batch", str(source), "-o", str(output), *slow_model(tmp_path)]
@@ -246,7 +236,7 @@ def test_sigterm_stops_a_run_cleanly(tmp_path: Path, output: Path) -> None:
     assert b"run the same command again to continue" in written
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_killed_run_continues_with_the_same_bytes(tmp_path: Path, output: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -272,7 +262,7 @@ def small(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_full_disk_is_one_line_and_the_run_continues(tmp_path: Path, small: SmallDisk) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(190)])
     output = small.folder / "out.jsonl"
@@ -327,7 +317,6 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
     assert texts_in(output) == [f"You said: number {number}" for number in range(80)]
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -377,7 +366,6 @@ def test_bad_flags_are_refused_with_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ["nothing.jsonl", "", "/dev/null"])
 def test_an_input_that_is_no_file_is_one_line(tmp_path: Path, output: Path, name: str) -> None:
     done = llmrun("batch", str(tmp_path / name), "-o", str(output), *SCRIPTED)
@@ -386,7 +374,6 @@ def test_an_input_that_is_no_file_is_one_line(tmp_path: Path, output: Path, name
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.push
 def test_a_model_that_does_not_exist_leaves_nothing_behind(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
     done = batch(source, "-o", output, "-m", "no-such-model", "--offline")
@@ -394,7 +381,6 @@ def test_a_model_that_does_not_exist_leaves_nothing_behind(tmp_path: Path, outpu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
 
 
-@pytest.mark.push
 def test_lines_that_name_another_model_are_answered_with_a_note(tmp_path: Path, output: Path) -> None:
     body: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}], "nonsense": 1}
     source = write_lines(tmp_path / "in.jsonl", [openai_line("a", body)])

@@ -48,7 +48,7 @@ def test_a_run_with_our_servers_and_another_one_outlives_a_kill(tmp_path: Path) 
     assert "the worker is lost, and its requests will run again" in written.decode()
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_foreign_server_is_refused_without_mixed(tmp_path: Path) -> None:
     model = smollm2()
     source, output = write_lines(tmp_path / "in.jsonl", [{"prompt": "Hi"}]), tmp_path / "out.jsonl"

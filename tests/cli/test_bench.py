@@ -150,6 +150,7 @@ def kinds(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.night
 def test_speculation_takes_turns_with_plain_decoding_for_each_kind(model: str, kinds: str) -> None:
     arguments = ("-m", model, "--backend", "scripted", "--speculate", "off,auto", "--prompts", kinds, "-r", "6")
     done = bench(*arguments, "--seconds", "1", "--json")
@@ -187,6 +188,7 @@ def test_plain_bench_ignores_the_setting(model: str) -> None:
     assert {row["speculate"] for row in json.loads(done.stdout)} == {"off"}
 
 
+@pytest.mark.night
 def test_a_cold_start_is_a_new_process_each_time(model: str) -> None:
     done = bench("-m", model, "--backend", "scripted", "--cold", "-r", "2", "--seconds", "1", "--json")
     assert done.returncode == 0, done.stderr.decode()
@@ -218,6 +220,7 @@ def test_many_requests_at_once_lose_none(model: str) -> None:
     assert row["total_output_tokens"] == 3 * row["completed"]
 
 
+@pytest.mark.night
 def test_runs_are_kept_listed_shown_again_and_compared(model: str, tmp_path: Path) -> None:
     for _ in range(2):
         assert bench("-m", model, *QUICK, "--save").returncode == 0
@@ -235,6 +238,7 @@ def test_runs_are_kept_listed_shown_again_and_compared(model: str, tmp_path: Pat
     assert bench("compare", str(rows), "last").returncode == 0
 
 
+@pytest.mark.night
 def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> None:
     rows = json.loads(
         bench("-m", model, "--backend", "scripted", "-p", "0", "-n", "4", "-r", "9", "--seconds", "1", "--json").stdout
@@ -387,6 +391,7 @@ def test_a_prompt_longer_than_the_time_is_measured_once_and_told(tmp_path: Path)
     assert "longer than --seconds allows: each figure is a single measurement" in notes
 
 
+@pytest.mark.night
 def test_ctrl_c_ends_a_first_measurement_at_once(tmp_path: Path) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.5}))

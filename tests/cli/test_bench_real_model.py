@@ -44,6 +44,7 @@ def test_both_backends_are_measured_judged_and_held_against_the_machine() -> Non
         assert (row["verdict_ratio"] is not None) == (backend == "llama")
 
 
+@pytest.mark.night
 def test_a_verbose_table_says_how_weights_were_prefetched() -> None:
     done = llmrun("bench", "-m", str(smollm2()), "--backend", "cpu", "-p", "8", "-n", "4", "-r", "1", "-t", "2", "-v")
     assert "2 threads: weights are " in done.stdout.decode()

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.cli.commands import llmrun, shell
 
+pytestmark = pytest.mark.push
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -31,7 +33,6 @@ def test_without_a_shell_it_says_how_to_install_for_this_one() -> None:
     assert "~/.bashrc" not in instructions("fish")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("own", ["", "/bin/tcsh"])
 def test_for_an_unknown_shell_it_tells_about_all(own: str) -> None:
     assert all(name in instructions(own) for name in ("~/.bashrc", "~/.zshrc", "/fish/"))

@@ -32,6 +32,7 @@ def test_what_was_written_is_told(folder: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "new model.gguf"]
 
 
+@pytest.mark.push
 def test_json_has_the_same_facts(tmp_path: Path) -> None:
     folder = tiny_checkpoint("MistralForCausalLM", "gptq", zero=None, sliding_window=64).write(tmp_path / "model")
     output = tmp_path / "out.gguf"
@@ -47,6 +48,7 @@ def test_json_has_the_same_facts(tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.push
 def test_llmrun_shows_the_converted_file(folder: Path, tmp_path: Path) -> None:
     llmrun("convert", str(folder), str(tmp_path / "out.gguf"))
     shown = llmrun("show", str(tmp_path / "out.gguf")).stdout.decode()

@@ -41,6 +41,7 @@ def test_each_text_gets_a_line_with_a_vector_of_length_1() -> None:
     assert first["embedding"] != second["embedding"]
 
 
+@pytest.mark.push
 def test_texts_come_from_arguments_lines_and_json_lines(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("a text\n\nb\n")
     (tmp_path / "texts.jsonl").write_text('{"text": "a text", "id": "x"}\n"b"\n')
@@ -53,6 +54,7 @@ def test_texts_come_from_arguments_lines_and_json_lines(tmp_path: Path) -> None:
     assert lines_of("-", stdin=b"a text\nb\n") == lines_of("a text", "b")
 
 
+@pytest.mark.push
 def test_vectors_are_written_as_an_array_or_as_lines(tmp_path: Path) -> None:
     expected = [line["embedding"] for line in lines_of("a", "b")]
     assert llmrun(*EMBED, "a", "b", "-o", str(tmp_path / "v.npy")).returncode == 0
@@ -68,6 +70,7 @@ def test_vectors_are_written_as_an_array_or_as_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.push
 def test_dimensions_and_length_are_as_asked() -> None:
     [line] = lines_of("aab", "--dimensions", "3", "--no-normalize")
     assert len(line["embedding"]) == 3
@@ -76,6 +79,7 @@ def test_dimensions_and_length_are_as_asked() -> None:
     assert whole["embedding"][:3] == line["embedding"]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -183,11 +187,13 @@ def test_a_full_disk_keeps_the_old_output(name: str, tmp_path: Path) -> None:
         assert sorted(path.name for path in disk.folder.iterdir()) == sorted(["ballast", name, "old"])
 
 
+@pytest.mark.push
 def test_models_without_pooling_get_a_note() -> None:
     assert "probably not trained for embeddings" in llmrun(*EMBED, "text").stderr.decode()
     assert "trained" not in llmrun(*EMBED, "text", "--pooling", "mean").stderr.decode()
 
 
+@pytest.mark.push
 def test_texts_that_are_too_long_fail_or_are_truncated_aloud() -> None:
     long = "x" * 100
     done = llmrun(*EMBED, "a", long, "-c", "32")

@@ -17,6 +17,8 @@ from tests.support.cli.commands import LLMRUN, ROOT, llmrun, screen_of
 from tests.support.models.downloads import smollm2
 from tests.support.models.prompts import PASSAGES
 
+pytestmark = pytest.mark.push
+
 TEXT = "The harbour of the old town freezes for about six weeks every winter. " * 3
 QUESTIONS = [
     {"prompt": "The capital of France is", "choices": ["the moon", "Paris", "seven"], "answer": "Paris"},
@@ -104,7 +106,6 @@ def test_models_with_different_vocabularies_are_refused_in_one_line(text: str, t
     assert done.stderr.decode().splitlines()[0].startswith("error: different vocabularies: model: 260 tokens, but 300")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -129,7 +130,6 @@ def test_a_user_without_a_text_is_told_where_to_get_one() -> None:
     assert "wikitext-2-raw-v1.zip" in screen
 
 
-@pytest.mark.push
 def test_ctrl_c_prints_what_has_been_measured(tmp_path: Path, text: str) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.5}))
@@ -162,7 +162,6 @@ def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
 # --- verify --engines -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 def test_the_engines_agree_on_the_real_model(text: str) -> None:
     [model] = told("verify", str(smollm2()), "--engines", "--text", text)["models"]
     found = model["engines"]
@@ -172,7 +171,6 @@ def test_the_engines_agree_on_the_real_model(text: str) -> None:
     assert found["same_top"] > 0.8
 
 
-@pytest.mark.push
 def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) -> None:
     """A fake llama_decode computes nothing, so the logits are those of no model."""
     fake = fake_llama(tmp_path / "fake", when_decoding="pass")
@@ -182,7 +180,6 @@ def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) ->
     assert b"OK: the engines agree" not in done.stdout
 
 
-@pytest.mark.push
 def test_without_llama_cpp_the_user_is_told_how_to_install_it(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(without_llama(tmp_path / "hidden")), str(ROOT)])}
     done = llmrun("verify", str(smollm2()), "--engines", env=env)

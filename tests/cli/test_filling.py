@@ -11,6 +11,8 @@ import pytest
 from tests.support.cli.commands import llmrun, script_file, scripted
 from tests.support.gguf.gguf_files import CONTROL, Vocabulary, tiny_llama, tiny_vocabulary
 
+pytestmark = pytest.mark.push
+
 CONTROLS = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
 CUE = "<fim_prefix>def f():\n<fim_suffix>\n<fim_middle>"
 
@@ -47,7 +49,6 @@ def test_json_and_samples_work_as_for_other_prompts(tmp_path: Path) -> None:
     assert [one["text"] for one in samples] == ["    pass"] * 2
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     "flags", [("--system", "x"), ("--chat-template", __file__), ("--think",), ("--suffix-file", __file__)], ids=str
 )
@@ -64,7 +65,6 @@ def test_models_without_the_tokens_are_refused() -> None:
     assert b"hint: use a model for code" in done.stderr
 
 
-@pytest.mark.push
 def test_the_log_has_the_suffix(tmp_path: Path) -> None:
     env = os.environ | {"LLMRUN_DATA_DIR": str(tmp_path)}
     done = scripted("-q", "--log", "-m", model(tmp_path), "--suffix", "\n", "def f():\n", env=env)
@@ -87,7 +87,6 @@ def test_show_says_whether_a_model_can_fill(tmp_path: Path) -> None:
     assert [json.loads(llmrun("show", "--json", str(each)).stdout)["fills"] for each in (path, plain)] == [True, False]
 
 
-@pytest.mark.push
 def test_a_recorded_run_can_be_replayed(tmp_path: Path) -> None:
     path, recording = coder(tmp_path), tmp_path / "run.json"
     asked = ("-q", "-m", str(path), "--backend", "cpu", "-n", "4", "--suffix", "b", "--record", str(recording), "a")

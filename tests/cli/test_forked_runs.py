@@ -1,4 +1,4 @@
-"""Tests that a run forked by tests/support/cli/forking.py is like a process that was started."""
+"""Tests that a run forked by tests/support/cli/forking.py behaves like a newly started process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.cli import forking
 from tests.support.cli.commands import llmrun, script_file
+
+pytestmark = pytest.mark.push
 
 if sys.platform != "linux":
     pytest.skip("runs are forked only on Linux", allow_module_level=True)
@@ -30,7 +32,6 @@ def outcome(done: subprocess.CompletedProcess[bytes]) -> tuple[int, bytes, bytes
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", RUNS)
 def test_forks_and_processes_do_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, stdin = RUNS[name]
@@ -40,7 +41,6 @@ def test_forks_and_processes_do_the_same(name: str, monkeypatch: pytest.MonkeyPa
     assert forked == outcome(llmrun(*arguments, stdin=stdin))
 
 
-@pytest.mark.push
 def test_a_fork_that_hangs_is_killed(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", "word " * 100)], step_seconds=1.0)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.cli.commands import llmrun, screen_of, script_file, scripted
 
+pytestmark = pytest.mark.push
+
 
 def test_the_answer_and_one_newline_go_to_stdout_and_one_line_of_statistics_to_stderr() -> None:
     done = scripted("Why is", "the sky blue?")
@@ -40,7 +42,6 @@ def test_max_tokens_ends_the_answer() -> None:
     assert b"context" not in done.stderr
 
 
-@pytest.mark.push
 def test_a_reader_at_a_terminal_is_told_of_the_token_limit() -> None:
     run = ("generate", "--backend", "scripted", "-n", "2", "hello")
     note = "note: the answer was cut off after 2 tokens (--max-tokens sets the limit)\n"
@@ -50,7 +51,6 @@ def test_a_reader_at_a_terminal_is_told_of_the_token_limit() -> None:
     assert b"note:" not in scripted("-n", "2", "hello").stderr
 
 
-@pytest.mark.push
 def test_no_limit_of_tokens_is_minus_one_whatever_the_settings_say() -> None:
     limited = os.environ | {"LLMRUN_MAX_TOKENS": "3"}
     assert scripted("-q", "hello", env=limited).stdout == b"You\n"
@@ -85,7 +85,6 @@ def test_a_prompt_beyond_the_context_is_code_8() -> None:
     assert done.stderr.startswith(b"error: ")
 
 
-@pytest.mark.push
 def test_the_same_seed_gives_the_same_text_and_a_reported_seed_can_be_used_again(tmp_path: Path) -> None:
     noise = script_file(tmp_path, [("a cue that never comes", "")])
     first = scripted("-m", noise, "-n", "40", "hello")
@@ -232,7 +231,6 @@ def test_without_a_command_the_help_is_shown() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.push
 def test_a_context_longer_than_the_model_was_trained_for_gets_a_warning(tmp_path: Path) -> None:
     model = tmp_path / "short.json"
     model.write_text('{"train_context": 128}')

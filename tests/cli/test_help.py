@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.cli.commands import llmrun
 
+pytestmark = pytest.mark.push
 
-@pytest.mark.push
+
 @pytest.mark.parametrize("words", [[], ["chat"], ["ls"], ["bench"], ["bench", "compare"], ["help"]])
 def test_help_of_a_command_is_what_its_flag_prints(words: list[str]) -> None:
     asked, expected = llmrun("help", *words), llmrun(*words, "--help")

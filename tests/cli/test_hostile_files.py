@@ -20,6 +20,7 @@ from tests.support.cli.terminals import Terminal
 from tests.support.gguf.gguf_bytes import STRING, RawTensor, string, u32, whole_file
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary
 from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push
 
@@ -154,7 +155,7 @@ def test_json_means_the_same_when_it_is_fit_for_a_terminal(text: str) -> None:
 ANYTHING = st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from([EVIL, "\x1b[2J", "\x9b\u202e"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.tuples(ANYTHING, ANYTHING, ANYTHING), st.sampled_from(["key", "tensor", "value", "architecture"]))
 def test_whatever_a_file_says_its_error_is_a_printable_line(texts: tuple[str, str, str], place: str) -> None:
     first, second, path = texts

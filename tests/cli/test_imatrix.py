@@ -18,6 +18,8 @@ from llmrun.quantizing.measuring import ImatrixCollector
 from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 
+pytestmark = pytest.mark.push
+
 TEXT = "The harbour of the old town freezes for about six weeks every winter. " * 20
 
 
@@ -33,7 +35,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("models") / "model.gguf", weight_type="F32", tied=False)
 
 
-@pytest.mark.push
 def test_the_imatrix_makes_another_file(model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "imatrix.gguf"
     done = llmrun("imatrix", str(model), "-f", str(text), "-o", str(out), "-c", "32", "--chunks", "9")
@@ -51,7 +52,6 @@ def test_the_imatrix_makes_another_file(model: Path, text: Path, tmp_path: Path)
     assert small[0].read_bytes() != small[1].read_bytes()
 
 
-@pytest.mark.push
 def test_the_text_can_come_from_a_pipe_and_the_output_is_optional(model: Path, text: Path, tmp_path: Path) -> None:
     found = []
     for name, arguments, stdin in (
@@ -65,7 +65,6 @@ def test_the_text_can_come_from_a_pipe_and_the_output_is_optional(model: Path, t
     assert all((found[1][name].sums == entry.sums).all() for name, entry in found[0].items())
 
 
-@pytest.mark.push
 def test_ctrl_c_keeps_the_chunks_so_far(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +82,6 @@ def test_ctrl_c_keeps_the_chunks_so_far(
     assert "stopped after 2 of " in capsys.readouterr().err
 
 
-@pytest.mark.push
 def test_ctrl_c_in_the_first_chunk_writes_nothing(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,14 +95,12 @@ def test_ctrl_c_in_the_first_chunk_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-@pytest.mark.push
 def test_folders_that_cannot_be_written_are_found_before_the_work(model: Path, text: Path) -> None:
     done = llmrun("imatrix", str(model), "-f", str(text), "-o", "/proc/imatrix.gguf", "-c", "32")
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode().startswith("error: /proc/imatrix.gguf: cannot be written: ")
 
 
-@pytest.mark.push
 def test_mistakes_are_refused_before_the_work(model: Path, text: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "imatrix.gguf")
     for arguments, code, words in (
@@ -120,7 +116,6 @@ def test_mistakes_are_refused_before_the_work(model: Path, text: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-@pytest.mark.push
 def test_short_texts_are_refused(model: Path, tmp_path: Path) -> None:
     done = llmrun("imatrix", str(model), "-f", "-", "-o", str(tmp_path / "i.gguf"), stdin=b"A short text.")
     assert done.returncode == 2

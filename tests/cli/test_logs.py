@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.cli.commands import llmrun, on_terminal, screen_of, script_file, scripted
 
+pytestmark = pytest.mark.push
+
 
 @pytest.fixture(autouse=True)
 def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +32,6 @@ def test_nothing_is_logged_unless_asked(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.push
 def test_a_logged_answer_is_shown(tmp_path: Path) -> None:
     done = scripted("--log", "--seed", "7", "-s", "Be brief.", "--temp", "0.5", "the sky")
     scripted("--log", "the sea")
@@ -46,7 +47,6 @@ def test_a_logged_answer_is_shown(tmp_path: Path) -> None:
     assert whole[1:] == ["system: Be brief.", "> the sky", "You said: the sky"]
 
 
-@pytest.mark.push
 def test_the_setting_logs_and_the_flag_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("log = true\n")
@@ -63,7 +63,6 @@ def test_a_log_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:
     assert b"note: this answer was not logged: " in done.stderr
 
 
-@pytest.mark.push
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal's Ctrl-C")
 def test_an_answer_stopped_by_ctrl_c_is_logged_as_cancelled(tmp_path: Path) -> None:
     slow = script_file(tmp_path, [("assistant\n", "word " * 1000)], step_seconds=0.05)
@@ -79,7 +78,6 @@ def test_an_answer_stopped_by_ctrl_c_is_logged_as_cancelled(tmp_path: Path) -> N
     assert "(cancelled) wor" in llmrun("logs").stdout.decode()
 
 
-@pytest.mark.push
 def test_control_characters_reach_no_terminal(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", "\x1b[2Jowned\nand more")])
     scripted("--log", "-m", script, "a\x9bb")
@@ -91,7 +89,6 @@ def test_control_characters_reach_no_terminal(tmp_path: Path) -> None:
         assert max(map(len, screen.splitlines())) < 70
 
 
-@pytest.mark.push
 def test_the_log_can_be_found_and_removed(tmp_path: Path) -> None:
     scripted("--log", "hi")
     path = tmp_path / "data" / "logs" / "answers.jsonl"

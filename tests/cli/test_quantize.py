@@ -15,6 +15,8 @@ from tests.support.backends.fake_llama import fake_llama, without_llama
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, shell
 from tests.support.gguf.gguf_files import tiny_llama
 
+pytestmark = pytest.mark.push
+
 WAIT_S = 60.0
 
 
@@ -46,7 +48,6 @@ def test_quantizing_twice_needs_a_flag(tmp_path: Path) -> None:
     assert llmrun(*again, "--allow-requantize").returncode == 0
 
 
-@pytest.mark.push
 def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.gguf"
     expected = json.loads(llmrun("quantize", str(model), str(out), "Q4_K_M", "--dry-run", "--json").stdout)
@@ -57,7 +58,6 @@ def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
     assert abs(expected["quantized"]["bytes"] - out.stat().st_size) < 1024
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -97,7 +97,6 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(model: Path, tmp_pat
     assert done.stderr.decode().startswith("error: llama.cpp is not installed: it has the quantizer\n")
 
 
-@pytest.mark.push
 def test_a_full_disk_is_one_line(model: Path, tmp_path: Path) -> None:
     """A limit on the size of files fails a write like a full disk."""
     done = shell(f"ulimit -f 512; $LLMRUN quantize {model} {tmp_path}/out.gguf F16")
@@ -108,7 +107,6 @@ def test_a_full_disk_is_one_line(model: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interruptions_leave_no_file(model: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     hangs = """
@@ -141,7 +139,6 @@ def llama_model_quantize(path, out, parameters):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.push
 def test_eval_shows_the_loss(model: Path, tmp_path: Path) -> None:
     out, text = tmp_path / "small.gguf", tmp_path / "text.txt"
     text.write_text("The harbour of the old town freezes for about six weeks every winter. " * 9)

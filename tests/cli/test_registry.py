@@ -77,11 +77,13 @@ def test_misspelled_commands_get_a_suggestion() -> None:
     assert "did you mean 'verify'?" in stderr_of("verfy")
 
 
+@pytest.mark.push
 def test_aliases_run_their_commands() -> None:
     assert aliases().items() >= {("ls", "list"), ("run", "chat"), ("remove", "rm")}
     assert llmrun("ls", "--help").stdout == llmrun("list", "--help").stdout.replace(b"llmrun list [", b"llmrun ls [")
 
 
+@pytest.mark.push
 def test_the_help_of_a_command_names_its_aliases() -> None:
     for alias, name in aliases().items():
         assert f"\n  Also: llmrun {alias}.\n" in llmrun(name, "--help").stdout.decode()

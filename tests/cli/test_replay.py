@@ -151,6 +151,7 @@ def test_other_files_are_not_overwritten(tmp_path: Path, model: Path, make: Call
     assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
 
 
+@pytest.mark.night
 def test_a_recording_is_overwritten(tmp_path: Path, model: Path) -> None:
     before = recorded(tmp_path, model).stat().st_ino
     assert recorded(tmp_path, model).stat().st_ino != before

@@ -55,6 +55,7 @@ needs_mounts = pytest.mark.skipif(not can_mount(), reason="this process cannot m
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of system calls are those of x86-64")
 
 
+@pytest.mark.night
 @needs_x86
 @pytest.mark.parametrize("error", [1, 38], ids=["forbidden", "unknown"])
 def test_system_calls_that_fail_change_no_answer(answer: bytes, error: int) -> None:
@@ -71,6 +72,7 @@ def test_llama_cpp_shares_memory_without_memfd() -> None:
     assert done.stdout == run("env", question=question).stdout != b""
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     "prefix",
     [
@@ -87,6 +89,7 @@ def test_limits_of_the_process_change_no_answer(answer: bytes, prefix: tuple[str
     assert (done.stdout, done.stderr, done.returncode) == (answer, b"", 0)
 
 
+@pytest.mark.night
 @needs_mounts
 @pytest.mark.parametrize(
     "script",

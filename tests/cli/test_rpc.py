@@ -11,6 +11,8 @@ from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.servers.rpc_server import closed_port
 
+pytestmark = pytest.mark.push
+
 COMMANDS = [("generate", "--raw", "a"), ("chat",), ("serve", "--port", "0")]
 each_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 
@@ -31,7 +33,6 @@ def refused(*arguments: str, **environment: str) -> tuple[int, str, float]:
     return done.returncode, first, time.monotonic() - started
 
 
-@pytest.mark.push
 @each_command
 def test_a_closed_port_is_one_line(command: tuple[str, ...], model: str) -> None:
     server = f"127.0.0.1:{closed_port()}"
@@ -40,7 +41,6 @@ def test_a_closed_port_is_one_line(command: tuple[str, ...], model: str) -> None
     assert seconds < 20
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("command", [COMMANDS[0], COMMANDS[2]], ids=lambda command: command[0])
 def test_servers_are_checked_before_a_model_is_looked_for(command: tuple[str, ...]) -> None:
     """The model may have to be downloaded, which may take hours."""
@@ -49,7 +49,6 @@ def test_servers_are_checked_before_a_model_is_looked_for(command: tuple[str, ..
     assert (code, line) == (5, f"error: cannot connect to the RPC server {server}: Connection refused")
 
 
-@pytest.mark.push
 @each_command
 def test_a_public_address_is_refused(command: tuple[str, ...], model: str) -> None:
     code, line, _ = refused(*command, "-m", model, "--rpc", "203.0.113.7:50052")
@@ -57,7 +56,6 @@ def test_a_public_address_is_refused(command: tuple[str, ...], model: str) -> No
     assert line.startswith("error: --rpc: 203.0.113.7 is not private, ")
 
 
-@pytest.mark.push
 def test_fit_refuses_a_server_that_is_not_there(model: str) -> None:
     server = f"127.0.0.1:{closed_port()}"
     code, line, _ = refused("fit", model, "--rpc", server)
@@ -70,7 +68,6 @@ def test_servers_can_be_a_setting() -> None:
     assert (code, line) == (5, f"error: cannot connect to the RPC server {server}: Connection refused")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -89,7 +86,6 @@ def test_invalid_flags_are_usage_errors(
     assert refused(*command, "-m", model, *flags)[:2] == (2, f"error: {line}")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     "flags", [("--rpc", "127.0.0.1:1"), ("--rpc-anyway",), ("--tensor-split", "1,1"), ("--main-gpu", "0")]
 )
@@ -99,14 +95,12 @@ def test_models_on_a_server_take_none_of_these_flags(flags: tuple[str, ...]) -> 
     assert line == f"error: {flags[0]}: not supported for models on a server, which controls it"
 
 
-@pytest.mark.push
 def test_a_flag_turns_the_setting_off(model: str) -> None:
     env = {**os.environ, "LLMRUN_RPC": f"127.0.0.1:{closed_port()}"}
     done = llmrun("generate", "-q", "--rpc", "off", "--backend", "cpu", "--raw", "-m", model, "-n", "3", "a", env=env)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("flags", [("--tensor-split", "1,1"), ("--split-mode", "row")])
 def test_a_split_without_a_gpu_is_a_note(model: str, flags: tuple[str, ...]) -> None:
     done = llmrun("generate", *flags, "--backend", "cpu", "--raw", "-m", model, "-n", "3", "a")

@@ -11,13 +11,14 @@ import pytest
 from tests.support.cli.commands import llmrun, on_terminal, screen_of, script_file, scripted
 from tests.support.engine.thinking_models import ANSWER, THOUGHT, thinking_script
 
+pytestmark = pytest.mark.push
+
 
 def noise(folder: Path, **options: object) -> str:
     """Return a script whose answers are random characters, which depend on the seed."""
     return script_file(folder, [("a cue that never comes", "")], **options)
 
 
-@pytest.mark.push
 def test_samples_are_the_answers_of_their_seeds(tmp_path: Path) -> None:
     flags = ("-q", "-m", noise(tmp_path), "-n", "30", "hello")
     alone = [scripted(*flags, "--seed", str(seed)).stdout for seed in (7, 8, 9)]
@@ -30,7 +31,6 @@ def test_samples_are_the_answers_of_their_seeds(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.push
 def test_json_lists_all_samples(tmp_path: Path) -> None:
     flags = ("-m", noise(tmp_path), "-n", "30", "--json", "--logprobs", "1", "hello")
     body = json.loads(scripted(*flags, "--seed", "7", "--samples", "3").stdout)
@@ -60,7 +60,6 @@ def test_logprobs_are_computed_only_if_they_are_needed() -> None:
     assert chosen["mean_logprob"] < 0
 
 
-@pytest.mark.push
 def test_best_of_mean_logprob_prints_the_likeliest_sample(tmp_path: Path) -> None:
     flags = ("-m", noise(tmp_path), "-n", "12", "--seed", "3", "--samples", "5", "hello")
     samples = json.loads(scripted(*flags, "--json", "--logprobs", "0").stdout)["samples"]
@@ -100,7 +99,6 @@ def test_the_closing_line_counts_all_samples() -> None:
     assert "seed 5 to 7" in line
 
 
-@pytest.mark.push
 def test_equal_samples_are_a_note() -> None:
     note = b"note: temperature 0 makes all samples equal"
     assert note in scripted("--samples", "2", "--temp", "0", "hello").stderr
@@ -108,7 +106,6 @@ def test_equal_samples_are_a_note() -> None:
     assert b"note:" not in scripted("--samples", "1", "--temp", "0", "hello").stderr
 
 
-@pytest.mark.push
 def test_cut_off_samples_are_a_note_on_a_terminal(tmp_path: Path) -> None:
     run = ("generate", "--backend", "scripted", "-n", "2", "--samples", "3", "hello")
     assert "note: 3 of 3 answers were cut off (--max-tokens sets the limit)" in screen_of(*run, NO_COLOR="1")[0]
@@ -134,7 +131,6 @@ def test_flags_that_make_no_sense_are_refused(flags: tuple[str, ...], words: str
     assert words in done.stderr.decode()
 
 
-@pytest.mark.push
 def test_thinking_is_shown_before_each_sample(tmp_path: Path) -> None:
     flags = ("-m", thinking_script(tmp_path), "--samples", "2", "Is it so?")
     done = scripted(*flags, "-0")
@@ -155,7 +151,6 @@ def test_samples_in_a_small_cache_are_the_same(tmp_path: Path) -> None:
     assert scripted("-m", noise(small, capacity=120, context_size=100), *flags).stdout == expected.stdout
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("complete", [0, 1])
 def test_ctrl_c_prints_the_samples_that_are_complete(tmp_path: Path, complete: int) -> None:
     """The cache has room for one sample of a full context at a time."""
@@ -173,7 +168,6 @@ def test_ctrl_c_prints_the_samples_that_are_complete(tmp_path: Path, complete: i
     assert "sample 2 of 2" not in rest
 
 
-@pytest.mark.push
 def test_every_printed_sample_is_logged(tmp_path: Path) -> None:
     env = os.environ | {"LLMRUN_DATA_DIR": str(tmp_path)}
     for flags in (("--seed", "1"), ("--seed", "11", "--json"), ("--seed", "21", "--best-of", "vote")):

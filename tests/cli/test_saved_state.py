@@ -55,6 +55,7 @@ def test_a_lack_of_room_is_told_only_with_v(tmp_path: Path) -> None:
     assert states(tmp_path) == []
 
 
+@pytest.mark.night
 def test_a_damaged_state_changes_nothing(tmp_path: Path) -> None:
     chat(tmp_path, "-q", turns=f"{LONG}\n")
     (state,) = states(tmp_path)

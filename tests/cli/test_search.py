@@ -133,6 +133,7 @@ def test_it_starts_fast(stores: Stores) -> None:
 RUN = "main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
 
 
+@pytest.mark.night
 def test_the_hub_is_asked_with_hub(stores: Stores, hub: FakeHub) -> None:
     done = llmrun("search", "--hub", "qwen3", env=at(hub.url))
     assert done.returncode == 0, done.stderr

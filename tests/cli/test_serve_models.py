@@ -9,10 +9,11 @@ import pytest
 from tests.support.cli.commands import llmrun
 from tests.support.serving.serve_process import served
 
+pytestmark = pytest.mark.push
+
 CHAT = "/v1/chat/completions"
 
 
-@pytest.mark.push
 def test_requests_choose_among_several_models() -> None:
     with served("one", "two", "--backend", "scripted", "--keep-alive", "-1") as server:
         asked = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -24,7 +25,7 @@ def test_requests_choose_among_several_models() -> None:
             assert (status, b"this server has 'one', 'two'" in body) == (404, True)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_idle_models_are_unloaded_and_loaded_again() -> None:
     with served("one", "two", "--backend", "scripted", "--keep-alive", "50ms") as server:
         assert server.chat("Hello", model="two")["model"] == "two"
@@ -33,7 +34,6 @@ def test_idle_models_are_unloaded_and_loaded_again() -> None:
         assert server.chat("Hello", model="two")["model"] == "two"
 
 
-@pytest.mark.push
 def test_wrong_values_are_refused_in_one_line() -> None:
     for flags, words in (
         (["--keep-alive", "5x"], "error: --keep-alive: '5x' is not a duration\nhint: examples: 30s, 5m, 1h, or -1 for"),
@@ -46,7 +46,6 @@ def test_wrong_values_are_refused_in_one_line() -> None:
         assert done.stderr.decode().startswith(words), done.stderr
 
 
-@pytest.mark.push
 def test_presets_are_served_beside_their_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models.toml").write_text('[presets.pirate]\nmodel = "one"\nsystem = "Say arr."\nmax_tokens = 5\n')
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))

@@ -14,6 +14,8 @@ from tests.support.cli.commands import TIMEOUT_S, llmrun
 from tests.support.servers.rpc_server import closed_port
 from tests.support.serving.served import Served, scripted_arguments, serve
 
+pytestmark = pytest.mark.push
+
 KEY = "a-key-that-is-long-enough"
 
 
@@ -42,7 +44,6 @@ def chat(server: Served, **fields: object) -> str:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
-@pytest.mark.push
 def test_a_server_without_a_model_forwards_everything(source: Served, tmp_path: Path) -> None:
     log = tmp_path / "front.log"
     flags = ("--upstream", f"http://127.0.0.1:{source.port}", "--upstream-key-file", str(tmp_path / "keys"))
@@ -55,7 +56,6 @@ def test_a_server_without_a_model_forwards_everything(source: Served, tmp_path: 
     assert KEY not in said
 
 
-@pytest.mark.push
 def test_a_server_starts_while_its_upstreams_are_down(tmp_path: Path) -> None:
     with serve("--upstream", f"http://127.0.0.1:{closed_port()}", log=tmp_path / "front.log") as front:
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -65,7 +65,7 @@ def test_a_server_starts_while_its_upstreams_are_down(tmp_path: Path) -> None:
     assert "down: unreachable" in (tmp_path / "front.log").read_text()
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_keys_of_upstreams_that_others_can_read_get_a_note(source: Served, tmp_path: Path) -> None:
     (tmp_path / "keys").chmod(0o644)
     flags = ("--upstream", f"http://127.0.0.1:{source.port}", "--upstream-key-file", str(tmp_path / "keys"))
@@ -73,7 +73,6 @@ def test_keys_of_upstreams_that_others_can_read_get_a_note(source: Served, tmp_p
         assert "--upstream-key-file: other users of this machine can read it" in (tmp_path / "front.log").read_text()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

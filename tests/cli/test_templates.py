@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.cli.commands import llmrun, scripted
 
+pytestmark = pytest.mark.push
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -24,7 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-@pytest.mark.push
 def test_a_template_makes_the_prompt_from_arguments_a_file_or_a_pipe(folder: Path) -> None:
     (folder / "sum.toml").write_text('prompt = "In $language: $input"\ndefaults.language = "English"')
     (folder / "text.txt").write_text("a text\n")

@@ -45,11 +45,13 @@ def dying(code: str) -> mock._patch[mock.Mock]:
     return mock.patch.object(child_processes, "command", return_value=[sys.executable, "-c", code])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_a_level_of_this_processor_works(cache: Path, level: str) -> None:
     assert works(target_of(level))
 
 
+@pytest.mark.push
 def test_what_worked_is_not_tried_again(cache: Path) -> None:
     assert works(target_of(LEVELS_HERE[0]))
     assert len(list(cache.iterdir())) == 1
@@ -57,6 +59,7 @@ def test_what_worked_is_not_tried_again(cache: Path) -> None:
         assert works(target_of(LEVELS_HERE[0]))
 
 
+@pytest.mark.push
 def test_a_damaged_memory_of_a_trial_is_no_memory(cache: Path) -> None:
     assert works(target_of(LEVELS_HERE[0]))
     next(cache.iterdir()).write_bytes(b"work")
@@ -64,6 +67,7 @@ def test_a_damaged_memory_of_a_trial_is_no_memory(cache: Path) -> None:
         assert not works(target_of(LEVELS_HERE[0]))
 
 
+@pytest.mark.push
 def test_a_cache_that_cannot_be_written_costs_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "file"))

@@ -108,6 +108,7 @@ def test_objects_are_elf_on_every_system(default: str, triple: str) -> None:
         assert target_for(PORTABLE, PORTABLE).triple == triple
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("level", host_levels(), ids=lambda level: level.name)
 def test_the_environment_forces_a_level(level: levels.Level) -> None:
     code = "from llmrun.compiled.levels import host_target; print(host_target().level.name)"

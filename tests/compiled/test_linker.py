@@ -12,6 +12,8 @@ from llmrun.compiled import store
 from llmrun.compiled.levels import host_target
 from llmrun.compiled.store import KernelCompileError, KernelName, object_images
 
+pytestmark = pytest.mark.push
+
 SAMPLE = KernelName.of("sampling.chain", "sample")
 
 # Leaves one free page above a mapping of 8 GiB, and fills all other gaps above it. The constants of a kernel fit into
@@ -43,7 +45,6 @@ print(hex(load_kernels([name])[name].address))
 """
 
 
-@pytest.mark.push
 @pytest.mark.skipif(sys.platform != "linux", reason="gaps are filled from the top on Linux only")
 def test_kernels_load_beside_a_large_model() -> None:
     object_images([SAMPLE], host_target())
@@ -58,7 +59,6 @@ def test_kernels_load_beside_a_large_model() -> None:
     assert done.stdout.startswith("0x"), done.stderr
 
 
-@pytest.mark.push
 def test_objects_that_cannot_be_loaded_are_an_error() -> None:
     image = object_images([SAMPLE], host_target())[SAMPLE]
     with pytest.raises(KernelCompileError, match="cannot load compiled kernels: "):

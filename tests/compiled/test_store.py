@@ -30,6 +30,9 @@ from llmrun.compiled.levels import PORTABLE, Target, host_target
 from llmrun.compiled.store import KernelCompileError, KernelName, load_kernel, load_kernels, object_images
 from llmrun.errors import KernelWarning
 from tests.support.cli.commands import ROOT
+from tests.support.tiers import examples
+
+pytestmark = pytest.mark.push
 
 PACKAGE = Path(llmrun.__path__[0])
 ROOMS = ("kernels", "layouts", "plan", "quants")  # rooms whose code ends up in machine code
@@ -79,14 +82,12 @@ def entry_of(key: str, image: bytes) -> bytes:
 # --- warm and cold ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 def test_a_warm_start_imports_no_numba() -> None:
     load_kernels(TEAM_KERNELS)
     done = run_python(LOAD)
     assert done.stdout == "[] False\n", done.stderr
 
 
-@pytest.mark.push
 def test_a_cold_start_compiles_each_kernel_once_and_says_how_far_it_is(cold: Path) -> None:
     done = run_python(LOAD)
     assert done.stdout == "[(1, 4), (2, 4), (3, 4), (4, 4)] False\n", done.stderr
@@ -94,7 +95,6 @@ def test_a_cold_start_compiles_each_kernel_once_and_says_how_far_it_is(cold: Pat
     assert run_python(LOAD).stdout == "[] False\n"
 
 
-@pytest.mark.push
 def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
     reports: list[tuple[int, int]] = []
     with mock.patch.object(store, "_loaded", {}):
@@ -102,7 +102,6 @@ def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
     assert reports == [(1, 1)]
 
 
-@pytest.mark.push
 def test_there_are_no_more_compilers_than_processors_for_this_process(cold: Path) -> None:
     with (
         mock.patch.object(store, "most_threads", return_value=1),
@@ -113,13 +112,11 @@ def test_there_are_no_more_compilers_than_processors_for_this_process(cold: Path
     assert child.call_count == 1
 
 
-@pytest.mark.push
 def test_a_loaded_kernel_is_not_loaded_again() -> None:
     first = load_kernels([NAME])[NAME]
     assert load_kernels([NAME])[NAME] is first
 
 
-@pytest.mark.push
 def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> None:
     """The other processes wait. Eight processes that each compile everything would keep the machine busy eight times as
     long.
@@ -141,7 +138,6 @@ def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> No
     assert all(entry_is_sound(path) for path in cold.iterdir())
 
 
-@pytest.mark.push
 def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX locks")
@@ -158,7 +154,6 @@ def test_a_process_that_is_stopped_is_not_waited_for_for_ever(cold: Path, sound_
         assert object_images([NAME], host_target())[NAME] == entry[32:]
 
 
-@pytest.mark.push
 def test_the_half_written_entry_of_a_process_that_was_killed_is_taken_over(
     damaged: Path, sound_entry: tuple[str, bytes]
 ) -> None:
@@ -168,7 +163,6 @@ def test_the_half_written_entry_of_a_process_that_was_killed_is_taken_over(
     assert entry_is_sound(damaged)
 
 
-@pytest.mark.push
 def test_the_users_numba_settings_change_nothing(cold: Path) -> None:
     """NUMBA_DISABLE_JIT would disable compiling, and NUMBA_OPT=0 would store slow code under the key of fast code."""
     done = run_python(LOAD, NUMBA_DISABLE_JIT="1", NUMBA_OPT="0", NUMBA_CPU_NAME="generic")
@@ -219,12 +213,11 @@ def assert_silent(entry: bytes) -> None:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
 
 
-@pytest.mark.push
 def test_any_flipped_bit_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     entry = sound_entry[1]
 
     @given(st.integers(0, 8 * len(entry) - 1))
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     def flip(bit: int) -> None:
         flipped = bytearray(entry)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -234,20 +227,17 @@ def test_any_flipped_bit_is_noticed(damaged: Path, sound_entry: tuple[str, bytes
     flip()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 500, -1])
 def test_a_truncated_entry_is_noticed(damaged: Path, sound_entry: tuple[str, bytes], length: int) -> None:
     damaged.write_bytes(sound_entry[1][:length])
     assert_mends(damaged, sound_entry[1])
 
 
-@pytest.mark.push
 def test_an_entry_that_grew_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     damaged.write_bytes(sound_entry[1] + b"\0")
     assert_mends(damaged, sound_entry[1])
 
 
-@pytest.mark.push
 def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     """The entry is valid, but it defines another symbol, so calling it would jump to address zero."""
     stranger = b"another object"
@@ -255,7 +245,6 @@ def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entr
     assert_mends(damaged, sound_entry[1])
 
 
-@pytest.mark.push
 def test_an_entry_that_is_a_pipe_or_huge_is_not_read(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs named pipes")
@@ -266,7 +255,6 @@ def test_an_entry_that_is_a_pipe_or_huge_is_not_read(damaged: Path, sound_entry:
     assert_mends(damaged, sound_entry[1])
 
 
-@pytest.mark.push
 def test_a_folder_in_an_entrys_place_is_left_alone(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     damaged.mkdir()
     for _ in range(2):
@@ -274,7 +262,6 @@ def test_a_folder_in_an_entrys_place_is_left_alone(damaged: Path, sound_entry: t
     assert list(damaged.parent.iterdir()) == [damaged]
 
 
-@pytest.mark.push
 def test_a_file_in_the_folders_place_costs_a_warning(
     damaged: Path, sound_entry: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +275,6 @@ def test_a_file_in_the_folders_place_costs_a_warning(
     assert_unkept(sound_entry[1], f"{damaged.parent}: File exists")
 
 
-@pytest.mark.push
 def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs resource limits")
@@ -303,7 +289,6 @@ def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[s
     assert list(damaged.parent.iterdir()) == []
 
 
-@pytest.mark.push
 def test_a_file_system_without_locks_is_written_all_the_same(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX locks")
@@ -321,7 +306,6 @@ def assert_unkept(entry: bytes, words: str) -> None:
     assert [str(warning.message) for warning in told] == [expected]
 
 
-@pytest.mark.push
 def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None:
     run_python(LOAD)
     victim = sorted(cold.iterdir())[0]
@@ -333,7 +317,6 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
     assert victim.read_bytes() == good
 
 
-@pytest.mark.push
 def test_a_compiler_needs_no_folder_for_temporary_files(cold: Path) -> None:
     """Where there is no space for a kernel, there may be no space for temporary files either."""
     done = run_python("import tempfile; tempfile.tempdir = '/nowhere'\n" + LOAD, TMPDIR="/nowhere")
@@ -350,7 +333,6 @@ load_kernels(ALL_KERNELS, lambda ready, total: print(ready, flush=True))
 """
 
 
-@pytest.mark.push
 def test_an_interrupted_compile_leaves_whole_entries_and_no_processes(cold: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -377,7 +359,6 @@ def children_of(pid: int) -> list[int]:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
     name = KernelName.of("linear.int8", "linear", weight="q9_9")
     with pytest.raises(KernelCompileError, match="cannot compile kernel") as failure:
@@ -387,7 +368,6 @@ def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
     assert not list(cold.glob("*"))
 
 
-@pytest.mark.push
 def test_one_bad_kernel_does_not_spoil_the_others(cold: Path) -> None:
     with pytest.raises(KernelCompileError):
         object_images([KernelName.of("rows.rowwise", "no_such_kernel"), NAME], host_target())
@@ -417,7 +397,6 @@ def test_a_compiler_that_dies_is_reported(cold: Path, program: str, words: str) 
     assert not list(cold.glob("*"))
 
 
-@pytest.mark.push
 def test_a_progress_report_that_raises_stops_the_compilers(cold: Path) -> None:
     def give_up(ready: int, total: int) -> None:
         raise RuntimeError("enough")
@@ -520,12 +499,10 @@ def test_a_kernels_name_does_not_depend_on_the_order_of_its_parameters() -> None
     assert KernelName.of("m", "f", a=1, b="x") == KernelName.of("m", "f", b="x", a=1)
 
 
-@pytest.mark.push
 def test_one_kernel_by_name() -> None:
     assert load_kernel("team", "start").address == load_kernels([START])[START].address
 
 
-@pytest.mark.push
 def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
     """Tests the compiler process without the store: its responses hold what the store needs."""
     target = host_target()
@@ -547,7 +524,6 @@ def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
     assert image.startswith(b"\x7fELF")
 
 
-@pytest.mark.push
 def test_a_module_in_the_working_folder_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('this is not json')")
     code = (

@@ -142,6 +142,7 @@ def test_the_metadata_is_that_of_a_llama(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.push
 def test_a_big_model_is_never_in_memory(tmp_path: Path) -> None:
     """The largest matrix has 2 MB, and the whole model 40 MB."""
     width, vocabulary = 512, 4096

@@ -16,6 +16,8 @@ from llmrun.converting.convert import plan_conversion
 from llmrun.errors import LlmrunError
 from tests.support.converting.checkpoints import TinyCheckpoint, sentencepiece_tokenizer, tiny_checkpoint
 
+pytestmark = pytest.mark.push
+
 TEXTS = ["", "x", "\ud800", "\x1b[31m\n", "[PAD9]", "a\0b"]
 JUNK: list[Any] = [None, True, 0, -1, 7, 2**31 - 1, 10**30, 0.5, 1e300, *TEXTS, [], [[]], ["x"], {}, {"x": {}}]
 CASES = 250
@@ -39,7 +41,6 @@ def places_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("make", [tiny_checkpoint, sentencepiece_checkpoint])
 def test_junk_in_any_place_is_no_traceback(make: Any, tmp_path: Path) -> None:
     folder = make().write(tmp_path / "model")

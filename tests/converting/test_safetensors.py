@@ -15,6 +15,7 @@ from llmrun.converting.safetensors import DTYPES, SafetensorsFile
 from llmrun.errors import ModelFileError
 from tests.support.converting.checkpoints import save_safetensors, write_safetensors
 from tests.support.converting.packing import Tensors
+from tests.support.tiers import examples
 
 F16 = {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}
 
@@ -106,7 +107,7 @@ def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -
 
 
 @pytest.mark.push
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.data())
 def test_mutants_end_in_an_error_or_a_file(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     tensors: Tensors = {"a": ("F16", np.zeros((2, 3), np.float16)), "b": ("I32", np.zeros(4, np.int32))}

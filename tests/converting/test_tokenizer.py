@@ -43,6 +43,7 @@ from tests.support.gguf.gguf_files import (
     tiny_vocabulary,
     write_gguf,
 )
+from tests.support.tiers import examples
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import random_texts
 
@@ -219,7 +220,7 @@ def has_border(text: str) -> bool:
 
 
 @pytest.mark.push
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     words=st.lists(
         st.text("abc▁", min_size=2, max_size=5).filter(lambda word: not has_border(word)), unique=True, min_size=1

@@ -135,6 +135,7 @@ def test_a_level_that_a_variable_forces_is_told(forced: str, status: str, monkey
     levels.host_target.cache_clear()
 
 
+@pytest.mark.push
 @pytest.mark.usefixtures("any_level")
 def test_how_weights_are_prefetched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))

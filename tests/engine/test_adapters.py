@@ -26,6 +26,7 @@ from llmrun.engine.saved_state.one_file import SavedFile
 from llmrun.errors import InvalidAnswer, ModelFileError, UsageError
 from llmrun.types import Adapter, Batch, Outputs
 from tests.support.engine.answers import Gathered, answer_all
+from tests.support.tiers import examples
 
 INVOCATION = (7, 8)
 ADAPTERS = (
@@ -54,7 +55,7 @@ def fresh(request: Request) -> Gathered:
 
 @pytest.mark.push
 @given(data=st.data(), checkpoint=st.sampled_from([None, 16]), together=st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_answers_do_not_depend_on_earlier_requests(data: st.DataObject, checkpoint: int | None, together: bool) -> None:
     """Requests have common prefixes of all lengths, some of which contain the invocation tokens."""
     requests = []

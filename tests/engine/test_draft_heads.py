@@ -21,6 +21,8 @@ from tests.support.models.exact_head import exact_head
 from tests.support.models.tiny_adapters import tiny_adapter
 from tests.support.models.tiny_architectures import tiny_architecture
 
+pytestmark = pytest.mark.push
+
 HEADS = (
     "qwen35 layers by name, with a layer ahead",
     "qwen35moe fused, with a layer ahead",
@@ -60,7 +62,6 @@ def answers(engine: Engine, requests: Sequence[Request]) -> list[Gathered]:
     return found
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("knows", ["token", "state"])
 def test_all_drafts_of_an_exact_head_are_accepted(tmp_path: Path, knows: str) -> None:
     """Prompts of one pass and of several, drawn greedily and at random."""
@@ -75,7 +76,7 @@ def test_all_drafts_of_an_exact_head_are_accepted(tmp_path: Path, knows: str) ->
             assert timings.steps <= 2 + 100 // 16 + timings.prompt_tokens // 256
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_change_no_answer(tmp_path: Path, name: str) -> None:
     """Random requests, one after another and together, with different threads. Most draft tokens are wrong."""
@@ -91,7 +92,6 @@ def test_heads_change_no_answer(tmp_path: Path, name: str) -> None:
         assert sum(one.finished.timings.drafted_tokens for one in found) > 100
 
 
-@pytest.mark.push
 def test_automatic_speculation_uses_an_exact_head(tmp_path: Path) -> None:
     """The cost model finds that the head pays: a draft takes less than a step."""
     with Engine.open(
@@ -115,7 +115,6 @@ def restored(path: Path, state: Path, request: Request, *, saves: bool, adapters
     return found
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("knows", ["token", "state"])
 @pytest.mark.parametrize("length", [200, 800])
 def test_exact_heads_draft_after_restored_prefixes(tmp_path: Path, knows: str, length: int) -> None:
@@ -133,7 +132,7 @@ def test_exact_heads_draft_after_restored_prefixes(tmp_path: Path, knows: str, l
     assert timings.accepted_tokens == timings.drafted_tokens > 50
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_adapters_change_no_draft_into_an_answer(tmp_path: Path) -> None:
     """The head knows nothing of adapters. Answers are those without drafts, also after a restored prefix."""
     path = tiny_architecture(tmp_path, HEADS[0])

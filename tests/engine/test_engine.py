@@ -78,6 +78,7 @@ def test_an_answer_ends_when_the_context_is_full() -> None:
     assert len(gathered.tokens) == 10
 
 
+@pytest.mark.push
 def test_the_tokens_of_a_prompt_are_counted_without_running_it() -> None:
     backend = ScriptedBackend(scripted_answers([("go", "yes")]), context_size=20)
     engine = Engine(backend)

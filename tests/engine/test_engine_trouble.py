@@ -89,6 +89,7 @@ def test_timings_add_up() -> None:
     assert 0 < timings.prefill_s <= timings.ttft_s
 
 
+@pytest.mark.push
 def test_waiting_for_others_counts_in_the_ttft_and_not_in_the_prefill() -> None:
     backend = ScriptedBackend(None, step_seconds=0.01)
     first, second = answer_all(Engine(backend), [random_request(10, seed, max_tokens=40) for seed in range(2)])
@@ -130,6 +131,7 @@ class SpacedTokenizer(ScriptedTokenizer):
         return super().decode(ids).removeprefix(b" ")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("continued", "text"), [(False, "hello"), (True, " hello")])
 def test_a_message_begins_without_the_space_that_begins_every_text(continued: bool, text: str) -> None:
     backend = ScriptedBackend(scripted_answers([("go", " hello")]))

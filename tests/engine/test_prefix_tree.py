@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from llmrun.engine.prefix_tree import Match, PrefixTree, _Node
+from tests.support.tiers import examples
 
 TENANTS = st.sampled_from(["red", "blue"])
 OWNERS = st.integers(0, 7)
@@ -100,7 +101,7 @@ def sequences(node: _Node[int], before: list[int]) -> Iterator[tuple[int, list[i
     assert node.newest[0] == max(inserted)
 
 
-Model.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Model.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestAgainstModel = pytest.mark.push(Model.TestCase)
 
 

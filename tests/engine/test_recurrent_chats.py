@@ -20,6 +20,8 @@ from tests.support.engine.long_chat import tokens_computed
 from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.templates.own_templates import DROPS_THINKING
 
+pytestmark = pytest.mark.push
+
 
 @pytest.mark.night
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "jamba"])
@@ -37,7 +39,6 @@ def test_a_turn_computes_little_more_than_its_own_tokens(tmp_path: Path, name: s
     assert all(computed <= new + 40 for new, (_, computed) in zip(added, found[1:], strict=True))
 
 
-@pytest.mark.push
 def test_a_stop_string_inside_forced_tokens_does_not_end_speculation(tmp_path: Path) -> None:
     """The state has passed the stop string, so that the cache cannot be cut there. Nothing has been drafted."""
     with open_gguf(tiny_architecture(tmp_path, "qwen35")) as file:
@@ -50,7 +51,6 @@ def test_a_stop_string_inside_forced_tokens_does_not_end_speculation(tmp_path: P
         assert not engine._speculation._stopped
 
 
-@pytest.mark.push
 def test_a_recurrent_model_drafts_for_another(tmp_path: Path) -> None:
     """Most of its tokens are wrong, because both models have random weights. It goes on, and the answer is the same."""
     target = tiny_architecture(tmp_path, "granitehybrid")

@@ -69,6 +69,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("params", CHAINS)
 @pytest.mark.parametrize("size", [50, 3000])
 def test_draws_have_the_probabilities_of_the_chain(params: SamplingParams, size: int) -> None:

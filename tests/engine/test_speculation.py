@@ -33,6 +33,7 @@ from tests.support.engine.drafts import (
 )
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_prompt, random_request
 from tests.support.engine.thinking_models import CHANNEL_TOKENS, CHANNELS, OPENED, SWITCHED, thinking_backend
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.usefixtures("shared_processes")
 
@@ -103,6 +104,7 @@ def test_a_stop_string_ends_an_answer_inside_a_draft(name: str, length: int) -> 
         assert gathered.finished.stop == stops[0]
 
 
+@pytest.mark.push
 def test_right_drafts_save_steps_and_wrong_ones_cost_none() -> None:
     request = random_request(10, max_tokens=33)
     steps = {name: check(noisy(), name, request)[0].finished.timings.steps for name in PROPOSALS}
@@ -125,6 +127,7 @@ def test_steps_with_prompts_do_not_count_as_measured() -> None:
 # --- thinking
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ["right, then wrong", "past the end"])
 @pytest.mark.parametrize("template", [SWITCHED, OPENED])
 def test_thinking_budgets_hold_inside_a_draft(name: str, template: str | None) -> None:
@@ -298,6 +301,7 @@ def paced_engine(backend: ScriptedBackend, source: LookupSource) -> Engine:
     return Engine(backend, drafts=[source])
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("make", [drafting_engine, paced_engine])
 def test_lookup_changes_no_answer_of_a_conversation(make: Callable[..., Engine]) -> None:
     """The scripted model repeats its prompt, so most tokens that lookup finds are right."""
@@ -348,7 +352,7 @@ def requests_of(draw: st.DrawFn, backend: ScriptedBackend, room: int) -> Request
 
 @pytest.mark.push
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_drafts_change_no_answer(data: st.DataObject) -> None:
     backend = ScriptedBackend(
         data.draw(st.sampled_from([None, scripted_answers([("\n", SPOKEN)])])),

@@ -80,6 +80,7 @@ def test_many_requests_at_once_have_the_same_answers(runner: asyncio.Runner, mod
     assert [one.pieces for one in found] == [one.pieces for one in directly(*map(noise, range(60)))]
 
 
+@pytest.mark.push
 def test_acceptance_comes_before_the_events(runner: asyncio.Runner, model: ModelProcess) -> None:
     async def ask() -> list[Any]:
         asked = Listening(model, Request(TextPrompt("hello"), max_tokens=3, logprobs=1))
@@ -239,6 +240,7 @@ def test_the_process_has_its_own_session(model: ModelProcess) -> None:
     assert os.getsid(model.pid) == model.pid != os.getsid(0)
 
 
+@pytest.mark.push
 def test_an_idle_process_does_not_poll(runner: asyncio.Runner, model: ModelProcess) -> None:
     process = psutil.Process(model.pid)
 

@@ -52,7 +52,7 @@ def killed(model: ModelProcess) -> int:
     return pid
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_no_answer_changes_when_the_process_is_killed(tmp_path: Path) -> None:
     """`scripts/soak serve-kill` kills more often."""
     tally = asyncio.run(kill_under_load(scripted_model(tmp_path, step_seconds=STEP_S), kills=4, seed=1))
@@ -83,7 +83,7 @@ def test_a_stuck_process_is_restarted(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("prompt", "words"), [(KILLS, "SIGKILL"), (KILLS_LATER, "SIGKILL"), (FAILS, "divides by zero")]
 )
@@ -224,7 +224,7 @@ def test_requests_during_a_restart_wait_in_the_server(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_model_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: Path) -> None:
     async def ask() -> None:
         opening = scripted_model(tmp_path)

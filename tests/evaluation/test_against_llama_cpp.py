@@ -130,6 +130,7 @@ def test_the_figures_are_those_of_the_same_logits(ours: list[Backend], theirs: P
     assert found == pytest.approx(by_definition(theirs, chunks), rel=1e-6)
 
 
+@pytest.mark.night
 def test_the_engine_gives_the_figures_of_llama_cpp(ours: list[Backend], theirs: Pair, chunks: list[Chunk]) -> None:
     found = figures(summarized(list(scores_of_chunks(ours[0], ours[1], chunks))))
     expected = by_definition(theirs, chunks)

@@ -63,6 +63,7 @@ def test_the_ratio_is_much_more_precise_than_the_perplexities() -> None:
     assert found.comparison.ratio.low < math.exp(0.02) < found.comparison.ratio.high
 
 
+@pytest.mark.push
 def test_intervals_cover_the_true_values() -> None:
     inside = np.zeros(2)
     for seed in range(100):

@@ -14,6 +14,8 @@ from tests.support.models.predictions import check_predictions
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
+pytestmark = pytest.mark.push
+
 # The first row of each architecture, and variants with matrices that no first row has.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
 NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older", "qwen3next older"]
@@ -31,14 +33,13 @@ WIDE: dict[str, Any] = {
 }
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("weight_type", [pytest.param("Q8_0", marks=pytest.mark.night), "Q4_K_M"])
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, name: str, weight_type: str) -> None:
     check_quantized(tmp_path, name, weight_type)
 
 
-@pytest.mark.push
 def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> None:
     """The published gpt-oss files keep everything except the experts in Q8_0."""
     check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")

@@ -32,6 +32,8 @@ from tests.support.models.prompts import long_text, prompts
 from tests.support.models.real_weights import RealWeights, real_weights
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
+pytestmark = pytest.mark.push
+
 # Number of prompts, and of positions compared in each. The downloaded file gets 50 prompts; types derived from it get
 # fewer, and `scripts/fidelity` covers those fully. In Q4_0, one position (the first token "#!/", whose activations are
 # huge) contributes a tenth of the sum over 64 positions: a change of 1e-6 in its activations moves the type's
@@ -55,7 +57,7 @@ def weights(request: pytest.FixtureRequest) -> Iterator[tuple[str, RealWeights]]
         yield request.param, real_weights(request.param, Path(folder))
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_the_twin_without_rounding_is_the_oracle(weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary) -> None:
     _, files = weights
     twin = exact_twin(plan_of(files.path))
@@ -64,7 +66,6 @@ def test_the_twin_without_rounding_is_the_oracle(weights: tuple[str, RealWeights
     assert measured["twin"].mean <= TWIN_BOUND
 
 
-@pytest.mark.push
 def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
     weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_rounded_cache_costs_no_more_than_llama_cpps(
     )
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
     text = long_text(vocabulary)[: 8 * WINDOW]
     with (

@@ -14,6 +14,8 @@ from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary
 from tests.support.models.llama_cpp_oracle import requantize
 from tests.support.models.predictions import check_predictions
 
+pytestmark = pytest.mark.push
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
     "untied": {"tied": False},
@@ -43,14 +45,12 @@ QUANTIZED_SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "kv_heads": 2, "fee
 
 
 @pytest.mark.cover(1)
-@pytest.mark.push
 @pytest.mark.parametrize(("shape", "weight_type"), CASES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, shape: str, weight_type: str) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type, **(SHAPES | FLOAT_SHAPES)[shape])
     check_predictions(path, tmp_path)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("weight_type", QUANTIZED)
 def test_files_that_llama_cpp_quantized_are_predicted_as_it_does(tmp_path: Path, weight_type: str) -> None:
     plain = tiny_llama(tmp_path / "plain.gguf", weight_type="F32", **QUANTIZED_SHAPE)

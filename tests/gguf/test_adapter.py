@@ -16,6 +16,7 @@ from llmrun.gguf.adapter import EMBEDDING, open_adapter
 from llmrun.gguf.reader import open_gguf
 from tests.support.models.tiny_adapters import tiny_adapter
 from tests.support.models.tiny_models import changed_copy, tiny_model
+from tests.support.tiers import examples
 
 Q = "blk.0.attn_q.weight"
 
@@ -104,7 +105,7 @@ def test_wrong_tensors_are_refused(tmp_path: Path, tensors: dict[str, tuple[int,
 
 @pytest.mark.push
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_damaged_files_raise_only_our_errors(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.getbasetemp()
     model = folder / "model.gguf"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.gguf.gguf_mutations import base_files, mutant, outcome, outcome_of_shards, shard_bases, shard_mutant
 from tests.support.gguf.gguf_shards import name_of
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push
 
@@ -42,6 +43,7 @@ def test_the_files_that_are_mutated_are_correct() -> None:
     assert [outcome(base.data) for base in base_files()] == ["opened"] * 3
 
 
+@pytest.mark.night
 def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
     bases = base_files()
     seen: Counter[str] = Counter()
@@ -70,7 +72,7 @@ def test_20_000_mutants_of_a_model_in_three_files_end_as_well() -> None:
     assert seen["ModelNotFound"] > CASES // 100
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([b"", b"GGUF", b"GGUF\3\0\0\0", b"GGUF\2\0\0\0" + bytes(7)]))
 def test_any_bytes_end_in_a_model_file_error_or_a_file(data: bytes, start: bytes) -> None:
     assert outcome(start + data) in ("BadGGUF", "opened")

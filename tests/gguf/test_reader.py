@@ -26,6 +26,7 @@ from llmrun.quants.registry import BY_NAME
 from tests.support.gguf.gguf_bytes import BOOL, CODES, F64, I32, RawGGUF, numbers, scalar, string, strings, whole_file
 from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
 from tests.support.models.downloads import llama_cpp_source, smollm2
+from tests.support.tiers import examples
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def written_values() -> st.SearchStrategy[tuple[bytes, Any]]:
 
 
 @pytest.mark.push
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), written_values()))
 def test_whatever_is_written_is_read(written: dict[str, tuple[bytes, Any]]) -> None:
     keys: dict[str | bytes, bytes] = {f"test.{key}": raw for key, (raw, _) in written.items()}

@@ -23,6 +23,7 @@ from llmrun.gguf.vocabulary import MERGES, TOKENS
 from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, scalar, spm_vocabulary, string, strings
 from tests.support.gguf.gguf_files import Vocabulary, byte_characters, tiny_llama, tiny_spm_vocabulary
 from tests.support.gguf.gguf_mutations import Layout, broken, layout_of
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push
 
@@ -109,6 +110,7 @@ def test_merges_may_be_the_last_key_or_come_before_the_tokens(last: bool) -> Non
     assert source.bytes_read < len(data)
 
 
+@pytest.mark.night
 def test_of_a_vocabulary_as_large_as_llama_3s_less_than_half_is_read(tmp_path: Path) -> None:
     """The vocabulary has 128,256 tokens and 280,147 merges. For comparison, 1 % of a model of a billion weights is 7.7
     MB.
@@ -311,6 +313,7 @@ def check_mutant(data: bytes, base: Layout, known: GGUFFile) -> Iterator[str]:
             yield "opened"
 
 
+@pytest.mark.night
 @pytest.mark.usefixtures("small_windows")
 def test_of_broken_files_nothing_wrong_is_said(bases: list[Layout]) -> None:
     known = read_gguf(bases[0].data, PATH)
@@ -322,7 +325,7 @@ def test_of_broken_files_nothing_wrong_is_said(bases: list[Layout]) -> None:
     assert min(seen[kind] for kind in ("refused", "not seen", "opened")) > 50, seen
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_bytes_changed_anywhere_change_no_answer(bases: list[Layout], data: st.DataObject) -> None:
     base = data.draw(st.sampled_from(bases))

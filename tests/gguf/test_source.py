@@ -219,6 +219,7 @@ def test_closing_twice_is_closing_once(model: Path) -> None:
 # Reading
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("system", [sys.platform, "win32"])
 def test_threads_read_side_by_side_each_its_own_bytes(
     model: Path, system: str, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ from tests.support.gguf.gguf_bytes import (
     string,
     strings,
 )
+from tests.support.tiers import examples
 
 PREFIX = "tokenizer.ggml."
 N = len(BPE_TOKENS)
@@ -193,7 +194,7 @@ def test_a_merge_of_two_strings_is_accepted(merge: str) -> None:
 
 
 @pytest.mark.push
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.text(" ab", max_size=6) | st.text(" ab", min_size=31, max_size=33), min_size=1, max_size=6))
 def test_merges_are_accepted_exactly_when_llama_cpp_finds_two_strings_in_each(merges: list[str]) -> None:
     # Covers strings of 32 bytes, whose length prefix has the same byte as a space.

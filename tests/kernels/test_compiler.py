@@ -88,6 +88,7 @@ def test_a_kernel_that_calls_the_mathematical_library_is_refused() -> None:
         compiled(sine)
 
 
+@pytest.mark.push
 def test_a_kernel_that_allocates_is_refused() -> None:
     @kernel
     def allocate(op: Any, step: Any, thread: Any, n_threads: Any) -> None:

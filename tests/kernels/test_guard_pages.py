@@ -12,6 +12,8 @@ from tests.support.cli.commands import ROOT
 from tests.support.kernels.guard_pages import ENDS
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE
 
+pytestmark = pytest.mark.push
+
 
 def guarded_run(*arguments: str) -> tuple[int, list[str]]:
     """Return the exit code and the printed lines: the kernels that ran, then checksums of all results."""
@@ -34,7 +36,6 @@ def test_every_kernel_keeps_to_its_buffers(level: str) -> None:
     assert families >= {name.module for name in ALL_KERNELS} - {"team"}
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("end", ENDS)
 def test_a_kernel_that_leaves_its_buffer_is_named(end: str) -> None:
     """Each buffer is missing its last or its first element."""

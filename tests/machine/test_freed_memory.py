@@ -35,6 +35,7 @@ print(before - psutil.Process().memory_info().rss)
 """
 
 
+@pytest.mark.push
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
 def test_freed_memory_is_returned() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, text=True)

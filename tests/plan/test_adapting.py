@@ -85,6 +85,7 @@ def test_rows_before_an_adapter_is_used_are_not_changed(tmp_path: Path) -> None:
     assert (logits[50:] != without[50:]).any(axis=1).all()
 
 
+@pytest.mark.push
 def test_products_of_one_input_stay_together(tmp_path: Path) -> None:
     """No barrier separates queries, keys and values in a step without adapters."""
     model = tiny_architecture(tmp_path, "llama Mistral Nemo")

@@ -238,6 +238,7 @@ def test_embeddings_and_rankings_match_their_schemas() -> None:
     validate(rerank_body(ranking, replace(found, tokens=[1, 2]), "tiny", 0.0), "Ranking")
 
 
+@pytest.mark.push
 def test_responses_match_their_schemas() -> None:
     fields = {"tools": [FLAT_TOOL], "include": [LOGPROBS], "top_logprobs": 1, "text": {"format": {"type": "text"}}}
     likely = chosen(b"a", -1.0, (b"a", -1.0))

@@ -24,6 +24,8 @@ from tests.support.models.llama_cpp_oracle import requantize
 from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.models.tiny_models import changed_copy
 
+pytestmark = pytest.mark.push
+
 QUANTIZE = "def llama_model_quantize(*arguments):\n    {}\n"
 
 
@@ -62,7 +64,6 @@ def imatrix_of(model: Path, folder: Path) -> tuple[Imatrix, Path]:
     return measured, path
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ["Q4_K_M", "Q8_0", "IQ4_XS", "Q2_K", "F16", "BF16", "TQ2_0", "Q5_1"])
 def test_files_are_those_of_llama_cpp(model: Path, tmp_path: Path, name: str) -> None:
     ours, plan = written(model, tmp_path / "ours.gguf", job_for(name))
@@ -74,7 +75,6 @@ def test_files_are_those_of_llama_cpp(model: Path, tmp_path: Path, name: str) ->
     assert abs(plan.n_bytes - ours.stat().st_size) < 1024
 
 
-@pytest.mark.push
 def test_options_are_those_of_llama_cpp(model: Path, tmp_path: Path) -> None:
     job = job_for("Q4_K_M", pure=True, output_type="Q6_K", embedding_type="Q5_0")
     ours, _ = written(model, tmp_path / "ours.gguf", job)
@@ -82,7 +82,6 @@ def test_options_are_those_of_llama_cpp(model: Path, tmp_path: Path) -> None:
     assert ours.read_bytes() == requantize(model, tmp_path / "theirs.gguf", "Q4_K_M", **fields).read_bytes()
 
 
-@pytest.mark.push
 def test_an_imatrix_is_used_and_recorded(model: Path, tmp_path: Path) -> None:
     measured, path = imatrix_of(model, tmp_path)
     fields: dict[str, Any] = {"imatrix": measured, "imatrix_path": str(path)}
@@ -107,7 +106,6 @@ def test_an_imatrix_is_used_and_recorded(model: Path, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.push
 def test_shards_are_joined(model: Path, tmp_path: Path) -> None:
     first = split_by_gguf_py(model, tmp_path, tensors_each=5)
     joined, _ = written(first, tmp_path / "joined.gguf", job_for("COPY"))
@@ -133,7 +131,6 @@ def test_missing_imatrices_are_reported_before_the_work(model: Path) -> None:
     assert "llmrun imatrix" in raised.value.hint
 
 
-@pytest.mark.push
 def test_quantizing_twice_needs_permission(model: Path, tmp_path: Path) -> None:
     small = requantize(model, tmp_path / "small.gguf", "Q8_0")
     with open_gguf(small) as file, pytest.raises(UsageError, match=r"\d+ tensors are quantized already, such as"):
@@ -219,7 +216,6 @@ def test_small_disks_are_refused_before_the_work(model: Path, tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("body", "kind", "words"),
     [

@@ -26,6 +26,7 @@ from tests.support.kernels.blocks import (
     random_rows,
     raw_blocks,
 )
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push
 
@@ -86,7 +87,7 @@ def test_random_blocks_give_the_same_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READABLE)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_bytes_give_the_same_weights(name: str, data: st.DataObject) -> None:
     raw = data.draw(raw_blocks(name))
@@ -169,7 +170,7 @@ def finite_weights() -> st.SearchStrategy[NDArray[np.float32]]:
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("name", WRITABLE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values=finite_weights())
 def test_any_finite_weights_give_the_same_bytes(name: str, values: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(our_bytes(BY_NAME[name], values), their_bytes(name, values))

@@ -16,6 +16,7 @@ from llmrun.quants import fp4, iq4, unpacked
 from llmrun.quants.registry import BY_NAME
 from llmrun.quants.unpacked import Unpacked
 from tests.support.kernels.blocks import INTEGERS, READABLE, assert_same_bits, random_rows, raw_blocks
+from tests.support.tiers import examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,7 @@ def weight_by_weight(weights: Unpacked) -> NDArray[np.float32]:
 
 @pytest.mark.push
 @pytest.mark.parametrize("name", INTEGERS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_the_factors_multiplied_one_weight_at_a_time_are_gguf_pys_weights(name: str, data: st.DataObject) -> None:
     raw = data.draw(raw_blocks(name))

@@ -41,6 +41,7 @@ from tests.support.servers.hostile_server import (
     stream_head,
     wait_for_hang_up,
 )
+from tests.support.tiers import examples
 
 KEY = "sk-very-secret-0123456789"
 BODY = {"model": "tiny", "messages": []}
@@ -555,7 +556,7 @@ def test_how_the_network_cuts_a_stream_makes_no_difference(cuts: list[int]) -> N
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.binary(max_size=300).filter(lambda data: b"[DONE]" not in data))  # which would be a complete answer
 def test_random_bytes_from_a_socket_raise_nothing_but_our_own(data: bytes) -> None:
     for head in (b"", stream_head()):

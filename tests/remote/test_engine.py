@@ -530,6 +530,7 @@ def test_a_real_server_says_what_the_model_says_here(real_port: int) -> None:
     assert there == here != ""
 
 
+@pytest.mark.night
 def test_a_real_server_completes_texts_tells_logprobs_and_answers_several(real_port: int) -> None:
     with RemoteEngine.open(f"http://127.0.0.1:{real_port}", max_sequences=3) as engine:
         request = Request(TextPrompt("Once upon a"), max_tokens=6, sampling=GREEDY, logprobs=2)

@@ -19,6 +19,8 @@ from tests.support.servers.hostile_server import Asked, HangUp, response, servin
 from tests.support.servers.tcp_relay import relay_to
 from tests.support.serving.serve_process import Served, served
 
+pytestmark = pytest.mark.push
+
 NOISE = ("--temp", "5", "--top-k", "0", "--top-p", "1", "--min-p", "0")
 FLAGS = ("--json", "--raw", "-n", "40", *NOISE, "abc")
 
@@ -33,7 +35,7 @@ def port_of(server: Served) -> int:
     return urlsplit(server.url).port or 0
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("cuts", [(1500,), (3000,), (1200, 1200, 1200, 2000, 1500, 1400)])
 def test_broken_streams_continue_with_the_same_text(server: Served, cuts: tuple[int, ...]) -> None:
     """There are more tokens than the cuts need, because a busy server sends several of them at once."""
@@ -87,7 +89,6 @@ def test_servers_that_begin_again_are_noticed(prefix: str, monkeypatch: pytest.M
     assert len(other.asked) == (2 if prefix == FIRST[:-1] else 1)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_servers_that_load_their_model_are_asked_again(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_PAUSES_S", (0.01, 0.01))

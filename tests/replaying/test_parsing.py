@@ -20,6 +20,7 @@ from llmrun.errors import UsageError
 from llmrun.replaying.parsing import parse_recording, read_recording
 from llmrun.replaying.recording import ModelFile, Opening, Output, Recording, token_digests
 from llmrun.sampling_params import SamplingParams
+from tests.support.tiers import examples
 
 MESSAGES = [{"role": "system", "content": "Be brief. 🙂"}, {"role": "user", "content": "Why?\n"}]
 TOKENS = tuple(range(100, 170))
@@ -150,7 +151,7 @@ VALUES = st.recursive(
 
 @pytest.mark.push
 @given(st.sampled_from(PLACES), VALUES)
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_value_in_any_field_is_read_or_refused(place: str, value: Any) -> None:
     body = {**json.loads(encoded(BODY)), place: value}
     parse_or_refuse(encoded(body))
@@ -158,7 +159,7 @@ def test_any_value_in_any_field_is_read_or_refused(place: str, value: Any) -> No
 
 @pytest.mark.push
 @given(st.data())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_damage_is_read_or_refused(data: st.DataObject) -> None:
     damaged = bytearray(encoded(BODY))
     for _ in range(data.draw(st.integers(1, 4))):

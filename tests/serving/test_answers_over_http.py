@@ -62,6 +62,7 @@ def test_counts_add_up(server: Served) -> None:
     server.wait_for(lambda: counts() == expected)  # the engine reports them with its next heartbeat
 
 
+@pytest.mark.push
 def test_the_text_of_a_stream_is_that_of_the_whole(server: Served) -> None:
     fields = {**asking("Tell me"), **NOISE, "seed": 3}
     chunks = server.stream(CHAT, **fields)
@@ -158,6 +159,7 @@ def test_logprobs_are_those_of_the_text(server: Served) -> None:
         assert token["logprob"] == ranked[0] <= 0
 
 
+@pytest.mark.push
 def test_a_schema_holds_even_for_noise(server: Served) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {**schema, "additionalProperties": False}}}
@@ -187,6 +189,7 @@ def test_tools_are_called_only_when_useful(tools: Served) -> None:
     assert forbidden == message
 
 
+@pytest.mark.push
 def test_a_required_tool_is_called_against_the_model_s_will(tools: Served) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     tool = {"type": "function", "function": {"name": "confirm", "parameters": schema}}
@@ -225,6 +228,7 @@ IGNORED = """{
 }"""
 
 
+@pytest.mark.push
 def test_fields_of_other_programs_are_named_and_harmless(server: Served) -> None:
     """Fields that Continue, LibreChat, SillyTavern and programs for Ollama and llama-server send beside OpenAI's."""
     ignored = json.loads(IGNORED)

@@ -63,6 +63,7 @@ def test_the_text_of_a_stream_is_that_of_the_message(server: Served) -> None:
     assert "".join(delta.get("text", "") for delta in deltas) == server.post(MESSAGES, **fields)["content"][0]["text"]
 
 
+@pytest.mark.push
 def test_the_count_is_that_of_the_message(server: Served) -> None:
     fields = asking("Count me", system="Be brief.")
     counted = server.post(COUNT, **fields)["input_tokens"]
@@ -112,7 +113,7 @@ def test_a_tool_is_called_and_its_result_used(tools: Served) -> None:
     assert second["usage"]["cache_read_input_tokens"] > 200, "the prompt and the call are cached"
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_stream_continues_on_another_server(tools: Served, tmp_path: Path) -> None:
     body = asking("Weather?", model="script", tools=[TOOL], **THINKS)
     events = raw_events(tools, body)

@@ -64,6 +64,7 @@ def test_the_rest_of_a_refused_body_is_not_read_for_ever(server: RunningServer) 
             line.sendall(b" " * 100_000_000)
 
 
+@pytest.mark.push
 def test_slow_bodies_end_with_408(server: RunningServer) -> None:
     status, body = answer_to(server, HEAD + b'Content-Length: 20\r\n\r\n{"mes')
     assert status == 408

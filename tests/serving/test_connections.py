@@ -32,6 +32,7 @@ def test_slow_headers_end_with_408(server: RunningServer, sent: bytes) -> None:
         assert read_all(line).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.push
 def test_headers_cannot_be_dripped(server: RunningServer) -> None:
     with server.connect() as line:
         line.settimeout(0.02)
@@ -44,6 +45,7 @@ def test_headers_cannot_be_dripped(server: RunningServer) -> None:
         assert b" 408 " in received
 
 
+@pytest.mark.push
 def test_the_second_header_of_a_connection_is_limited_too(server: RunningServer) -> None:
     with server.connect() as line:
         line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -106,6 +108,7 @@ def test_websockets_are_not_offered(server: RunningServer) -> None:
         assert b" 200 " in read_until(line, b"}]}")
 
 
+@pytest.mark.push
 def test_idle_connections_do_not_keep_others_out(server: RunningServer) -> None:
     with contextlib.ExitStack() as held:
         lines = [held.enter_context(server.connect()) for _ in range(200)]
@@ -123,6 +126,7 @@ def test_more_connections_than_the_limit_get_an_answer() -> None:
         assert reply.headers["retry-after"] == "1"
 
 
+@pytest.mark.push
 def test_a_client_that_reads_nothing_is_cut_off_and_cancelled() -> None:
     """The answer is larger than the buffers of both sockets, and never ends by itself."""
     huge = [TextDelta(0, "x" * 100_000, (1,))] * 400

@@ -72,6 +72,7 @@ def test_tools_are_called_and_their_results_used(tools: Served) -> None:
     assert text_of(chunks(tools, CHAT, messages=messages, tools=[TOOL])) == "It is sunny."
 
 
+@pytest.mark.push
 def test_thinking_is_a_field_of_its_own(tools: Served) -> None:
     found = chunks(tools, CHAT, messages=asking("Think?"), think=True)
     assert "".join(chunk["message"].get("thinking", "") for chunk in found).strip() == "It is easy."
@@ -80,6 +81,7 @@ def test_thinking_is_a_field_of_its_own(tools: Served) -> None:
     assert (body["thinking"].strip(), body["response"].strip()) == ("It is easy.", "Yes.")
 
 
+@pytest.mark.push
 def test_formats_are_enforced(tools: Served) -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     schema["additionalProperties"] = False
@@ -130,7 +132,7 @@ def test_vs_code_finds_the_model_and_its_abilities(tools: Served) -> None:
     assert listed["size"] > 0
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_side_requests_of_open_webui_leave_the_chat_cached(tmp_path: Path) -> None:
     """Open WebUI asks for a title, tags and follow-up questions beside each turn.
 
@@ -171,7 +173,7 @@ def _tokens(side: Future[Any]) -> int:
     return int(side.result()["prompt_eval_count"])
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_presets_are_models_with_a_system_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are listed, shown, loaded and answered under their names."""
     models = tmp_path / "models.toml"

@@ -38,7 +38,7 @@ def without_costs(event: bytes) -> bytes:
     return re.sub(rb'"(timings|input_tokens_details)":\{[^}]*\}|"completed_at":\d+', b"", event)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("path", CALLS)
 def test_a_stream_continues_after_every_event(path: str) -> None:
     """The seed is random, and the server is another one each time."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,12 +21,15 @@ from tests.support.cli.commands import LLMRUN, ROOT
 _LINES = 80
 _PARALLEL = 4
 _SLOTS = 2 * _PARALLEL  # calls that a worker has at a time
-_MOST_KILLS = 6  # of one run
+_MOST_KILLS = 6  # per run
 
 
 def batch(soak: Soak) -> Iterator[Case]:
-    """Start the same command until it is complete. A kill may repeat only the calls that were running."""
-    model = model_arguments(soak)
+    """Kill a run at random moments, and start the same command again until the output is complete.
+
+    After a kill, only the calls that were running may be repeated.
+    """
+    model = soak.model_arguments()
     source = write_lines(soak.folder / "in.jsonl", random_lines(soak.seed, _LINES))
     expected = soak.folder / "expected.jsonl"
     began = time.monotonic()
@@ -49,33 +52,23 @@ def batch(soak: Soak) -> Iterator[Case]:
     yield case
 
 
-def model_arguments(soak: Soak, step_seconds: float = 0.0) -> Sequence[str]:
-    """Return the arguments of `llmrun batch` that name the model, which is scripted by default."""
-    if soak.model:
-        return ["-m", soak.model]
-    script = soak.folder / "script.json"
-    script.write_text(f'{{"step_seconds": {step_seconds}}}')
-    return ["-m", str(script), "--backend", "scripted", "--speculate", "off"]
-
-
 def _run_until_complete(command: Sequence[str], output: Path, moments: Sequence[float]) -> int:
-    """Run the command, kill it after so many seconds, again and again, and then let it end. Returns the kills.
+    """Run the command, kill it after each number of seconds, and then let it end. Returns the number of kills.
 
-    Checks the journal and the log of calls after each run.
+    After each run, the journal and the log of calls are checked.
     """
     journal, log = output.with_name(f"{output.name}.partial"), output.with_suffix(".log")
     environment, quiet = {**os.environ, LOG_VARIABLE: str(log)}, subprocess.DEVNULL
     lines = repeated = 0
     for kills, seconds in enumerate([*moments, None]):
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=quiet, stderr=quiet) as process:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.kill()
         calls = log.read_text().splitlines() if log.exists() else []
         again, repeated = len(calls) - len(set(calls)) - repeated, len(calls) - len(set(calls))
         if again > _SLOTS:
-            raise Broken(f"a kill made {again} calls begin again, and only {_SLOTS} ran at a time")
+            raise Broken(f"{again} calls began again after a kill, and at most {_SLOTS} were running")
         if process.returncode == 1 or (output.exists() and not journal.exists()):  # or killed after its work was done
             return kills
         if process.returncode != -9:  # SIGKILL
@@ -88,11 +81,9 @@ def _run_until_complete(command: Sequence[str], output: Path, moments: Sequence[
 
 # --- Ray clusters
 
-_PATIENCE_S = 600.0
 _NODES = 3
 _RAY_LINES = 240
 _STEP_S = 0.02
-_LEAST_FACTOR = 1.7  # of the speed of two workers over that of one
 
 Run = subprocess.Popen[str]
 
@@ -106,7 +97,7 @@ def _below(process: psutil.Process, name: str) -> psutil.Process:
     return next(child for child in process.children(recursive=True) if any(name in word for word in child.cmdline()))
 
 
-# What a case kills, in turn.
+# What the cases kill, in turn.
 _DEATHS: dict[str, Callable[[Run, TestCluster], None]] = {
     "nothing killed": lambda run, running: None,
     "worker killed": lambda run, running: running.actors()[0].kill(),
@@ -119,9 +110,9 @@ _DEATHS: dict[str, Callable[[Run, TestCluster], None]] = {
 
 
 def ray(soak: Soak) -> Iterator[Case]:
-    """Kill one thing per case, and compare the output with that of one process. Every eighth case measures speeds."""
-    model = model_arguments(soak, _STEP_S)
-    # A run continues for 20 seconds after the head has died, and must not end before.
+    """Kill one thing per case, and compare the output with that of a batch without Ray."""
+    model = soak.model_arguments(_STEP_S)
+    # Without its head, a run continues for 20 seconds. It must not complete the output in that time.
     source = write_lines(soak.folder / "in.jsonl", random_lines(soak.seed, 4 * _RAY_LINES))
     run_batch(source, "-o", soak.folder / "expected.jsonl", *model)
     expected = (soak.folder / "expected.jsonl").read_bytes()
@@ -132,10 +123,7 @@ def ray(soak: Soak) -> Iterator[Case]:
         return subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
     def case(number: int) -> str:
-        index = number % (len(_DEATHS) + 1)
-        if index == len(_DEATHS):
-            return _measure(source, soak, *model)
-        name, output = [*_DEATHS][index], soak.folder / f"{number}.jsonl"
+        name, output = [*_DEATHS][number % len(_DEATHS)], soak.folder / f"{number}.jsonl"
         with cluster(_NODES) as running:
             run = begun(output, running)
             _wait_for(_RAY_LINES, run, output)
@@ -143,37 +131,26 @@ def ray(soak: Soak) -> Iterator[Case]:
             if name == "batch killed":
                 run.wait()
                 run = begun(output, running)
-            _, told = run.communicate(timeout=_PATIENCE_S)
+            _, told = run.communicate()
         if name == "head killed":
             if run.returncode != 5 or "run the same command again to continue" not in told:
                 raise Broken(f"{name}: exit code {run.returncode}, {told}")
             with cluster(_NODES) as another:
                 run = begun(output, another)
-                _, told = run.communicate(timeout=_PATIENCE_S)
+                _, told = run.communicate()
         if run.returncode not in (0, 1) or output.read_bytes() != expected:
-            raise Broken(f"{name}: other bytes than those of one process, or exit code {run.returncode}: {told}")
+            raise Broken(
+                f"{name}: the output differs from that of one process, or the exit code is {run.returncode}: {told}"
+            )
         return name
 
     yield case
 
 
 def _wait_for(lines: int, run: Run, output: Path) -> None:
-    """Wait until the journal has this many lines."""
-    journal, deadline = output.with_name(f"{output.name}.partial"), time.monotonic() + _PATIENCE_S
+    """Wait until the journal has this many lines. Raises Broken if the run ends first."""
+    journal = output.with_name(f"{output.name}.partial")
     while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
-        if time.monotonic() > deadline or run.poll() is not None:
-            raise Broken(f"the run ended or was stuck before {lines} lines: exit code {run.returncode}")
+        if run.poll() is not None:
+            raise Broken(f"the run ended before {lines} lines: exit code {run.returncode}")
         time.sleep(0.02)
-
-
-def _measure(source: Path, soak: Soak, *model: str) -> str:
-    """Compare the speeds of one and two workers with one thread each. The machine must be idle."""
-    seconds = []
-    for nodes in (1, 2):
-        with cluster(nodes) as running:
-            words = ["-t", "1", "--parallel", "16", "--force", "--json", "--workers", f"ray:{running.address}"]
-            done = run_batch(source, "-o", soak.folder / "timed.jsonl", *model, *words)
-            seconds.append(json.loads(done.stdout)["seconds"])
-    if seconds[0] < _LEAST_FACTOR * seconds[1]:
-        raise Broken(f"one worker takes {seconds[0]:.1f} s, and two take {seconds[1]:.1f} s")
-    return "speeds"

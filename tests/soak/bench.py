@@ -1,4 +1,4 @@
-"""Compares a model with itself and with a slowed copy of itself, as `llmrun bench` does with two models."""
+"""Compares a model with itself and with a slowed copy of itself, in the same way as `llmrun bench` compares models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llmrun.bench.measuring.workload import synthetic
 from scripts.compare_servers import Quiet
 from tests.soak.driver import Broken, Case, Soak
 
-_SECONDS = 15.0  # for a comparison
+_SECONDS = 15.0  # per comparison
 _SLOWED_BY = "1.05"
-_SLOWED_EVERY = 5  # of so many comparisons, the last one is with a slowed copy
+_SLOWED_EVERY = 5  # every so many comparisons, the second process is slowed
 _MOST_CLAIMED = 1 / 20  # share of the equal pairs for which a difference is claimed; verdicts are at the 99 % level
 _MOST_MISSED = 1 / 10  # share of the slowed pairs that are not detected
 
@@ -47,7 +47,7 @@ def bench(soak: Soak) -> Iterator[Case]:
 
 
 def _compared(path: str, slowed_by: str) -> Sequence[Verdict]:
-    """Return the verdicts of a comparison of a model with itself, in a second process that may be slowed."""
+    """Return the verdicts of comparing a model with itself in two processes, of which the second may be slowed."""
 
     def start(target: BenchTarget, reporter: BenchReporter) -> WorkerProcess:
         if target.model == "A" or not slowed_by:

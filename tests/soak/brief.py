@@ -1,4 +1,4 @@
-"""The profiles whose cases are in tests/support: they only need to be numbered."""
+"""Profiles whose cases are in tests/support and only need numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from tests.soak.driver import Broken, Case, Soak
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_TOKENS = 400  # the limit of an answer within a schema
-_STORES = 5  # model stores in a case; Hypothesis always begins with a trivial one
+_TOKENS = 400  # the longest answer within a schema
+_STORES = 5  # model stores per case, of which Hypothesis always makes the first one trivial
 _STORE_STEPS = 40
-_TEMPLATE_S = 0.1  # CPU time of a template, for which users wait two seconds
+_TEMPLATE_S = 0.1  # limit of a template's CPU time; users get more
 
 
 def constraints(soak: Soak) -> Iterator[Case]:
-    """Choose allowed tokens at random in the model's place. Every answer that ends by itself must be valid."""
+    """Choose random tokens among the allowed ones. Every answer that ends by itself must be valid."""
     from tests.support.constraint.matchers import wrapped_tokenizer
     from tests.support.constraint.random_answers import random_answer, random_chooser
     from tests.support.constraint.soak import compiled_schemas, outcomes
@@ -85,7 +85,7 @@ def hub(soak: Soak) -> Iterator[Case]:
 
 
 def templates(soak: Soak) -> Iterator[Case]:
-    """Render hostile chat templates, which are mutations of those in llama.cpp's source.
+    """Render hostile chat templates, which are mutations of the templates in llama.cpp's source.
 
     Add a template that fails to tests/support/templates/hostile_templates.py together with the fix.
     """
@@ -111,7 +111,7 @@ def templates(soak: Soak) -> Iterator[Case]:
 def tool_calls(soak: Soak) -> Iterator[Case]:
     """Force random calls in the format of each of llama.cpp's templates, and parse them.
 
-    The tags of a format are control tokens in half of the cases, and ordinary text in the others.
+    In half of the cases, the tags of the format are control tokens, and in the others they are ordinary text.
     """
     from tests.support.tool_calls.forced import forced_call_problem
     from tests.support.tool_calls.formats import WITH_FORMATS, real_case

@@ -1,6 +1,6 @@
-"""Chats in a terminal, with every feature in random order: questions, pastes, resizes, Ctrl-C, Ctrl-Z, kill -9.
+"""Chats in a terminal with actions in random order: questions, pastes, /undo, resizes, Ctrl-C, Ctrl-Z, kill -9.
 
-tests/cli/chatting tests what is missing here: history search, completion, typing ahead and other commands.
+tests/cli/chatting tests the rest: questions of several lines, history search, completion, typing ahead, other commands.
 """
 
 from __future__ import annotations
@@ -16,32 +16,22 @@ from contextlib import ExitStack, contextmanager
 import psutil
 
 from tests.soak.driver import Broken, Case, Soak
-from tests.support.cli.chat_person import (
-    CTRL_C,
-    CTRL_Z,
-    ENTER,
-    PROMPT,
-    Findings,
-    Person,
-    Trouble,
-    text_of,
-    words,
-)
+from tests.support.cli.chat_person import CTRL_C, CTRL_Z, ENTER, PROMPT, Findings, Person, Trouble, text_of, words
 from tests.support.cli.commands import LLMRUN, script_file
 from tests.support.cli.shells import READY, PtyShell, Shell, TmuxShell
 
-_CONTEXT = 8192  # four times as many for the scripted model, whose tokens are bytes
-_FILLING = 5_000  # characters at the beginning, so that the KV cache soon has all its memory
-_KILL_EVERY = 25  # of so many cases, the last one is a chat of its own
+_CONTEXT = 8192  # tokens; the scripted model, whose tokens are bytes, gets four times as many
+_FILLING = 5_000  # characters of the first question, so that the KV cache soon has all its memory
+_KILL_EVERY = 25  # every 25th case kills chats
 _RESIZE_SHARE = 0.1
-_ENOUGH = 50  # cases, or Ctrl-Cs, before a p99 or the growth of memory says anything
-_STOP_S = 0.2  # the limit for the p99 of Ctrl-C in decode
+_ENOUGH = 50  # the fewest samples for a p99 and for the growth of the memory
+_STOP_S = 0.2  # limit of the p99 of the time until Ctrl-C stops decoding
 _MOST_GROWTH = 50e6  # bytes, after the first sixth of the time
 _ANSWER = "a long answer of *many* words, " * 5
 
 
 def chat(soak: Soak) -> Iterator[Case]:
-    """Use one long chat, in tmux if it is installed, and chats of their own for kills."""
+    """Use one long chat, in tmux if it is installed, and separate chats for kills."""
     soak.say("the chats run in tmux" if shutil.which("tmux") else "tmux is missing: pseudo-terminals are used")
     findings = Findings()
     with ExitStack() as stack:
@@ -69,7 +59,7 @@ def chat(soak: Soak) -> Iterator[Case]:
 
 
 def _act(person: Person, chance: random.Random) -> str:
-    """Do something in the long chat, in which there is always room."""
+    """Perform a random action in the long chat, and clear the chat before its context is full."""
     person.chance = chance
     action = chance.choice(ACTIONS)
     action(person)
@@ -93,7 +83,7 @@ def _kill(soak: Soak, number: int) -> str:
 
 @contextmanager
 def _chatting(soak: Soak, number: int, findings: Findings) -> Iterator[Person]:
-    """Run a chat in a folder of its own while the block runs. What it showed and what was done is written down."""
+    """Run a chat in a folder of its own while the block runs. Its output and the actions are saved there."""
     folder = soak.folder / f"chat-{number}"
     folder.mkdir()
     (folder / "config.toml").touch()
@@ -117,12 +107,12 @@ def _chatting(soak: Soak, number: int, findings: Findings) -> Iterator[Person]:
 
 
 def _check(findings: Findings, soak: Soak) -> None:
-    """Check how quickly Ctrl-C stopped answers and whether the memory grew, if there was enough of both."""
+    """Check how quickly Ctrl-C stopped answers and whether the memory grew, if there are enough samples."""
     for place, seconds in findings.stops.items():
         soak.counts[f"Ctrl-C {place}"] += len(seconds)
     stops = sorted(findings.stops.get("in decode", []))
     if len(stops) >= _ENOUGH and (p99 := stops[int(0.99 * len(stops))]) >= _STOP_S:
-        raise Broken(f"the p99 of Ctrl-C in decode is {p99:.3f} s")
+        raise Broken(f"Ctrl-C took {p99:.3f} s to stop decoding (p99)")
     samples = max(findings.memory.values(), key=len, default=[])
     if len(samples) >= _ENOUGH and (grown := findings.growth(samples[-1][0] / 6)) > _MOST_GROWTH:
         raise Broken(f"the memory grew by {grown / 1e6:.1f} MB")
@@ -132,16 +122,6 @@ def _check(findings: Findings, soak: Soak) -> None:
 
 # Moments for Ctrl-C, and how often each is chosen. Whether the prefill has ended then depends on the machine.
 MOMENTS = {"answer": 60, "prefill": 15, "prompt": 8, "typing": 12, "at once": 5}
-
-
-def ask_in_lines(person: Person) -> None:
-    lines = [person.question(), words(person.chance, 4), "", words(person.chance, 3)]
-    if person.chance.random() < 0.5:
-        typed = '"""' + ENTER + ENTER.join(lines) + ENTER + '"""' + ENTER
-    else:
-        typed = "\n".join(lines) + ENTER
-    person.act("ask in lines", typed)
-    person.answered("\n".join(lines))
 
 
 def paste(person: Person, characters: int = 10_000) -> None:
@@ -162,7 +142,7 @@ def undo(person: Person) -> None:
         return
     question, _ = person.said.pop()
     person.run_command("/undo", b"undone")
-    if person.said and person.chance.random() < 0.3:  # typed over the question that was put back
+    if person.said and person.chance.random() < 0.3:  # typed over the question that /undo put back
         question, _ = person.said.pop()
         person.run_command("/undo", b"undone")
     person.agree()
@@ -171,14 +151,6 @@ def undo(person: Person) -> None:
     else:
         person.act("undo", ENTER)
         person.answered(question)
-
-
-def regenerate(person: Person) -> None:
-    if not person.said:
-        return
-    question, _ = person.said.pop()
-    person.act("regen", f"/regen{ENTER}")
-    person.answered(question)
 
 
 def interrupt(person: Person) -> None:
@@ -212,7 +184,7 @@ def interrupt(person: Person) -> None:
 
 
 def _place(person: Person, question: str) -> str:
-    """Return where the answer to a question is now."""
+    """Return how far the answer to a question has come."""
     if person.shell.stream.wait(PROMPT, person.mark, 0):
         return "after the answer"
     exchanges = person.conversation().exchanges
@@ -221,15 +193,15 @@ def _place(person: Person, question: str) -> str:
 
 
 def _check_stopped(person: Person, question: str) -> None:
-    """Check that a stopped question has an answer, as far as it came, or was removed."""
-    person.act("clear", CTRL_C)  # the question that was removed stands at the prompt
+    """Check that a stopped question was removed, or kept with the part of the answer that was generated."""
+    person.act("clear", CTRL_C)  # clears a removed question, which the prompt offers again
     # The prompt that was found may be the one with the question, before the answer. Only a later prompt runs a command.
     person.run_command("/help", rb"/regen")
     exchanges = person.conversation().exchanges
     if exchanges and exchanges[-1].question == question and len(exchanges) == len(person.said) + 1:
         last = exchanges[-1]
         if last.ended is None:
-            raise Trouble(f"a stopped answer has no end: {last!r:.300}")
+            raise Trouble(f"a stopped answer has no end in the journal: {last!r:.300}")
         person.said.append((question, last.answer))
     person.agree()
 
@@ -257,7 +229,7 @@ def suspend(person: Person) -> None:
 
 
 def kill(person: Person) -> None:
-    """Send SIGKILL in the middle of an answer and --continue. Everything shown before must still be there."""
+    """Send SIGKILL in the middle of an answer, then run --continue. Everything that was shown must still be there."""
     question = person.question(long=True)
     person.shell.resize(100, 30)
     person.act("kill", question + ENTER)
@@ -287,7 +259,7 @@ def _all_shown_is_kept(person: Person, question: str, answer: str) -> None:
     shown = _letters(" ".join(rows[begin:]).replace(READY, " ").rpartition("Killed")[0])
     shown = shown.removeprefix(_letters(question))
     if shown[-30:] not in _letters(answer):
-        raise Trouble(f"shown, but not written down: {shown[-60:]!r}, the journal has {answer[-200:]!r}")
+        raise Trouble(f"shown, but missing from the journal: {shown[-60:]!r}, the journal has {answer[-200:]!r}")
 
 
 def _letters(text: str) -> str:
@@ -295,8 +267,7 @@ def _letters(text: str) -> str:
     return "".join(character for character in text if character.isalpha())
 
 
-# The actions of a long chat, as often as they are listed.
+# Actions of the long chat, with their weights.
 ACTIONS: Sequence[Callable[[Person], None]] = (
-    *((Person.ask,) * 20 + (ask_in_lines,) * 8 + (paste,) * 2 + (undo,) * 6),
-    *((regenerate,) * 5 + (suspend,) * 6 + (interrupt,) * 25),
+    (Person.ask,) * 28 + (paste,) * 2 + (undo,) * 6 + (suspend,) * 6 + (interrupt,) * 25
 )

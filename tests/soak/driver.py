@@ -1,8 +1,8 @@
-"""Runs the profiles of `scripts/soak`: numbered random cases until the time is over, and then one line of summary.
+"""Runs the profiles of `scripts/soak`: numbered random cases until the time is over, and then a one-line summary.
 
 A profile is a generator function. It prepares what its cases need, yields a function that runs the case with a given
 number, and cleans up. The function returns the outcome in a few words, or raises an exception if a promise is broken.
-What can be checked only over all cases is checked after the `yield`.
+Checks that need all cases follow the `yield`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import json
 import random
 import shutil
 import signal
@@ -29,14 +30,14 @@ from tests.soak.profiles import PROFILES
 from tests.support.models.downloads import smollm2
 
 PROGRESS_S = 10.0
-CASE_S = 900.0  # a case that takes longer hangs
-MOST_BROKEN = 5  # broken promises, after which a profile ends
+CASE_S = 900.0  # cases that take longer count as hanging
+MOST_BROKEN = 5  # a profile ends after this many broken promises
 
 Case = Callable[[int], str]
 
 
 class Broken(AssertionError):
-    """A promise that was broken."""
+    """Raised when a promise is broken."""
 
 
 @dataclass
@@ -67,10 +68,18 @@ class Soak:
         """Return the file of the model, which is SmolLM2 by default."""
         return resolve(self.model, offline=False, reporter=Silent()).path if self.model else smollm2()
 
+    def model_arguments(self, step_seconds: float = 0.0) -> list[str]:
+        """Return command-line arguments that name the model, which is scripted by default."""
+        if self.model:
+            return ["-m", str(self.path())]
+        script = self.folder / "script.json"
+        script.write_text(json.dumps({"step_seconds": step_seconds}))
+        return ["-m", str(script), "--backend", "scripted", "--speculate", "off"]
+
 
 @dataclass
 class Result:
-    """How a profile ended."""
+    """The result of a profile."""
 
     name: str
     counts: Counter[str]
@@ -155,7 +164,7 @@ def _limited(seconds: float) -> Iterator[None]:
         return
 
     def hang(*_: object) -> None:
-        raise Broken(f"no end after {seconds:.0f} s")
+        raise Broken(f"still running after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, hang)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -192,8 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    print(line, flush=True)  # noqa: T201
 
 
 def _listed() -> str:
@@ -203,12 +211,16 @@ def _listed() -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/soak",
-        description="Check llmrun's promises with random cases. The exit code is 1 if one is broken.",
+        description="Check llmrun's promises with random cases. The exit code is 1 if a promise is broken.",
         epilog=f"profiles:\n{_listed()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "profile", nargs="?", choices=["all", *PROFILES], metavar="PROFILE", help="one of those below, or all"
+        "profile",
+        nargs="?",
+        choices=["all", *PROFILES],
+        metavar="PROFILE",
+        help="a profile from the list below, or all",
     )
     parser.add_argument("--list", action="store_true", help="list the profiles")
     parser.add_argument("--seconds", type=float, help="time limit per profile [default: 60; none with --count]")

@@ -1,4 +1,4 @@
-"""Opens broken models and lets them answer, in a worker process that may crash or hang."""
+"""Opens broken models and generates answers with them, in a worker process that may crash or hang."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.cli.messages import message_for
 from llmrun.engine.defaults import default_sampling
-from llmrun.engine.embedding.inputs import InputReader
-from llmrun.engine.embedding.jobs import EmbeddingJob
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt
 from llmrun.errors import BackendCrashed
 from llmrun.gguf.reader import open_gguf
-from llmrun.types import Pooling
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.model_mutations import bases, mutant
 
@@ -41,7 +38,7 @@ _START_S = 60.0
 
 
 def models(soak: Soak) -> Iterator[Case]:
-    """Run a mutant per case, on both backends in turn. Even numbers run on the CPU engine.
+    """Run one mutant per case: even cases on the CPU engine, odd cases on llama.cpp.
 
     A case ends in an answer or an error with exit code 3, or 8 if the file declares a context of a few tokens. Any
     other exit code, a warning, a signal, a hang and too much memory are findings, and the file is saved in the corpus.
@@ -75,7 +72,7 @@ def models(soak: Soak) -> Iterator[Case]:
 
 
 class Worker:
-    """A process that runs thousands of models one after the other, like a long session."""
+    """A process that runs thousands of models one after another, like a long session."""
 
     def __init__(self, folder: Path) -> None:
         self._errors = folder / "stderr"
@@ -93,7 +90,7 @@ class Worker:
         try:
             self._ours.send((path, backend, case))
             if not self._ours.poll(_HANG_S):
-                return None, f"no end after {_HANG_S:.0f} s"
+                return None, f"still running after {_HANG_S:.0f} s"
             code, outcome = self._ours.recv()
         except (EOFError, OSError):
             self._process.join()
@@ -160,32 +157,17 @@ def _answer(path: Path, backend: str, case: int) -> None:
     # On a busy machine, two threads of llama.cpp need 50 ms per token, because they spin.
     options = OpenOptions(context_size=context, threads=2 if case % (2 if backend == "cpu" else 50) == 1 else 1)
     with _open(path, backend, options) as engine:
-        prompt = PROMPTS[case % len(PROMPTS)]
         if not engine.info.has_logits:
-            _embed(engine, prompt)
-            return
+            return  # one mutant in a thousand is an encoder, which generates no text
         sampling = replace(default_sampling(engine.info.metadata), seed=case)
         if case % 3 == 0:
             sampling = replace(sampling, temperature=0.0)
-        request = Request(TextPrompt(prompt), TOKENS, sampling=sampling, logprobs=3 if case % 5 == 0 else None)
-        deque(engine.generate(request), maxlen=0)
-
-
-def _embed(engine: Engine, text: str) -> None:
-    """Compute the vector of a text, or its score if the model is a reranker. Raises the error of a text that fails."""
-    embedder = engine.embedder()
-    tokens = InputReader(engine.info, engine.tokenizer, "truncate it").tokens_of(text, "text", truncate=True)
-    job = EmbeddingJob([tokens], lambda job: None)
-    embedder.check(job, scores=embedder.pooling is Pooling.RANK)
-    embedder.add(job)
-    while not embedder.idle:
-        embedder.step()
-    if job.error is not None:
-        raise job.error
+        prompt, logprobs = TextPrompt(PROMPTS[case % len(PROMPTS)]), 3 if case % 5 == 0 else None
+        deque(engine.generate(Request(prompt, TOKENS, sampling=sampling, logprobs=logprobs)), maxlen=0)
 
 
 def _open(path: Path, backend: str, options: OpenOptions) -> Engine:
-    """Open the model, for llama.cpp in the child process of the previous case: starting one takes 0.1 s."""
+    """Open the model. llama.cpp uses the child process of the previous case, because starting one takes 0.1 s."""
     if backend == "cpu":
         return Engine.open(path, replace(options, backend="cpu"))
     if not _llama_process().alive:
@@ -201,7 +183,7 @@ def _llama_process() -> LlamaProcess:
 
 
 def write(folder: Path, data: bytes) -> Path:
-    """Write a case's file. Its name is hostile, too."""
+    """Write the model of a case to a file with a hostile name."""
     path = folder / "mutant\x1b[31m.gguf"
     path.write_bytes(data)
     return path

@@ -1,24 +1,24 @@
-"""Compares answers with drafts to answers without, for random prompts and every architecture."""
+"""Compares answers with drafts to answers without drafts, for random prompts and every architecture.
+
+tests/engine/test_speculation.py does the same with the scripted backend, which can imitate recurrent models.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.backends.base import OpenOptions
-from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.select import open_backend
-from llmrun.engine.drafting.base import DraftSource
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Case, Soak
 from tests.support.engine.contract import forget_all, plain_tokens
-from tests.support.engine.drafts import PROPOSALS, Plain, adversary, answer_plainly, assert_same, drafting_engine
+from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 if TYPE_CHECKING:
@@ -27,25 +27,17 @@ if TYPE_CHECKING:
 _CONTEXT = 160
 _SEQUENCES = 8
 _PROMPTS = 4  # in a case
-# The scripted backend, with a cache that keeps any prefix, and as a recurrent model, which returns only to checkpoints.
-_SCRIPTED = {"scripted": None, "scripted with checkpoints": 16}
-NAMES = (*_SCRIPTED, *TINY_ARCHITECTURES)  # of case 0, 1 and so on, and then from the beginning
-
-# "mixed" is another kind of draft at each position: right, wrong, past the end, too long, noise.
-_DRAFTERS: dict[str, Callable[[Backend, Sequence[Plain]], DraftSource]] = {
-    "lookup": lambda backend, known: LookupSource(),
-    "mixed": lambda backend, known: adversary(backend, PROPOSALS["mixed"], known),
-}
+NAMES = tuple(TINY_ARCHITECTURES)  # the first cases use them in this order, and later cases start over
 
 
 def speculation(soak: Soak) -> Iterator[Case]:
-    """Compare text, logprobs and finish reasons. The models are tiny, unless there is --model."""
+    """Compare text, logprobs and finish reasons. The models are tiny unless --model names one."""
 
     def case(number: int) -> str:
-        name = soak.model or NAMES[number % len(NAMES)]
-        backend = _opened(soak, name)
+        name, chance = soak.model or NAMES[number % len(NAMES)], soak.random(number)
+        path = soak.path() if soak.model else tiny_architecture(soak.folder, name)
+        backend = open_backend(path, OpenOptions("cpu", context_size=_CONTEXT, max_sequences=_SEQUENCES, threads=2))
         try:
-            chance = soak.random(number)
             for temperature in (0.0, 0.8):
                 _compare(backend, _requests(backend, temperature, chance), soak.counts)
         except AssertionError as error:
@@ -55,13 +47,6 @@ def speculation(soak: Soak) -> Iterator[Case]:
         return "models"
 
     yield case
-
-
-def _opened(soak: Soak, name: str) -> Backend:
-    if name in _SCRIPTED:
-        return ScriptedBackend(None, context_size=_CONTEXT, max_sequences=_SEQUENCES, checkpoint=_SCRIPTED[name])
-    path: Path = soak.path() if soak.model else tiny_architecture(soak.folder, name)
-    return open_backend(path, OpenOptions("cpu", context_size=_CONTEXT, max_sequences=_SEQUENCES, threads=2))
 
 
 def _requests(backend: Backend, temperature: float, chance: random.Random) -> list[Request]:
@@ -78,12 +63,13 @@ def _requests(backend: Backend, temperature: float, chance: random.Random) -> li
 
 
 def _compare(backend: Backend, requests: Sequence[Request], counts: Counter[str]) -> None:
-    """Answer the requests without drafts and with those of each drafter, several at once."""
+    """Answer the requests without drafts and with each source of drafts, several at once."""
     forget_all(backend)
     known = answer_plainly(Engine(backend), requests)
-    for drafts in _DRAFTERS.values():
+    # "mixed" drafts in another way at each position: right, wrong, too long, past the end or noise.
+    for source in (LookupSource(), adversary(backend, PROPOSALS["mixed"], known)):
         forget_all(backend)
-        drafted = answer_plainly(drafting_engine(backend, drafts(backend, known)), requests)
+        drafted = answer_plainly(drafting_engine(backend, source), requests)
         for plain, found in zip(known, drafted, strict=True):
             timings = found.gathered.finished.timings
             counts.update(texts=1, drafted=timings.drafted_tokens, accepted=timings.accepted_tokens)

@@ -1,4 +1,4 @@
-"""Send hostile answers to the terminal in every possible way and check that they do no harm."""
+"""Shows hostile answers on an in-memory terminal, in every way that llmrun has, and checks that they do no harm."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def soak_case(seed: int, case: int) -> str:
         changed = {name: after[name] for name in after if after[name] != before[name]}
         raise Breach(f"{way}: {changed} was changed by {text!r}")
     if terminal.rows()[0] != CANARY[: terminal.size()[0]].rstrip():
-        raise Breach(f"{way}: what was there before is gone, after {text!r}")
+        raise Breach(f"{way}: earlier output was erased by {text!r}")
     if way == "markdown" and _FLOOD.search(written):
-        raise Breach(f"{way}: a character is buried under marks, for {text!r}")
+        raise Breach(f"{way}: too many combining marks in a row for {text!r}")
     return way

@@ -20,7 +20,7 @@ REAL = [*PROFILES]
 
 
 def fake(soak: Soak) -> Iterator[Case]:
-    """Break promises as the name of the model says."""
+    """Break promises in the way that `model` names."""
 
     def case(number: int) -> str:
         if soak.model == "odd" and number % 2:
@@ -66,7 +66,7 @@ def test_a_profile_ends_when_its_time_is_over() -> None:
 
 def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.soak.driver.CASE_S", 0.1)
-    assert run_profile("fake", model="hanging", count=1).broken == ["case 0: Broken: no end after 0 s"]
+    assert run_profile("fake", model="hanging", count=1).broken == ["case 0: Broken: still running after 0 s"]
 
 
 def test_ctrl_c_ends_with_the_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tests of broken models: those that once ended otherwise, and the worker that opens them."""
+"""Tests of broken models: those that revealed faults in the past, and the worker that opens them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tests.soak.model_mutations import mutant
 from tests.soak.models import ALLOWED, BACKENDS, CORPUS, Worker
 from tests.support.cli.commands import ROOT
 
+pytestmark = pytest.mark.push
 
-@pytest.mark.push
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_model_that_once_ended_otherwise_ends_well(backend: str, tmp_path: Path) -> None:
     worker, paths = Worker(tmp_path), sorted(CORPUS.glob("*.gguf"))
@@ -42,7 +43,7 @@ def test_a_case_is_the_same_bytes_in_every_process() -> None:
 
 
 class Deadly:
-    """What a worker cannot receive without running a function."""
+    """An object that calls a function when a worker unpickles it."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._call = function, arguments
@@ -57,7 +58,7 @@ def test_the_worker_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     for deadly, end in (
         (Deadly(os.abort), "the worker died: SIGABRT"),
         (Deadly(os._exit, 7), "the worker died: exit 7"),
-        (Deadly(time.sleep, 60), "no end after 1 s"),
+        (Deadly(time.sleep, 60), "still running after 1 s"),
     ):
         worker = Worker(tmp_path)
         try:

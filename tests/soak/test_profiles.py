@@ -1,4 +1,4 @@
-"""Short runs of the profiles that no other test runs. `scripts/soak` runs all of them for any time."""
+"""Short runs of the profiles that no other test runs. `scripts/soak` runs any profile for as long as you like."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.models.downloads import smollm2
 
 pytestmark = [
     pytest.mark.push,
-    pytest.mark.skipif(sys.platform == "win32", reason="kills processes and resets connections as POSIX does"),
+    pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and connection resets"),
 ]
 
 # The first case, the number of cases, and outcomes that must occur in them.
@@ -45,7 +45,7 @@ def test_a_short_run_breaks_no_promise(name: str) -> None:
     assert [outcome for outcome in outcomes if not result.counts[outcome]] == []
 
 
-# Windows, keys shared by layers, sinks, latent attention, a recurrent state, experts.
+# In this order, the models have windows, keys shared by layers, sinks, latent attention, a recurrent state, experts.
 @pytest.mark.night
 @pytest.mark.parametrize("name", ["gemma3 pattern", "gemma4 E2B", "gpt-oss", "deepseek2", "lfm2", "qwen3moe"])
 def test_drafts_change_no_answer_of_an_architecture(name: str) -> None:

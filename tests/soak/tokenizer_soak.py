@@ -18,7 +18,7 @@ _CORPUS = Path(__file__).resolve().parent.parent / "tokenizers" / "corpus.jsonl"
 
 
 def tokenizers(soak: Soak) -> Iterator[Case]:
-    """Encode a text per case. Texts that differ are added to the corpus; commit it together with the fix."""
+    """Encode a text per case. Texts whose ids differ are added to the corpus; commit it together with the fix."""
     added_to = functools.cache(added_texts)
 
     def case(number: int) -> str:

@@ -7,6 +7,7 @@ and tests marked `night` at night. `cover(n)` reduces the cases of a parametrize
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import heapq
 import itertools
@@ -17,12 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Tests that need what not every machine has. They run only if -m names their mark; scripts/test_* do so.
+# Marks of tests that take hours or need special machines or programs. They run only with -m, as in scripts/test_gpu.
 ELSEWHERE = ("arm", "clients", "gpu", "rpc", "soak", "vulkan", "x86")
 TESTED_AT_NIGHT = ROOT / "tests" / "night.json"  # written by the night tier
-# Rooms of llmrun/ whose changes are never tested by a reduced set of cases alone, and the tests that run instead.
+# If one of these rooms of llmrun/ has changed, push runs include all night tests in these folders.
 ROOMS: dict[str, tuple[str, ...]] = {
     "kernels": ("tests/kernels/", "tests/backends/cpu/"),
     "layouts": ("tests/layouts/", "tests/quants/", "tests/kernels/"),
@@ -39,6 +41,15 @@ class Tier(enum.IntEnum):
     NIGHT = 2
 
 
+# How many examples a property test tries in each tier, unless it sets a number. They differ from run to run.
+EXAMPLES = {Tier.EDIT: 10, Tier.PUSH: 25, Tier.NIGHT: 100}
+
+
+def examples(at_night: int) -> int:
+    """Return how many examples a property test tries in this run's tier if it tries `at_night` at night: at least 5."""
+    return max(5, at_night * settings().max_examples // EXAMPLES[Tier.NIGHT])
+
+
 def tier_of(item: pytest.Item) -> Tier:
     """Return the first tier that runs the test according to its marks, without regard to `cover`."""
     if item.get_closest_marker("night"):
@@ -46,18 +57,32 @@ def tier_of(item: pytest.Item) -> Tier:
     return Tier.PUSH if item.get_closest_marker("push") else Tier.EDIT
 
 
+def is_for_later(test: object, tier: Tier) -> bool:
+    """Return whether the marks of a test function or class itself, not of its file or its cases, say a later tier."""
+    marks = {mark.name for mark in getattr(test, "pytestmark", ())}
+    return bool(marks & ({"push", "night"} if tier is Tier.EDIT else {"night"} if tier is Tier.PUSH else set()))
+
+
 def has_no_quick_tests(source: str) -> bool:
-    """Return whether a test file's own marks exclude all of its tests from quick runs."""
+    """Return whether a test file has a `pytestmark` that excludes all of its tests from quick runs.
+
+    A list of marks is seen only if it is in one line. Otherwise, the file is imported for nothing.
+    """
     marks = "|".join(("push", "night", *ELSEWHERE))
     return re.search(rf"^pytestmark = .*\bpytest\.mark\.({marks})\b", source, re.MULTILINE) is not None
+
+
+def folders_of(rooms: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders whose tests run as at night if these rooms have changed."""
+    return tuple(itertools.chain.from_iterable(ROOMS[room] for room in rooms))
 
 
 def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = ()) -> list[pytest.Item]:
     """Return the tests of a tier. The tests of `changed` rooms run as at night in the push tier."""
     if tier is Tier.NIGHT:
         return list(items)
-    folders = tuple(itertools.chain.from_iterable(ROOMS[room] for room in changed)) if tier is Tier.PUSH else ()
-    left_out = reduced(items)
+    folders = folders_of(changed) if tier is Tier.PUSH else ()
+    left_out = left_out_cases(items)
     return [
         item
         for item in items
@@ -65,7 +90,7 @@ def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = 
     ]
 
 
-def reduced(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+def left_out_cases(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """Return the cases of tests marked `cover` that only the night tier runs."""
     functions: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -89,10 +114,10 @@ def factors(params: Mapping[str, object]) -> dict[str, str]:
 
 
 def covering(cases: Sequence[Mapping[str, str]], strength: int) -> set[int]:
-    """Choose few cases that contain every combination of `strength` values that any of the cases contains.
+    """Return the numbers of few cases that together contain each combination of `strength` values that occurs.
 
-    Takes the case with the most new combinations at each step, and the first of equals. The counts of waiting cases
-    only fall, so a case whose count is up to date when it reaches the top of the heap is the best.
+    This is the greedy algorithm: each step takes the case with the most new combinations, or the first of several. The
+    counts of waiting cases only fall, so a case whose count is up to date when it reaches the top of the heap is best.
     """
     combinations = [set(itertools.combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
     waiting = [(-len(found), number) for number, found in enumerate(combinations)]
@@ -121,12 +146,13 @@ def digests() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def changed_rooms() -> list[str]:
     """Return the rooms whose sources differ from those that the night tier last tested."""
     tested = json.loads(TESTED_AT_NIGHT.read_text(encoding="utf-8"))
     return [room for room, digest in digests().items() if tested.get(room) != digest]
 
 
-def record_night() -> None:
-    """Record that the night tier has passed with the present sources."""
-    TESTED_AT_NIGHT.write_text(json.dumps(digests(), indent=4) + "\n", encoding="utf-8")
+def record_night(sources: Mapping[str, str]) -> None:
+    """Record that the night tier has passed with sources that have these digests."""
+    TESTED_AT_NIGHT.write_text(json.dumps(sources, indent=4) + "\n", encoding="utf-8")

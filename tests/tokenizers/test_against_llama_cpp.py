@@ -25,11 +25,12 @@ from tests.support.tokenizers.vocabularies import (
     vocabulary_path,
 )
 
+pytestmark = pytest.mark.push
+
 RANDOM_TEXTS = 300  # per vocabulary; `scripts/soak tokenizers` runs any number
 CORPUS = Path(__file__).with_name("corpus.jsonl")  # texts with past or suspected differences
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", WITH_VECTORS)
 def test_llama_cpp_s_own_vectors(name: str) -> None:
     vectors = published_ids(name)
@@ -39,7 +40,7 @@ def test_llama_cpp_s_own_vectors(name: str) -> None:
     assert ours == [ids for _, ids in vectors]
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", ALL)
 def test_random_text_has_llama_cpp_s_ids(name: str) -> None:
     """Mixes whole and truncated added tokens, emoji sequences, broken UTF-8, white space and arbitrary characters."""
@@ -57,7 +58,6 @@ def test_random_text_has_llama_cpp_s_ids(name: str) -> None:
             assert control.isdisjoint(plain.tolist()), text
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("case", [json.loads(line) for line in CORPUS.read_text().splitlines()], ids=str)
 def test_a_text_that_was_hard_once_has_llama_cpp_s_ids(case: dict[str, str | bool]) -> None:
     name, text = str(case["vocabulary"]), str(case["text"])
@@ -66,7 +66,6 @@ def test_a_text_that_was_hard_once_has_llama_cpp_s_ids(case: dict[str, str | boo
     assert mismatch is None, str(mismatch)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ALL)
 def test_long_pieces_have_llama_cpp_s_ids(name: str) -> None:
     """Covers pieces around the length from which a heap is used, and far longer ones."""
@@ -93,7 +92,6 @@ def test_every_character_is_of_the_class_llama_cpp_gives_it(name: str) -> None:
         assert ours == oracle.encode(text, add_special=False, parse_special=False), hex(first)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ALL)
 def test_the_same_tokens_have_a_purpose(name: str) -> None:
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
@@ -106,7 +104,6 @@ def test_the_same_tokens_have_a_purpose(name: str) -> None:
 
 
 # command-r has normal tokens not spelled in byte characters: llama.cpp returns "[UNK_BYTE_0x...", we return the text.
-@pytest.mark.push
 @pytest.mark.parametrize("name", [name for name in ALL if name != "command-r"])
 def test_every_token_stands_for_the_same_bytes(name: str) -> None:
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
@@ -114,7 +111,6 @@ def test_every_token_stands_for_the_same_bytes(name: str) -> None:
     assert different == []
 
 
-@pytest.mark.push
 def test_a_token_that_is_not_spelled_in_bytes_is_shown_as_it_is() -> None:
     tokenizer = our_tokenizer("command-r")
     assert tokenizer.token_bytes(264) == "\u200d".encode()

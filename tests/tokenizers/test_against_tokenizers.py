@@ -14,6 +14,8 @@ from llmrun.gguf.reader import open_gguf
 from tests.support.tokenizers.random_text import random_texts
 from tests.support.tokenizers.vocabularies import SMOLLM2, our_tokenizer, vocabulary_path
 
+pytestmark = pytest.mark.push
+
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -51,7 +53,7 @@ def is_settled(text: str) -> bool:
     return "ſ" not in text and all(unicodedata.ucd_3_2_0.category(character) != "Cn" for character in text)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_random_text_has_the_ids_of_tokenizers(name: str) -> None:
     theirs, ours = reference(name), our_tokenizer(name)

@@ -19,6 +19,8 @@ from llmrun.tokenizers.registry import load_tokenizer
 from tests.support.gguf import gguf_files
 from tests.support.gguf.gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, write_gguf
 
+pytestmark = pytest.mark.push
+
 LETTERS = "abcd"
 # Texts shorter and longer than SHORT_PIECE, of letters only, so that every pre-tokenizer keeps them in one piece.
 texts = st.text(LETTERS, min_size=1, max_size=3 * SHORT_PIECE)
@@ -44,7 +46,6 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.token_bytes(id_).decode() for id_ in ids.tolist()]
 
 
-@pytest.mark.push
 @given(st.lists(st.tuples(parts, parts), min_size=1, max_size=30), st.lists(texts, min_size=1, max_size=5))
 def test_byte_pairs_merge_by_rank(merges: list[tuple[str, str]], examples: list[str]) -> None:
     tokenizer = tokenizer_of(byte_level(merges, complete=True))
@@ -55,7 +56,6 @@ def test_byte_pairs_merge_by_rank(merges: list[tuple[str, str]], examples: list[
         assert spelled(tokenizer, text) == merge_by_priority(text, lambda left, right: ranks.get((left, right)))
 
 
-@pytest.mark.push
 @given(st.lists(st.tuples(parts, parts), min_size=1, max_size=30), texts)
 def test_a_product_that_is_no_token_merges_on_and_is_written_in_bytes(merges: list[tuple[str, str]], text: str) -> None:
     vocabulary = byte_level(merges, complete=False)
@@ -72,7 +72,6 @@ spaced_texts = st.text("ab ", min_size=1, max_size=3 * SHORT_PIECE)
 spaced_parts = st.text("ab▁", min_size=1, max_size=4)
 
 
-@pytest.mark.push
 @given(
     st.dictionaries(spaced_parts, st.integers(-3, 3), min_size=1, max_size=30),
     st.lists(spaced_texts, min_size=1, max_size=5),
@@ -81,7 +80,6 @@ def test_sentence_pieces_merge_across_spaces_as_tokens_do(scores: dict[str, int]
     check_sentence_pieces(scores, examples)
 
 
-@pytest.mark.push
 @given(st.dictionaries(parts, st.integers(-3, 3), min_size=1, max_size=30), st.lists(texts, min_size=1, max_size=5))
 def test_sentence_pieces_merge_by_score(scores: dict[str, int], examples: list[str]) -> None:
     check_sentence_pieces(scores, examples)
@@ -116,14 +114,12 @@ def byte_tokens(text: str) -> list[str]:
     return [f"<0x{byte:02X}>" for byte in text.encode()]
 
 
-@pytest.mark.push
 def test_of_a_merge_listed_twice_the_first_counts() -> None:
     tokenizer = tokenizer_of(byte_level([("a", "b"), ("b", "c"), ("a", "b"), ("b", "a")], complete=True))
     assert spelled(tokenizer, "abc") == ["ab", "c"]
     assert spelled(tokenizer, "bab") == ["b", "ab"]
 
 
-@pytest.mark.push
 def test_plain_text_does_not_become_a_control_token_by_merging() -> None:
     vocabulary = byte_level([("a", "b"), ("ab", "c")], complete=True)
     forbidden = vocabulary.tokens.index("abc")
@@ -133,7 +129,6 @@ def test_plain_text_does_not_become_a_control_token_by_merging() -> None:
     assert tokenizer.encode("abc", add_special=False, parse_special=True).tolist() == [forbidden]
 
 
-@pytest.mark.push
 def test_equal_scores_of_either_sign_of_zero_are_equal() -> None:
     base = gguf_files.tiny_spm_vocabulary()
     scores = np.array(base.scores, np.float32)

@@ -64,7 +64,7 @@ def assert_same(ours: Tokenizer, oracle: LlamaVocabulary, *special: str) -> None
                 assert got == expected, (text, add, parse)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_a_pre_tokenizer_s_name_means_what_it_means_in_llama_cpp(name: str, tmp_path: Path) -> None:
     """Covers patterns, adding BOS, default ids, and whether a piece that is a token ("zqx") is merged first."""
@@ -132,7 +132,7 @@ COMBINATIONS = {
 }
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("texts", COMBINATIONS.values(), ids=COMBINATIONS)
 def test_tokens_end_an_answer_by_their_spelling(texts: tuple[str, ...], tmp_path: Path) -> None:
     base = tiny_vocabulary()

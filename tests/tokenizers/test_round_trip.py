@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
+pytestmark = pytest.mark.push
+
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
 @given(text=any_text, add_special=st.booleans(), parse_special=st.booleans())
 def test_byte_level_ids_decode_to_the_text(name: str, text: str, add_special: bool, parse_special: bool) -> None:
@@ -21,7 +22,6 @@ def test_byte_level_ids_decode_to_the_text(name: str, text: str, add_special: bo
 
 
 # Phi-3 drops white space after a special token, and U+2581 is how SentencePiece writes a space.
-@pytest.mark.push
 @pytest.mark.parametrize("name", ["llama-spm", "phi-3", "baichuan"])
 @given(text=any_text.filter(lambda text: "▁" not in text), add_special=st.booleans())
 def test_sentence_piece_ids_decode_to_the_text(name: str, text: str, add_special: bool) -> None:
@@ -30,7 +30,6 @@ def test_sentence_piece_ids_decode_to_the_text(name: str, text: str, add_special
     assert tokenizer.decode(ids).decode() == text
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ["smollm2", "llama-spm"])
 def test_the_bytes_of_an_answer_are_those_of_its_tokens(name: str) -> None:
     tokenizer = our_tokenizer(name)

@@ -37,7 +37,7 @@ def sticky_vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (*spelled, *("".join(pair) for pair in pairs)), tuple(" ".join(pair) for pair in pairs)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", KINDS)
 def test_pieces_end_where_llama_cpp_s_do(name: str, tmp_path: Path) -> None:
     tokens, merges = sticky_vocabulary()

@@ -22,6 +22,8 @@ from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import random_texts
 from tests.support.tokenizers.vocabularies import UNIGRAM, our_tokenizer, vocabulary_path
 
+pytestmark = pytest.mark.push
+
 _SPECIAL = ("<pad>", "</s>", "<unk>")
 _EOS, _UNKNOWN = 1, 2
 
@@ -63,7 +65,6 @@ def best_division(text: str, tokens: dict[str, float]) -> list[int]:
 pieces = st.text("abcé", min_size=1, max_size=9)
 
 
-@pytest.mark.push
 @given(st.dictionaries(pieces, st.floats(-9, -1, width=32), min_size=1, max_size=30), st.text("abcédf", max_size=40))
 def test_texts_are_divided_into_the_likeliest_tokens(tokens: dict[str, float], text: str) -> None:
     with TemporaryDirectory() as folder:
@@ -71,7 +72,6 @@ def test_texts_are_divided_into_the_likeliest_tokens(tokens: dict[str, float], t
         assert ours.encode(text, add_special=False, parse_special=False).tolist() == best_division(text, tokens)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("add_space_prefix", [True, False, None])
 @pytest.mark.parametrize("remove_extra_whitespaces", [True, False, None])
 def test_spaces_are_marked_as_the_file_says(
@@ -88,7 +88,6 @@ def test_spaces_are_marked_as_the_file_says(
         assert [ours.token_bytes(token) for token in ids] == [oracle.token_bytes(token) for token in ids]
 
 
-@pytest.mark.push
 def test_tokens_of_other_kinds_count_as_in_llama_cpp(tmp_path: Path) -> None:
     """User-defined tokens cost nothing, unused ones count as normal, and control tokens never stand for text."""
     tokens = {"xy": -50.0, "ab": -1.0, "bc": -0.5, "a": -2.0, "b": -2.0, "c": -2.0}
@@ -98,7 +97,6 @@ def test_tokens_of_other_kinds_count_as_in_llama_cpp(tmp_path: Path) -> None:
         assert_same(ours, oracle, text)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("scores", [(-np.inf, -1.0), (-np.inf, -np.inf), (np.inf, -1.0), (-3.4e38, 3.4e38)])
 def test_every_text_has_a_division_whatever_the_scores(scores: tuple[float, float], tmp_path: Path) -> None:
     path = vocabulary_file(tmp_path, dict(zip("ab", scores, strict=True)))
@@ -107,14 +105,12 @@ def test_every_text_has_a_division_whatever_the_scores(scores: tuple[float, floa
     assert len(ids) >= 1
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("keys", [{"add_eos_token": False}, {"add_bos_token": True}, {"eos_token_id": None}])
 def test_eos_is_added_unless_the_file_says_otherwise(keys: dict[str, Any], tmp_path: Path) -> None:
     path = vocabulary_file(tmp_path, {"a": -1.0}, **keys)
     assert_same(load_tokenizer(open_gguf(path)), LlamaVocabulary(path), "a")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("text", ["a", "<s>a", "  <s>a", "\u2581 <s>a"])
 def test_a_bos_after_text_without_tokens_is_the_only_one(text: str) -> None:
     assert our_tokenizer(UNIGRAM[0]).encode(text, add_special=True, parse_special=True).tolist() == [0, 10, 2]
@@ -127,7 +123,6 @@ def real_tokenizer() -> UnigramTokenizer:
     return found
 
 
-@pytest.mark.push
 @given(st.data())
 def test_damaged_tables_are_read_within_their_bounds(data: st.DataObject) -> None:
     """Any ids are right, because llama.cpp refuses the text, but no byte outside the table may be read."""
@@ -143,7 +138,6 @@ def test_damaged_tables_are_read_within_their_bounds(data: st.DataObject) -> Non
         assert max(damaged.encode(text, add_special=False, parse_special=False), default=0) < damaged.vocabulary_size
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     "table", [[4, 0, 0], [8, 0, 0, 0, 1, 0], [3, 0, 0, 0, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0, 0, 0, 65]]
 )

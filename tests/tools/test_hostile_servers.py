@@ -16,6 +16,7 @@ from llmrun.tools.content import result_of, shortened
 from llmrun.tools.names import NAME
 from llmrun.tools.tool import ToolFailed
 from llmrun.tools.untrusted import RefusedJson, cleaned, cleaned_json, decode_json
+from tests.support.tiers import examples
 from tests.support.tools.boxes import LIMITS, fake_server, opened
 
 DEEP = 10_000
@@ -50,10 +51,12 @@ def start_failure(mode: str, argument: str = "", **others: Any) -> str:
     return message
 
 
+@pytest.mark.push
 def test_a_server_that_never_answers_times_out() -> None:
     assert start_failure("never answers", start_timeout_s=0.3) == "no answer within 0.3 s"
 
 
+@pytest.mark.push
 def test_a_call_without_an_answer_times_out() -> None:
     words = "tool echo: no answer within 0.3 s; the last line of its standard error: still \\x1b[2J busy"
     assert failure("hangs", timeout_s=0.3) == words
@@ -149,6 +152,7 @@ def test_unusable_tools_are_left_out(tool: str, note: str) -> None:
     assert box.notes == [f"tools: fake: {note}", "tools: fake: the tool good is offered twice; the first one is used"]
 
 
+@pytest.mark.push
 def test_a_definition_cannot_carry_control_characters() -> None:
     tool = {
         "name": HOSTILE,
@@ -246,7 +250,7 @@ def test_any_line_is_json_or_a_value_error(line: bytes) -> None:
 
 @pytest.mark.push
 @given(JSON)
-@hypothesis_settings(max_examples=25)  # each example runs a server
+@hypothesis_settings(max_examples=examples(25))  # each example runs a server
 def test_any_definition_gives_valid_tools_or_none(value: Any) -> None:
     tools = [
         value,

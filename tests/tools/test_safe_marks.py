@@ -93,6 +93,7 @@ def test_the_order_of_keys_is_no_change(tmp_path: Path) -> None:
         assert verdict(box) == (True, "")
 
 
+@pytest.mark.push
 def test_always_is_remembered_and_can_be_taken_back(tmp_path: Path) -> None:
     with opened(server(ECHO, tmp_path / "t")) as box:
         box.toolbox.mark_safe("echo")
@@ -122,6 +123,7 @@ def test_a_mark_holds_for_one_command(tmp_path: Path) -> None:
         assert verdict(box, "program") == (False, "")
 
 
+@pytest.mark.push
 def test_a_mark_holds_for_one_folder_and_environment(tmp_path: Path) -> None:
     tools = tmp_path / "t"
     with opened(server(ECHO, tools, folder=tmp_path, environment={"MODE": "dry"})) as box:
@@ -140,6 +142,7 @@ def test_a_mark_for_a_missing_tool_gets_a_suggestion(tmp_path: Path) -> None:
         assert box.notes == ["tools: fake: safe: it has no tool ecko; did you mean echo?"]
 
 
+@pytest.mark.push
 def test_two_chats_keep_each_others_marks(tmp_path: Path) -> None:
     one, two = server(ECHO, tmp_path / "one", name="one"), server(ECHO, tmp_path / "two", name="two")
     with opened(one, two) as box, opened(one, two) as other:

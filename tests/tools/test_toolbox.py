@@ -210,6 +210,7 @@ def test_progress_names_the_servers_that_are_starting() -> None:
         assert seen[0] == "starting tool servers: time"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("use_event", [True, False])
 def test_a_call_can_be_cancelled(tmp_path: Path, use_event: bool) -> None:
     event = threading.Event()
@@ -222,6 +223,7 @@ def test_a_call_can_be_cancelled(tmp_path: Path, use_event: bool) -> None:
     assert last["params"] == {"requestId": 3, "reason": "cancelled by the user"}
 
 
+@pytest.mark.push
 def test_ctrl_c_while_servers_start_kills_them() -> None:
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt

@@ -133,6 +133,7 @@ ROUTED = ["llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm
 ROUTED += ["glm4moe", "dots1", "bailingmoe2", "ernie4_5-moe", "minimax-m2"]
 
 
+@pytest.mark.push
 def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
     routes = {
         name: next(op for op in plan_of(tiny_architecture(tmp_path, name)).ops if isinstance(op, Route))

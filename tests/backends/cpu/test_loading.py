@@ -18,6 +18,8 @@ from llmrun.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 
+pytestmark = pytest.mark.push
+
 MEGABYTE = 1_000_000
 
 MEASURED = """
@@ -51,7 +53,6 @@ sys.exit(main(["generate", "-m", sys.argv[1], "-p", "Hello", "--raw", "-n", "1",
 """
 
 
-@pytest.mark.push
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
 def test_peak_memory_is_the_packed_weights_and_little_more() -> None:
     """Packed weights of SmolLM2 take at most 2 % more than in the file, and 64 cache positions take 1.5 MB."""
@@ -63,7 +64,6 @@ def test_peak_memory_is_the_packed_weights_and_little_more() -> None:
     assert int(run.stdout) * 1024 <= 1.1 * in_use + 200 * MEGABYTE
 
 
-@pytest.mark.push
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_ctrl_c_while_weights_are_read_ends_in_silence_with_130(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
@@ -77,7 +77,6 @@ def test_ctrl_c_while_weights_are_read_ends_in_silence_with_130(tmp_path: Path) 
     assert (process.returncode, said) == (130, "")
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_beside_the_packing_leaves_no_thread(tmp_path: Path, error: type[BaseException]) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")

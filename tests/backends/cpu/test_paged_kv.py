@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from llmrun.errors import KVFull
 from llmrun.layouts.kv_blocks import BLOCK
 from tests.support.backends.paged_memory import PagedCache, blocks_of
+from tests.support.tiers import examples
 
 SEQUENCES = 4
 CONTEXT = 3 * BLOCK - 5
@@ -114,7 +115,7 @@ def assert_blocks_counted(cache: PagedCache, max_sequences: int) -> None:
         assert set(pool._free) == set(range(pool.n_blocks)) - set(counted)
 
 
-PagedKVMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
+PagedKVMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30)
 TestPagedKV = pytest.mark.push(PagedKVMachine.TestCase)
 
 

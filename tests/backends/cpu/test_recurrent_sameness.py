@@ -24,6 +24,8 @@ from llmrun.types import LOGITS, Batch
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_architectures import tiny_architecture
 
+pytestmark = pytest.mark.push
+
 # A delta rule with each mapping of heads to key heads, SSD, and both SSD and attention in each layer.
 HYBRIDS = pytest.mark.parametrize("name", ["qwen35", "qwen3next", "granitehybrid", "falcon-h1", "jamba"])
 CONTEXT = 2048
@@ -71,7 +73,6 @@ def part(seq: int, start: int, tokens: Sequence[int], wanted: int) -> Batch:
     return replace(batch, want=(np.arange(len(tokens)) >= len(tokens) - wanted) * np.uint8(LOGITS))
 
 
-@pytest.mark.push
 @HYBRIDS
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int) -> None:
@@ -91,7 +92,6 @@ def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int
             backend.kv.free(0)
 
 
-@pytest.mark.push
 @HYBRIDS
 def test_a_rejected_draft_leaves_nothing_behind(folder: Path, name: str) -> None:
     """Drafts of 8 tokens are rejected from any token on, also right after a prompt. Nothing is computed twice.
@@ -120,7 +120,6 @@ def test_a_rejected_draft_leaves_nothing_behind(folder: Path, name: str) -> None
                     np.testing.assert_array_equal(drafted, undrafted)
 
 
-@pytest.mark.push
 @HYBRIDS
 def test_a_draft_models_tokens_can_be_removed(folder: Path, name: str) -> None:
     """A draft model runs its tokens one by one, and then some of them turn out to be wrong."""
@@ -139,7 +138,6 @@ def test_a_draft_models_tokens_can_be_removed(folder: Path, name: str) -> None:
             assert backend.kv.truncate(0, at) == at
 
 
-@pytest.mark.push
 @HYBRIDS
 def test_the_longest_draft_can_be_rejected_entirely(folder: Path, name: str) -> None:
     path = tiny_architecture(folder, name)
@@ -152,7 +150,6 @@ def test_the_longest_draft_can_be_rejected_entirely(folder: Path, name: str) -> 
             assert backend.kv.truncate(0, at + 1) == at + 1
 
 
-@pytest.mark.push
 @HYBRIDS
 def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
     """The next turn of a chat often differs in the last tokens of the prompt. At most 32 tokens are computed again."""
@@ -171,7 +168,6 @@ def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
             backend.kv.free(0)
 
 
-@pytest.mark.push
 @HYBRIDS
 def test_after_an_answer_its_prompt_is_restored_from_a_checkpoint(folder: Path, name: str) -> None:
     """The answer has 600 tokens, so the checkpoint of the prompt is restored although there is a newer one."""
@@ -190,7 +186,6 @@ def test_after_an_answer_its_prompt_is_restored_from_a_checkpoint(folder: Path, 
         np.testing.assert_array_equal(found, expected[300:320])
 
 
-@pytest.mark.push
 @HYBRIDS
 @pytest.mark.parametrize("seed", range(6))
 def test_random_steps_cuts_and_copies_change_nothing(folder: Path, name: str, seed: int) -> None:
@@ -238,7 +233,6 @@ def test_random_steps_cuts_and_copies_change_nothing(folder: Path, name: str, se
                 np.testing.assert_array_equal(found, expected[order])
 
 
-@pytest.mark.push
 def test_short_turns_keep_no_more_checkpoints_than_are_counted(folder: Path) -> None:
     """`footprint` counts one for each sequence, and one every 512 tokens. The second last prompt can be restored."""
     path = tiny_architecture(folder, "qwen35")
@@ -262,7 +256,6 @@ def test_short_turns_keep_no_more_checkpoints_than_are_counted(folder: Path) -> 
         assert len(states._free) == unused
 
 
-@pytest.mark.push
 def test_a_full_cache_makes_no_checkpoints(folder: Path) -> None:
     """The engine repeats a step without its forced tokens if the cache is too full for them."""
     with open_gguf(tiny_architecture(folder, "qwen35")) as file:
@@ -281,7 +274,6 @@ def test_a_full_cache_makes_no_checkpoints(folder: Path) -> None:
         assert backend.kv.truncate(0, 129) == 104
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("after", [False, True])
 def test_an_exception_after_a_step_does_not_leave_an_old_position_for_a_new_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool

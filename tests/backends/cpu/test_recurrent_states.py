@@ -19,6 +19,7 @@ from llmrun.backends.cpu.steps import runs_of
 from llmrun.layouts import states as layout
 from llmrun.layouts.states import REPLAY_ROWS
 from llmrun.plan.state_shapes import ConvolutionState, MatrixState, StateGroup
+from tests.support.tiers import examples
 
 CONVOLUTION, MATRIX = ConvolutionState(16, 4), MatrixState(2, 1, 16, 16, 2)
 GROUPS = [StateGroup(CONVOLUTION, 2), StateGroup(MATRIX, 3)]
@@ -260,4 +261,4 @@ class StatesMachine(RuleBasedStateMachine):
 
 
 TestStatesMachine = pytest.mark.push(StatesMachine.TestCase)
-TestStatesMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStatesMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

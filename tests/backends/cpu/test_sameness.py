@@ -26,6 +26,8 @@ from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
+pytestmark = pytest.mark.push
+
 THREADS = (1, 2, 3, 4)
 CHUNKS = (1, 7, 32, 256)
 # Every model with a float16 cache, and models with heads of 64 and of 16 features with the other types.
@@ -77,7 +79,6 @@ def tiny_expected(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
         return prefill(backend, TINY_PROMPT, 256)
 
 
-@pytest.mark.push
 @TINY
 @pytest.mark.parametrize("threads", THREADS)
 def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -90,7 +91,6 @@ def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str
             backend.kv.free(0)
 
 
-@pytest.mark.push
 @TINY
 def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     """The prefix is truncated, or copied to another sequence, at a block boundary and elsewhere."""
@@ -107,7 +107,6 @@ def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) 
             np.testing.assert_array_equal(again, expected[kept:])
 
 
-@pytest.mark.push
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -132,7 +131,6 @@ def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads:
         np.testing.assert_array_equal(np.concatenate(ours), expected)
 
 
-@pytest.mark.push
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -153,7 +151,6 @@ def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, k
                 at[seq] += count
 
 
-@pytest.mark.push
 @TINY
 def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     path = tiny_model(folder, name)
@@ -170,7 +167,6 @@ def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type:
 
 
 @pytest.mark.night
-@pytest.mark.push
 def test_kernels_that_were_just_compiled_answer_as_those_of_the_cache(folder: Path, tmp_path: Path) -> None:
     path = tiny_model(folder, "Q4_1 llama3 rope")
     program = f"""
@@ -235,7 +231,6 @@ def decode(backend: CpuBackend, logits: NDArray[np.float32]) -> tuple[NDArray[np
 
 
 @pytest.mark.night
-@pytest.mark.push
 @pytest.mark.parametrize(("threads", "kv_type"), [*((threads, "f16") for threads in THREADS), (3, "q8_0"), (3, "q4_0")])
 def test_the_real_model_over_threads_and_chunks(threads: int, kv_type: str) -> None:
     compared, steps, tokens = real_expected(kv_type)

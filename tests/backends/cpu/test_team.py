@@ -28,6 +28,8 @@ from llmrun.plan.matrix import Matrix
 from llmrun.plan.plan import Plan
 from tests.support.kernels.runs import matrix_of
 
+pytestmark = pytest.mark.push
+
 WIDTH = 64
 PERMUTATION = np.random.default_rng(0).permutation(WIDTH)
 
@@ -93,7 +95,6 @@ def workers() -> list[threading.Thread]:
 # --- barriers -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
     """Covers thousands of barriers, in steps of one row (where each thread runs some ops itself) and of many rows."""
@@ -104,7 +105,6 @@ def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
     """Spinning is disabled, so every barrier and every step sleeps and wakes."""
@@ -115,7 +115,6 @@ def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
-@pytest.mark.push
 def test_the_spin_lasts_about_as_long_on_every_processor() -> None:
     """A pause takes between 0.5 ns (as a plain instruction) and 0.5 us (on a busy machine)."""
     with team_of(1) as team:
@@ -125,7 +124,6 @@ def test_the_spin_lasts_about_as_long_on_every_processor() -> None:
         assert team._sync[records.SYNC_SPIN // records.WORD] > 10 * pauses
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_without_a_futex_threads_give_way(threads: int) -> None:
     with mock.patch("llmrun.backends.cpu.team._FUTEX_CALLS", {}), team_of(threads) as team:
@@ -134,7 +132,6 @@ def test_without_a_futex_threads_give_way(threads: int) -> None:
             np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
-@pytest.mark.push
 def test_two_teams_work_side_by_side() -> None:
     results: dict[int, bool] = {}
 
@@ -173,7 +170,7 @@ def when_running(team: Team, act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_cancelled_step_stops_at_a_barrier(threads: int) -> None:
     tokens = np.arange(64, dtype=np.int32)
@@ -190,7 +187,6 @@ def test_a_cancelled_step_stops_at_a_barrier(threads: int) -> None:
         np.testing.assert_array_equal(run(team, tokens, not_written(64, WIDE)), logits)
 
 
-@pytest.mark.push
 def test_cancelling_before_a_step_stops_it() -> None:
     with team_of(2) as team:
         team.cancel()
@@ -205,7 +201,7 @@ class Interrupt(BaseException):
     """The exception that the test's signal handler raises."""
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_an_exception_from_a_signal_handler_waits_for_the_workers() -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -251,7 +247,6 @@ class Interrupted:
             raise Interrupt
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("kernel", "before", "after"),
     [
@@ -278,7 +273,6 @@ def test_whenever_the_signals_come_the_workers_are_at_rest(kernel: str, before: 
 # --- ending -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 def test_close_ends_the_threads_and_may_be_called_twice() -> None:
     before = workers()
     team = Team(lowered_chain(3, 4), 4)
@@ -289,7 +283,6 @@ def test_close_ends_the_threads_and_may_be_called_twice() -> None:
     team.close()
 
 
-@pytest.mark.push
 def test_a_closed_team_says_so() -> None:
     with team_of(2) as team:
         team.close()
@@ -297,7 +290,6 @@ def test_a_closed_team_says_so() -> None:
             run(team, np.arange(3, dtype=np.int32))
 
 
-@pytest.mark.push
 def test_a_forgotten_team_ends_its_threads() -> None:
     before = workers()
     team = Team(lowered_chain(3, 3), 3)
@@ -307,7 +299,6 @@ def test_a_forgotten_team_ends_its_threads() -> None:
     assert workers() == before
 
 
-@pytest.mark.push
 def test_a_team_that_cannot_be_whole_leaves_no_threads() -> None:
     before = workers()
     real = threading.Thread.start
@@ -342,7 +333,7 @@ def run_program(ending: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("ending", "code"),
     [
@@ -358,7 +349,7 @@ def test_a_process_may_end_without_closing(ending: str, code: int) -> None:
     assert (done.returncode, done.stderr) == (code, "")
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_process_may_end_in_the_middle_of_a_step() -> None:
     """The workers finish the step, and no memory is freed while they use it."""
     done = run_program(
@@ -373,7 +364,7 @@ running.wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_a_forked_child_refuses_and_its_parent_goes_on() -> None:
     done = run_program(

@@ -27,6 +27,8 @@ from tests.backends.cpu.test_team import (
     workers,
 )
 
+pytestmark = pytest.mark.push
+
 LENGTH = 8
 
 
@@ -44,7 +46,6 @@ def total(times: StepTimes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.asarray((times.working + times.waiting).sum(axis=1))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 30])
 def test_every_op_has_a_time_and_all_together_no_more_than_the_step(threads: int, count: int) -> None:
@@ -62,7 +63,6 @@ def test_every_op_has_a_time_and_all_together_no_more_than_the_step(threads: int
             assert (total(times) < taken).all()
 
 
-@pytest.mark.push
 def test_the_stamps_themselves_rise() -> None:
     if sys.platform == "win32":
         pytest.skip("needs clock_gettime")
@@ -76,7 +76,6 @@ def test_the_stamps_themselves_rise() -> None:
     assert (nanoseconds < now).all()
 
 
-@pytest.mark.push
 def test_no_thread_passes_a_barrier_before_the_last_has_come() -> None:
     with timed_team_of(lowered_chain(LENGTH, 3), 3) as team:
         for _ in range(50):
@@ -86,7 +85,6 @@ def test_no_thread_passes_a_barrier_before_the_last_has_come() -> None:
             assert (passed >= came.max(axis=0)).all()
 
 
-@pytest.mark.push
 def test_where_no_barrier_follows_nobody_waits() -> None:
     lowered = lowered_chain(LENGTH, 2)
     flags = lowered.records[:, records.OP_FLAGS // records.WORD]
@@ -101,7 +99,6 @@ def test_where_no_barrier_follows_nobody_waits() -> None:
             assert (times.working > 0).all()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_results_are_those_of_the_normal_team(threads: int) -> None:
     with team_of(threads, LENGTH) as normal, timed_team_of(lowered_chain(LENGTH, threads), threads) as timed:
@@ -111,7 +108,6 @@ def test_results_are_those_of_the_normal_team(threads: int) -> None:
             np.testing.assert_array_equal(run(timed, tokens), expected(tokens, LENGTH))
 
 
-@pytest.mark.push
 def test_times_are_told_once_in_the_order_of_the_steps() -> None:
     with timed_team_of(lowered_chain(LENGTH, 2), 2) as team:
         assert team.taken_times() == []
@@ -123,7 +119,7 @@ def test_times_are_told_once_in_the_order_of_the_steps() -> None:
         assert team.taken_times() == []
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_cancelled_step_stops_and_has_no_times(threads: int) -> None:
     tokens = np.arange(64, dtype=np.int32)
@@ -142,7 +138,6 @@ def test_a_cancelled_step_stops_and_has_no_times(threads: int) -> None:
         assert (times.working > 0).all()
 
 
-@pytest.mark.push
 def test_it_ends_its_threads() -> None:
     before = workers()
     with timed_team_of(lowered_chain(3, 2), 2):

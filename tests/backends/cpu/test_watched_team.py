@@ -9,6 +9,8 @@ import pytest
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 from tests.support.models.numeric_models import opened, write_numeric_model
 
+pytestmark = pytest.mark.push
+
 TOKENS = [5, 6, 7, 8, 9]
 
 
@@ -18,7 +20,6 @@ def digests_of(path: Path, threads: int, tokens: list[int] = TOKENS) -> list[tup
 
 
 @pytest.mark.night
-@pytest.mark.push
 @pytest.mark.parametrize("name", ["qwen2", "llama Mixtral", "gemma4 E2B", "deepseek2", "qwen35moe", "q4_k weights"])
 def test_threads_and_levels_change_no_digest(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.gguf"
@@ -30,7 +31,6 @@ def test_threads_and_levels_change_no_digest(tmp_path: Path, name: str) -> None:
         assert digests_of(path, 2) == expected
 
 
-@pytest.mark.push
 def test_every_op_has_a_name_and_a_digest(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_numeric_model(path, "qwen2")
@@ -43,7 +43,6 @@ def test_every_op_has_a_name_and_a_digest(tmp_path: Path) -> None:
     assert names[-1] == "logits"
 
 
-@pytest.mark.push
 def test_a_changed_weight_changes_its_op_first(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_numeric_model(path, "qwen2")

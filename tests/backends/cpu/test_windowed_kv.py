@@ -14,6 +14,7 @@ from llmrun.errors import KVFull
 from llmrun.layouts.kv_blocks import BLOCK
 from tests.backends.cpu.test_paged_kv import assert_blocks_counted
 from tests.support.backends.paged_memory import PagedCache, blocks_of
+from tests.support.tiers import examples
 
 SEQUENCES = 3
 MAX_ROWS = 48
@@ -165,7 +166,7 @@ class WindowMachine(RuleBasedStateMachine):
         assert_blocks_counted(self.cache, SEQUENCES)
 
 
-WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
+WindowMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=25)
 TestWindows = pytest.mark.push(WindowMachine.TestCase)
 
 

@@ -169,7 +169,7 @@ def test_the_sum_is_the_one_that_the_engine_opens_it_by(path: Path) -> None:
     assert twice.of(CONTEXT) == 2 * cache.of(CONTEXT)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Path) -> None:
     """One pass of the engine takes several team steps, and only whole blocks are kept beyond the windows."""
     lost: list[bool] = []

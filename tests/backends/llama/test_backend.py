@@ -116,7 +116,7 @@ def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaB
     assert_close(stopped, smollm.forward(batch_of(rows(1, 20, other))).logits)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("every", [1, 7, 2000])
 def test_a_batch_of_any_size_is_run_in_parts(tmp_path: Path, every: int) -> None:
     """The batch has two sequences, more rows than one request takes, and more logits than llama.cpp returns."""

@@ -29,12 +29,13 @@ from tests.support.models.tiny_encoders import (
     tiny_encoder,
 )
 
+pytestmark = pytest.mark.push
+
 OPTIONS = OpenOptions("llama", context_size=256, threads=1, gpu_layers=0, max_sequences=4)
 ENCODERS = TINY_ENCODERS | LLAMA_ENCODERS
 XLM_R = "nomic-bert-moe"  # the name of llama.cpp's file with the vocabulary of XLM-RoBERTa
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     row, texts = ENCODERS[name], random_texts(20, random.Random(1))
@@ -43,7 +44,6 @@ def test_vectors_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     assert cosines(results(path, texts, backend="llama"), unit_vectors(path, texts, pooling)).min() >= 0.99999
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", TINY_RERANKERS)
 def test_scores_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     """The causal reranker is read in several passes, because some documents have more rows than a pass."""
@@ -55,7 +55,6 @@ def test_scores_are_llama_cpp_s(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(scores, expected, atol=0.005 * np.ptp(expected))
 
 
-@pytest.mark.push
 def test_auto_leaves_models_to_llama_cpp_that_our_engine_refuses(tmp_path: Path) -> None:
     backend = open_backend(tiny_encoder(tmp_path, LLAMA_ENCODERS["jina-bert-v2"]), replace(OPTIONS, backend="auto"))
     try:
@@ -67,7 +66,6 @@ def test_auto_leaves_models_to_llama_cpp_that_our_engine_refuses(tmp_path: Path)
 
 
 @pytest.mark.night
-@pytest.mark.push
 def test_unigram_texts_and_pairs_have_llama_server_s_tokens(tmp_path: Path) -> None:
     backend = open_backend(tiny_encoder(tmp_path, TINY_RERANKERS["bert"], vocabulary=XLM_R), OPTIONS)
     try:
@@ -78,7 +76,6 @@ def test_unigram_texts_and_pairs_have_llama_server_s_tokens(tmp_path: Path) -> N
         backend.close()
 
 
-@pytest.mark.push
 def test_encoders_give_no_logits_and_keep_nothing(tmp_path: Path) -> None:
     backend = open_backend(tiny_encoder(tmp_path, TINY_ENCODERS["bert"]), replace(OPTIONS, saves_state=True))
     try:
@@ -99,7 +96,6 @@ def test_what_llama_cpp_cannot_run_is_refused(tmp_path: Path) -> None:
             open_backend(tiny_encoder(tmp_path, headless), replace(OPTIONS, backend=backend))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(("name", "words"), [("t5", "an encoder and a decoder"), ("dream", "no KV cache in llama.cpp")])
 def test_models_of_other_kinds_are_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"model not supported: .*: {name} has {words}"):

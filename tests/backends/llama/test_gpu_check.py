@@ -25,6 +25,7 @@ def tried(**options: float) -> LlamaTrial:
     return trial
 
 
+@pytest.mark.push
 def test_the_build_of_the_tests_multiplies() -> None:
     trial = tried()
     assert (trial.failure, trial.crashed, trial.gpus) == ("", False, ())
@@ -45,6 +46,7 @@ def test_the_model_is_one_that_the_strict_reader_takes_with_matrices_that_every_
         assert 0 < np.abs(values).max() < 1
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL", "SIGABRT", "SIGFPE"])
 def test_a_build_that_dies_at_the_first_product_is_named_with_its_signal(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +111,7 @@ def test_a_build_that_answers_nonsense_does_not_work(
     assert not trial.crashed
 
 
+@pytest.mark.push
 def test_gpus_multiply_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The build has no GPU, so layers assigned to a GPU run on the CPU. The GPU may take three times as long."""
     limits: list[float] = []

@@ -78,6 +78,7 @@ def test_each_error_has_its_advice(cause: str, words: str) -> None:
     assert bool(words) == bool(advice_for(cause))
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("cause", "hint"), [(NO_IMAGE, REBUILD), ("out of memory", advice_for("out of memory")), ("?", "--backend cpu")]
 )
@@ -95,6 +96,7 @@ def test_a_gpu_that_fails_is_explained(cause: str, hint: str, tmp_path: Path, mo
     assert hint in caught.value.hint
 
 
+@pytest.mark.push
 def test_a_missing_cuda_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "raise OSError('libcublas.so.13: cannot open shared object file')"
     monkeypatch.syspath_prepend(fake_llama(tmp_path, when_imported=code))

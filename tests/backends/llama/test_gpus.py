@@ -22,6 +22,8 @@ from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.backends.fake_llama import fake_llama
 from tests.support.gguf.gguf_files import tiny_llama
 
+pytestmark = pytest.mark.push
+
 # llama.cpp's own log lines, for two GPUs and for one.
 TWO_GPUS = (
     "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA H200) (0000:01:00.0) - 143156 MiB free",
@@ -56,7 +58,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-@pytest.mark.push
 def test_as_many_layers_as_fit_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_gpus(monkeypatch, 2 * GIB)
@@ -73,7 +74,6 @@ def test_where_none_fits_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     assert asked == []
 
 
-@pytest.mark.push
 def test_the_placement_is_told_in_llama_cpps_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_answers(monkeypatch, log=TWO_GPUS)
@@ -83,7 +83,6 @@ def test_the_placement_is_told_in_llama_cpps_own_words(tmp_path: Path, monkeypat
     assert backend.info.gpu_layers == "3/3"
 
 
-@pytest.mark.push
 def test_a_build_with_gpus_that_are_not_used_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_answers(monkeypatch, log=["load_tensors: offloaded 0/3 layers to GPU"])
@@ -92,7 +91,6 @@ def test_a_build_with_gpus_that_are_not_used_says_so(tmp_path: Path, monkeypatch
     assert (backend.info.device, backend.info.gpu_layers) == ("1 thread", "")
 
 
-@pytest.mark.push
 def test_too_many_layers_do_not_fit_and_auto_is_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_answers(monkeypatch, failed=REFUSAL, log=TWO_GPUS)
@@ -105,7 +103,6 @@ def test_too_many_layers_do_not_fit_and_auto_is_the_way_out(tmp_path: Path, monk
     assert "--gpu-layers auto" in caught.value.hint
 
 
-@pytest.mark.push
 def test_without_a_gpu_the_hint_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_answers(monkeypatch, failed="failed to allocate buffer for kv cache")
@@ -114,7 +111,6 @@ def test_without_a_gpu_the_hint_names_none(tmp_path: Path, monkeypatch: pytest.M
     assert "gpu" not in caught.value.hint
 
 
-@pytest.mark.push
 def test_the_split_is_part_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[dict[str, Any]] = []
     tell = LlamaProcess.tell
@@ -144,7 +140,6 @@ def llama_model_load_from_file(path, parameters):
 """
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("options", "parameters"),
     [
@@ -165,7 +160,6 @@ def test_llama_cpp_gets_the_split_in_its_own_structure(
     assert str(caught.value) == f"llama-cpp-python does not work: RuntimeError: {parameters}"
 
 
-@pytest.mark.push
 def test_devices_that_cannot_split_rows_are_told_by_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_answers(monkeypatch, failed="llama_model_load: device RPC0 does not support split buffers")
     with pytest.raises(UsageError) as caught:

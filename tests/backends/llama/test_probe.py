@@ -118,6 +118,7 @@ def test_a_probe_that_failed_is_not_asked_again_for_a_while(cache: Path, monkeyp
     assert asked == [1, 1]
 
 
+@pytest.mark.push
 def test_a_driver_that_hangs_is_given_up(cache: Path, tmp_path: Path) -> None:
     """Simulates a library that never finishes loading, as far as the waiting process can tell."""
     package = tmp_path / "hanging" / "llama_cpp"

@@ -21,6 +21,8 @@ from tests.support.tokenizers.random_text import random_texts
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
 from tests.support.tokenizers.vocabulary_models import with_vocabulary
 
+pytestmark = pytest.mark.push
+
 SEARCHED = ("deepseek-llm", "falcon")  # split by regular expressions; every byte of a text round-trips
 # Pieces that begin a word have a space, except at the start of a text.
 SPACE_FIRST = ("llama-spm", "bert-bge", "nomic-bert-moe")
@@ -81,7 +83,7 @@ def test_a_long_row_of_one_character_does_not_end_the_process(
     assert decoded == character.encode() * 60_000 if name in SEARCHED else len(ids) > 0
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
     _, tokenizer = named
     first = tokenizer.encode("a b", add_special=True, parse_special=True).tolist()
@@ -94,7 +96,6 @@ def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
             assert ids.tolist().count(tokenizer.bos_id) == 1
 
 
-@pytest.mark.push
 def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]) -> None:
     _, tokenizer = named
     for token in sorted(tokenizer.end_of_generation):
@@ -105,7 +106,6 @@ def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]
 
 
 @pytest.mark.night
-@pytest.mark.push
 @pytest.mark.parametrize("name", OURS_TOO)
 def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name: str) -> None:
     backend = opened(with_vocabulary(tmp_path, name))
@@ -122,7 +122,6 @@ def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name
     backend.close()
 
 
-@pytest.mark.push
 def test_the_engine_answers_with_it(tmp_path: Path) -> None:
     backend = opened(rwkv_model(tmp_path))
     assert isinstance(backend.tokenizer, LlamaTokenizer)

@@ -39,6 +39,7 @@ def measured(reader: CallReader, calls: Sequence[Call], begin_s: float = 10_000,
     return sampler.run(EnergyMeter([]), lambda done, seconds: None)
 
 
+@pytest.mark.push
 def test_all_answers_are_measured() -> None:
     with opened() as reader:
         sample = measured(reader, [chat("x" * length) for length in range(1, 21)])
@@ -80,6 +81,7 @@ def test_calls_that_have_begun_are_finished() -> None:
     assert sample.most_at_a_time == 1
 
 
+@pytest.mark.push
 def test_calls_begin_until_the_time_is_up() -> None:
     with opened() as reader:
         sample = measured(reader, [chat("x", max_tokens=10) for _ in range(500)], 300, 10_000)

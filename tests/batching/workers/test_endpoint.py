@@ -263,6 +263,7 @@ def test_another_model_behind_the_same_address_is_noticed() -> None:
         with_worker(server.url, answer)
 
 
+@pytest.mark.push
 def test_a_slow_answer_is_waited_for_as_long_as_the_server_is_there() -> None:
     def script(asked: Asked, line: socket.socket) -> None:
         if asked.path.endswith("/models"):
@@ -277,6 +278,7 @@ def test_a_slow_answer_is_waited_for_as_long_as_the_server_is_there() -> None:
         assert sum(asked.path.endswith("/models") for asked in server.asked) > 2
 
 
+@pytest.mark.push
 def test_a_server_that_hangs_is_lost() -> None:
     hangs: list[bool] = []
 

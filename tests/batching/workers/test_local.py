@@ -18,6 +18,8 @@ from llmrun.engine.child.messages import Open
 from llmrun.errors import LlmrunError
 from tests.support.serving.processes import scripted_model
 
+pytestmark = pytest.mark.push
+
 
 def worker(model: Open) -> LocalWorker:
     return LocalWorker(model, loading=lambda work, fraction: None, note=lambda words: None, detail=lambda words: None)
@@ -27,7 +29,6 @@ def chat(text: str, **fields: Any) -> Mapping[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "seed": 1, **fields}
 
 
-@pytest.mark.push
 def test_calls_are_answered(tmp_path: Path) -> None:
     async def run() -> None:
         local = worker(scripted_model(tmp_path))
@@ -54,7 +55,6 @@ def test_calls_are_answered(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(("tokens", "status"), [(("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), 200), ((), 400)])
 def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_path: Path) -> None:
     async def run() -> None:
@@ -71,7 +71,6 @@ def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_
     asyncio.run(run())
 
 
-@pytest.mark.push
 def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -94,7 +93,6 @@ def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.push
 def test_a_closed_worker_is_lost(tmp_path: Path) -> None:
     async def run() -> None:
         local = worker(scripted_model(tmp_path, step_seconds=0.1))

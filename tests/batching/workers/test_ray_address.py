@@ -95,6 +95,7 @@ def test_an_address_without_a_cluster_fails_at_once() -> None:
         RayProcess.connected(address)
 
 
+@pytest.mark.push
 def test_a_silent_server_fails_within_the_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

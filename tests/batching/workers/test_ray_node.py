@@ -81,6 +81,7 @@ def test_a_node_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         opened(answers, monkeypatch, needs_token=True)
 
 
+@pytest.mark.push
 def test_a_node_that_never_starts_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerLost, match=r"have not become free within 0\.5 s"):
         opened({}, monkeypatch)

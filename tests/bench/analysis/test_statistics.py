@@ -21,6 +21,7 @@ from llmrun.bench.analysis.statistics import (
     unpaired_ratio,
     verdict_level,
 )
+from tests.support.tiers import examples
 
 positive = st.floats(1e-6, 1e6)
 rounds = st.lists(st.tuples(positive, positive), min_size=1, max_size=40)
@@ -63,7 +64,7 @@ def test_a_distribution_of_nothing_or_of_nan_is_refused() -> None:
 
 
 @given(rounds, st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_interval_holds_its_ratio(pairs: list[tuple[float, float]], is_speed: bool) -> None:
     a, b = zip(*pairs, strict=True)
     for found in (paired_ratio(a, b, is_speed=is_speed), unpaired_ratio(a, b, is_speed=is_speed), typical(a)):
@@ -73,7 +74,7 @@ def test_the_interval_holds_its_ratio(pairs: list[tuple[float, float]], is_speed
 
 @pytest.mark.push
 @given(rounds, positive)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_another_unit_of_time_changes_no_ratio(pairs: list[tuple[float, float]], factor: float) -> None:
     a, b = zip(*pairs, strict=True)
     scaled = [factor * value for value in a], [factor * value for value in b]
@@ -85,7 +86,7 @@ def test_another_unit_of_time_changes_no_ratio(pairs: list[tuple[float, float]],
 
 
 @given(rounds, st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_swapped_it_is_the_inverse(pairs: list[tuple[float, float]], is_speed: bool) -> None:
     a, b = zip(*pairs, strict=True)
     for ratio in (paired_ratio, unpaired_ratio):

@@ -105,6 +105,7 @@ def test_a_document_with_any_value_put_anywhere_is_read_or_refused_in_one_line(p
         refusal(changed)
 
 
+@pytest.mark.push
 def test_a_document_with_any_key_taken_away_is_refused_by_the_name_of_the_key() -> None:
     free = ("facts", "system", "figures", "samples")  # may have any keys
     for path in PATHS:
@@ -174,6 +175,7 @@ def test_a_wrong_value_is_named_by_its_key(path: str, value: object, message: st
     assert refusal(changed) == message
 
 
+@pytest.mark.push
 def test_a_fact_nested_for_ever_is_refused() -> None:
     deep: Any = 1
     for _ in range(100_000):

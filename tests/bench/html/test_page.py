@@ -33,6 +33,7 @@ from tests.support.bench.documents import (
     two_backends,
     without_samples,
 )
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push
 
@@ -115,7 +116,7 @@ def test_a_page_is_well_formed_and_needs_nothing_else(make: Callable[[], Documen
 
 @pytest.mark.night
 @given(documents())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_document_has_a_page(drawn: Document) -> None:
     text = page(drawn)
     read(text)

@@ -55,6 +55,7 @@ def test_nothing_is_left_over_from_the_repetition_before() -> None:
         assert sample.requests[0].cached_tokens == 0
 
 
+@pytest.mark.push
 def test_the_turns_of_a_conversation_follow_one_another_and_find_what_was_said() -> None:
     engine, _ = engine_of(context_size=20_000)
     four_turns = chats(1)[2]
@@ -95,6 +96,7 @@ class Remembering(LookupSource):
         return super().drafter(request)
 
 
+@pytest.mark.push
 def test_equal_answers_have_equal_digests_however_they_arrive() -> None:
     plain = LocalAsker(Engine(ScriptedBackend(step_seconds=0.002)))
     drafting = LocalAsker(Engine(ScriptedBackend(step_seconds=0.002), drafts=[LookupSource()]))
@@ -150,6 +152,7 @@ def test_an_empty_answer_is_no_measurement() -> None:
         measured(Cancelling(), [[Request(TokenPrompt([65]), 3)]], 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("workload", [synthetic(2000, 500, 0, 2), synthetic(4, 500, 2000, 1)])
 def test_a_run_whose_time_is_over_is_cancelled(workload: Workload) -> None:
     """It is cancelled after a step, in the middle of a prompt or an answer, and the engine can then run again."""

@@ -10,6 +10,8 @@ from llmrun.bench.measuring.cold import cold_start
 from llmrun.bench.measuring.sweep import BenchTarget
 from llmrun.errors import LlmrunError
 
+pytestmark = pytest.mark.push
+
 
 def test_cold_starts_load_adapters(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"answers": []}')

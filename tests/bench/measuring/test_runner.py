@@ -146,6 +146,7 @@ def test_a_warm_up_that_takes_too_long_is_cancelled_once(tmp_path: Path) -> None
     assert [len(trial.samples) for trial in outcome.trials] == [1, 1]
 
 
+@pytest.mark.push
 def test_a_round_that_would_end_too_late_does_not_begin(tmp_path: Path) -> None:
     turns = Turns()
     turns.outlasts_warm_ups = True
@@ -176,6 +177,7 @@ def test_measuring_the_machine_does_not_make_rounds_look_long(tmp_path: Path, mo
     assert notes.said == []
 
 
+@pytest.mark.push
 def test_a_first_round_longer_than_the_limit_is_told(tmp_path: Path) -> None:
     turns = Turns()
     turns.outlasts_warm_ups = True
@@ -188,6 +190,7 @@ def test_a_first_round_longer_than_the_limit_is_told(tmp_path: Path) -> None:
     assert said.endswith("ms, longer than --seconds allows: each figure is a single measurement")
 
 
+@pytest.mark.push
 def test_progress_never_claims_that_no_time_is_left(tmp_path: Path) -> None:
     turns = Turns()
     notes = Notes()
@@ -254,7 +257,7 @@ def test_a_machine_that_cannot_be_measured_costs_its_limits_and_nothing_else(
     assert notes.said == ["cannot measure the machine's limits: memory to measure its speed: none is left"]
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_real_processes_are_measured_and_a_slower_one_is_slower(tmp_path: Path) -> None:
     targets = [target_of(tmp_path, "quick", step_seconds=0.002), target_of(tmp_path, "slow", step_seconds=0.02)]
     outcome = Runner([configuration_of(target) for target in targets], rounds(3), Notes()).run()
@@ -264,6 +267,7 @@ def test_real_processes_are_measured_and_a_slower_one_is_slower(tmp_path: Path) 
     assert all(outcome.opened[target].peak_memory > 10 << 20 for target in targets)
 
 
+@pytest.mark.push
 def test_a_target_that_cannot_be_opened_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     missing = BenchTarget("gone", str(tmp_path / "gone.json"), backend="scripted")
     outcome = Runner([configuration_of(missing)], rounds(1), Notes()).run()

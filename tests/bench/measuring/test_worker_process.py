@@ -18,6 +18,8 @@ from llmrun.bench.measuring.workload import synthetic
 from llmrun.errors import BackendCrashed, BadGGUF, LlmrunError, ModelFileError, UsageError
 from tests.support.bench.scripts import SHORT, Notes, target_of
 
+pytestmark = pytest.mark.push
+
 ROOM = Room(256, 2, to_the_limit=True)
 
 
@@ -30,7 +32,6 @@ def worker() -> Iterator[WorkerProcess]:
         found.kill()
 
 
-@pytest.mark.push
 def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
     with worker() as process:
         facts = process.open(target_of(tmp_path), ROOM)
@@ -43,7 +44,6 @@ def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
             process.run(SHORT, seed=2)
 
 
-@pytest.mark.push
 def test_a_warm_up_has_a_time_limit(tmp_path: Path) -> None:
     with worker() as process:
         process.open(target_of(tmp_path, step_seconds=0.05), ROOM)
@@ -53,7 +53,6 @@ def test_a_warm_up_has_a_time_limit(tmp_path: Path) -> None:
         assert taken > 0.1
 
 
-@pytest.mark.push
 def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(40))
@@ -66,7 +65,6 @@ def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
         assert process.run(SHORT, seed=1).requests
 
 
-@pytest.mark.push
 def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -77,7 +75,6 @@ def test_one_that_dies_is_said_to_have_died(tmp_path: Path) -> None:
             process.run(SHORT, seed=1)
 
 
-@pytest.mark.push
 def test_it_is_not_ended_by_its_terminals_ctrl_c_and_goes_with_its_parent(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs process groups")
@@ -89,7 +86,6 @@ def test_it_is_not_ended_by_its_terminals_ctrl_c_and_goes_with_its_parent(tmp_pa
         assert not status.is_running() or status.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.push
 def test_the_machines_limits_are_measured_in_it() -> None:
     with worker() as process:
         bandwidth, products = process.limits(1, 64 << 20)
@@ -97,7 +93,6 @@ def test_the_machines_limits_are_measured_in_it() -> None:
         assert products > 1e9
 
 
-@pytest.mark.push
 def test_many_requests_at_once_are_all_answered(tmp_path: Path) -> None:
     with worker() as process:
         process.open(target_of(tmp_path), Room(64, 64, to_the_limit=True))

@@ -81,6 +81,7 @@ def test_weight_types_are_those_of_the_matrices(step: StepProfile) -> None:
         assert one.weight_type == ("q4_0" if one.kind in ("linear", "embed") else "")
 
 
+@pytest.mark.night
 def test_every_op_takes_time_and_all_together_no_more_than_the_step(step: StepProfile) -> None:
     for one in step.ops:
         assert 0 <= one.spent.waiting < one.spent.seconds

@@ -71,6 +71,7 @@ def test_mixed_requests_are_reported_apart() -> None:
     assert measured(FakeModel(), workload=MIXED).groups["long"].total == 1
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("depends_on_load", [False, True])
 def test_answers_are_compared_under_load(depends_on_load: bool) -> None:
     model = FakeModel(slots=8, depends_on_load=depends_on_load)

@@ -159,6 +159,7 @@ def test_a_silent_server_times_out() -> None:
     assert (found.status, found.problem) == (0, "timed out")
 
 
+@pytest.mark.push
 def test_a_slow_stream_does_not_time_out() -> None:
     """The limit is for silence, not for the whole answer."""
 

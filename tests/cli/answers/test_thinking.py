@@ -292,6 +292,7 @@ def test_slash_commands_switch_thinking(tmp_path: Path) -> None:
     assert done.stdout.decode() == f"{ANSWER}\n" * 3
 
 
+@pytest.mark.night
 def test_a_chat_with_a_model_that_does_not_think(tmp_path: Path) -> None:
     assert chat(tmp_path, "--think", turns="hello\n").returncode == 2
     done = chat(tmp_path, turns="/think\n")

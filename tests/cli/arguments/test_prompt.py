@@ -101,6 +101,7 @@ def test_piped_text_arrives_as_it_is_but_for_one_last_newline(text: str) -> None
         assert prompt_of(monkeypatch, stdin=b"\xef\xbb\xbf" + text.encode() + b"\r\n") == text
 
 
+@pytest.mark.push
 def test_a_prompt_with_a_nul_byte_is_a_prompt() -> None:
     done = scripted("-q", stdin=b"a\0b")
     assert (done.stdout, done.stderr, done.returncode) == (b"You said: a\0b\n", b"", 0)

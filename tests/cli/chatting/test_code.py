@@ -89,7 +89,7 @@ def test_what_helps_reading_is_colored(language: str, line: str, color: str) -> 
     assert all(cell.bg == "default" for cell in cells)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_code_higher_than_the_terminal_scrolls_line_by_line_and_keeps_its_colors() -> None:
     """The first lines can be read in the scrollback before the last ones arrive."""
     lines = [f"x{n} = 'a'  # note" for n in range(200)]

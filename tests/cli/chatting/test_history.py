@@ -62,6 +62,7 @@ def test_an_entry_that_was_cut_short_spoils_itself_alone(path: Path) -> None:
     assert entries(path) == ["before", "after"]
 
 
+@pytest.mark.push
 def test_the_file_forgets_its_older_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "LARGEST", 2000)
     stored = StoredHistory(path)

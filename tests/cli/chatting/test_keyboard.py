@@ -375,6 +375,7 @@ def test_what_is_typed_while_an_answer_streams_is_not_echoed_and_waits(tmp_path:
     assert prompt.turns(3)[2] == "and " + "x" * 5000
 
 
+@pytest.mark.night
 def test_the_terminal_is_never_asked_where_its_cursor_is(prompt: Prompt) -> None:
     time.sleep(2.5)  # prompt_toolkit waits two seconds for a reply before it warns
     assert "WARNING" not in prompt.look()

@@ -15,6 +15,7 @@ from llmrun.cli.console.terminal import visible
 from tests.support.cli.reflowing import ReflowingTerminal
 from tests.support.cli.shown_answers import PROSE, SAMPLE, Answer, shown
 from tests.support.cli.terminals import Terminal
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.push
 
@@ -38,7 +39,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 @pytest.mark.night
 @given(cut_texts(), st.sampled_from([100, 40, 20, 12, 11]), st.sampled_from([30, 8]), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_text_looks_the_same_whatever_the_tokens_it_came_in(
     text: tuple[str, list[str]], columns: int, lines: int, color: bool
 ) -> None:
@@ -205,7 +206,7 @@ def test_the_next_line_begins_in_the_first_column() -> None:
         ["Words that go on. " * 40, "- a longer item of a list\n" * 20, "日本語の\n" * 9 + "Plain words. " * 30]
     ),
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_terminal_that_changes_its_width_loses_and_repeats_nothing(steps: list[tuple[int, int]], text: str) -> None:
     """The frame drawn at that moment may wrap elsewhere, but every character appears once and in order."""
     terminal = ReflowingTerminal(100)

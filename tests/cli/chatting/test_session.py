@@ -267,6 +267,7 @@ def test_a_new_answer_in_a_loaded_copy_is_saved_as_it_comes(tmp_path: Path) -> N
         assert saved.exchanges[0].began == found.chat.conversation.exchanges[0].began
 
 
+@pytest.mark.push
 def test_load_takes_a_journal_too_but_not_the_one_that_is_open(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path) as found:
         found.run("one")
@@ -348,6 +349,7 @@ def test_ctrl_c_in_a_pipe_ends_the_chat_after_the_answer(tmp_path: Path) -> None
         assert found.said == [("one", "Y")]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_that_ends_programs_ends_the_answer_and_the_chat(tmp_path: Path, name: str, code: int) -> None:
     if sys.platform == "win32":
@@ -422,6 +424,7 @@ def test_a_crash_of_the_backend_ends_the_chat_with_everything_saved(tmp_path: Pa
     assert saved.unanswered == (None if said_before else "after")
 
 
+@pytest.mark.push
 def test_a_question_without_an_answer_is_offered_when_the_conversation_goes_on(tmp_path: Path) -> None:
     with session(tmp_path) as found:
         found.backend.forward = lambda batch: (_ for _ in ()).throw(BackendCrashed("x"))  # type: ignore[method-assign]
@@ -489,6 +492,7 @@ def test_clear_says_that_a_conversation_could_not_be_saved(tmp_path: Path, capsy
     assert capsys.readouterr().err.splitlines()[-1] == "cleared; the previous conversation could not be saved"
 
 
+@pytest.mark.push
 def test_search_finds_words_here_and_in_earlier_conversations(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path) as found:
         found.run("The \x1b[31mblue\x9b sky", "/clear", "A blue sea", "and a fox")
@@ -516,6 +520,7 @@ def used(told: str) -> list[str]:
     return [line.removeprefix("used        ") for line in told.splitlines() if line.startswith("used")]
 
 
+@pytest.mark.push
 def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Capture) -> None:
     """Covers a conversation whose process died during its only answer, so that no token count was saved."""
     with session(tmp_path) as found:
@@ -578,6 +583,7 @@ def test_show_survives_a_template_that_refuses_to_end_in_an_answer(tmp_path: Pat
     assert used(capsys.readouterr().err) == ["known after the next answer"]
 
 
+@pytest.mark.push
 def test_load_lists_the_last_ten_and_counts_the_others(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path) as found:
         found.run(*(turn for number in range(13) for turn in (f"question {number}", "/clear")))

@@ -34,6 +34,7 @@ from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, name_fo
 from llmrun.errors import UsageError
 from tests.support.cli.commands import ROOT
 from tests.support.cli.conversations import folded, histories, told
+from tests.support.tiers import examples
 
 BEGAN = b'{"event": "began", "format": 1, "conversation": "c", "model": "m", "created": "", "version": ""}\n'
 
@@ -83,7 +84,7 @@ def test_the_file_has_a_line_for_each_message(store: Store) -> None:
 
 
 @pytest.mark.push
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories(), data=st.data())
 def test_a_file_cut_off_anywhere_is_the_conversation_up_to_its_last_whole_line(
     tmp_path: Path, history: list[Event], data: st.DataObject
@@ -102,7 +103,7 @@ def test_a_file_cut_off_anywhere_is_the_conversation_up_to_its_last_whole_line(
 
 
 @pytest.mark.push
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories(most=8), tail=st.binary(max_size=20).filter(lambda data: b"\n" not in data))
 def test_what_was_torn_off_is_gone_when_the_conversation_goes_on(
     tmp_path: Path, history: list[Event], tail: bytes
@@ -520,7 +521,7 @@ def answering(store: Store, *pieces: Event) -> Path:
 
 
 @pytest.mark.push
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=10), max_size=5), data=st.data())
 def test_an_answer_cut_off_anywhere_is_kept_up_to_its_last_whole_line(
     tmp_path: Path, texts: list[str], data: st.DataObject

@@ -20,6 +20,8 @@ import termios
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
 from tests.support.cli.commands import ROOT, TIMEOUT_S
 
+pytestmark = pytest.mark.push
+
 PROGRAM = """
 import os, signal, sys, time
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
@@ -79,7 +81,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.push
 def test_keys_are_not_echoed_and_wait_as_they_were_typed() -> None:
     child, before = process("quiet(); time.sleep(3); keyboard.end(); time.sleep(0.2); print(os.read(0, 9000))")
     child.send(b"ab\r\x04" + b"x" * 4200)
@@ -102,7 +103,6 @@ def test_ctrl_c_is_a_signal_and_what_was_typed_before_it_stays() -> None:
     child.close(force=True)
 
 
-@pytest.mark.push
 def test_output_on_its_way_survives_ctrl_c() -> None:
     """By default, a terminal driver discards pending output on Ctrl-C, including half-sent cursor movements."""
     child, _ = process(
@@ -117,7 +117,6 @@ def test_output_on_its_way_survives_ctrl_c() -> None:
     child.close(force=True)
 
 
-@pytest.mark.push
 def test_ctrl_c_is_a_signal_however_much_was_typed_and_nothing_is_lost() -> None:
     """Keys that the thread has not read yet are left in the driver's queue for the next reader."""
     child, _ = process(
@@ -134,7 +133,6 @@ def test_ctrl_c_is_a_signal_however_much_was_typed_and_nothing_is_lost() -> None
     child.close(force=True)
 
 
-@pytest.mark.push
 def test_what_is_typed_after_release_is_left_to_the_next_reader() -> None:
     child, _ = process(
         "keyboard.hold(); quiet(); time.sleep(0.5); keyboard.release()\n"
@@ -179,7 +177,6 @@ print("over", flush=True)
     child.close(force=True)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("held", ["", "keyboard.hold()\n"], ids=["left", "held"])
 @pytest.mark.parametrize("continued", ["in the foreground", "in the background"])
 def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str, held: str) -> None:

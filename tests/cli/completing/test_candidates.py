@@ -127,6 +127,7 @@ def test_models_here_are_completed_beside_a_broken_catalogue(stores: Stores) -> 
     assert (done.stdout, done.stderr) == (b"hf:org/name:Q4_0\ton this machine\n", b"")
 
 
+@pytest.mark.push
 def test_fifty_local_models_are_offered(stores: Stores) -> None:
     """scripts/measure_startup measures how long this takes."""
     for number in range(50):
@@ -136,6 +137,7 @@ def test_fifty_local_models_are_offered(stores: Stores) -> None:
     assert done.stdout.count(b"on this machine") == 51
 
 
+@pytest.mark.push
 def test_completing_reads_no_model_and_asks_no_server() -> None:
     program = """
 import sys

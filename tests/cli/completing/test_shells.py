@@ -18,6 +18,8 @@ if sys.platform == "win32":
 from tests.support.cli.commands import LLMRUN, TIMEOUT_S, llmrun
 from tests.support.hub.model_stores import Stores, gguf
 
+pytestmark = pytest.mark.push
+
 TAB, TELL = "\t", "\x18\x04"  # Ctrl-X Ctrl-D is bound to print the line between brackets
 KILL = "\x15"
 QUIET = {"PS1": "$ ", "TERM": "dumb", "HISTFILE": ""}
@@ -91,7 +93,7 @@ def check_lines(name: str) -> None:
         shell.close()
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_bash_completes(environment: Stores) -> None:
     check_lines("bash")
 
@@ -109,13 +111,13 @@ def test_bash_quotes_names(environment: Stores) -> None:
     assert not Path("evil").exists()
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes(environment: Stores) -> None:
     check_lines("zsh")
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes(environment: Stores) -> None:
     """fish has a command that prints the candidates."""

@@ -10,6 +10,8 @@ from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import Beat
 from llmrun.engine.stats import EngineStatus
 
+pytestmark = pytest.mark.push
+
 PATIENCE_S = 30.0
 
 
@@ -18,14 +20,12 @@ STATUS = EngineStatus(
 )
 
 
-@pytest.mark.push
 def test_an_idle_process_beats() -> None:
     beats: queue.Queue[Beat] = queue.Queue()
     Heart(beats.put)
     assert [beats.get(timeout=PATIENCE_S) for _ in range(2)] == [Beat(busy=False)] * 2
 
 
-@pytest.mark.push
 def test_a_hung_step_beats_without_progress() -> None:
     beats: queue.Queue[Beat] = queue.Queue()
     heart = Heart(beats.put)
@@ -37,7 +37,6 @@ def test_a_hung_step_beats_without_progress() -> None:
         assert (beat.steps, beat.busy, beat.wait_s, beat.generated_tokens, beat.preemptions) == (1, True, 1.5, 6, 7)
 
 
-@pytest.mark.push
 def test_beats_during_a_large_step_ask_for_patience() -> None:
     beats: queue.Queue[Beat] = queue.Queue()
     heart = Heart(beats.put)
@@ -51,7 +50,6 @@ def test_beats_during_a_large_step_ask_for_patience() -> None:
         pass
 
 
-@pytest.mark.push
 def test_not_every_step_has_a_beat() -> None:
     """A step of a small model takes a millisecond."""
     beats: queue.Queue[Beat] = queue.Queue()

@@ -82,6 +82,7 @@ def test_invalid_answers_that_pass_are_known() -> None:
     assert gaps == GAPS.read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.night
 def test_no_valid_answer_is_called_invalid() -> None:
     refused = [
         (case.name, name, check(text, case.schema))

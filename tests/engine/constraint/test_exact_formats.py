@@ -41,6 +41,7 @@ def test_only_leap_seconds_are_left_out(name: str, data: st.DataObject) -> None:
     assert accepted(name, text) == (CHECKS[name](text) and ":60" not in text)
 
 
+@pytest.mark.push
 def test_all_days_of_the_calendar_are_dates() -> None:
     """The calendar repeats every 400 years, and Python's begins with year 1."""
     for year in (0, *range(1, 401), 1900, 2000, 9999):

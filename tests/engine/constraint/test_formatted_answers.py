@@ -26,6 +26,7 @@ from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import PROPOSALS, Place, adversary, answer_plainly, assert_same, drafting_engine
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_prompt
 from tests.support.engine.thinking_models import CHANNEL_TOKENS, CHANNELS, OPENED, SWITCHED, answers, thinking_backend
+from tests.support.tiers import examples
 
 pytestmark = pytest.mark.usefixtures("shared_processes")
 
@@ -78,6 +79,7 @@ def check(gathered: Gathered, wanted: ResponseFormat) -> None:
         assert has_format(gathered.text, wanted), gathered.text
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("wanted", FORMATS)
 def test_answers_have_their_format(wanted: ResponseFormat) -> None:
     found = answer_all(Engine(noisy(max_sequences=4)), [formatted(wanted, seed) for seed in range(30)])
@@ -100,7 +102,7 @@ def test_drafts_do_not_change_formatted_answers(name: str, wanted: ResponseForma
 
 
 @pytest.mark.push
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.sampled_from(FORMATS), st.integers(0, 1000), st.sampled_from([None, 3]))
 def test_forced_tokens_do_not_change_answers(wanted: ResponseFormat, seed: int, logprobs: int | None) -> None:
     backend, request = noisy(), formatted(wanted, seed, logprobs=logprobs)

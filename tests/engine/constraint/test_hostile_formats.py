@@ -17,6 +17,8 @@ from tests.support.constraint.hostile_grammars import CHOICES, GBNF_GRAMMARS, GR
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import DRAWN, endless, noisy, random_prompt
 
+pytestmark = pytest.mark.push
+
 # About one for the format and two for the start of the next process on a busy, slow machine. Without limits, the worst
 # formats take far longer.
 CPU_S = 8.0
@@ -67,7 +69,6 @@ RULES = "\n".join(f'r{i}: "a" r{(i * 7 + 1) % 50} | "a" r{(i * 3 + 2) % 50} | "a
 AMBIGUOUS = {"rules": f"start: r0\n{RULES}", "readings": 'start: s\ns: s s s | s s | "a" | "b"'}
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_masks_that_become_too_expensive_end_the_answer(name: str) -> None:
     wanted = ResponseFormat(FormatKind.GRAMMAR, AMBIGUOUS[name])

@@ -28,6 +28,7 @@ from tests.support.constraint.hostile_grammars import (
     regex_grammar,
 )
 from tests.support.constraint.matchers import accepts, byte_tokenizer, checked_schema, matcher, schema_grammar
+from tests.support.tiers import examples
 
 ENOUGH_S = 2.0  # CPU time of the compiler and its process is limited to 1.2 s
 
@@ -281,7 +282,7 @@ SHARED = ConstraintProcess()  # hypothesis does not mix with fixtures of a funct
 
 
 @pytest.mark.night
-@settings(max_examples=400, deadline=10_000)
+@settings(max_examples=examples(400), deadline=10_000)
 @given(VALUES | st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_json_compiles_or_is_refused_in_one_line(value: object) -> None:
     said = refusal_of_schema(json.dumps(value), SHARED)
@@ -292,7 +293,7 @@ def test_any_json_compiles_or_is_refused_in_one_line(value: object) -> None:
 
 
 @pytest.mark.push
-@settings(max_examples=200, deadline=10_000)
+@settings(max_examples=examples(200), deadline=10_000)
 @given(st.text(max_size=40) | st.text(alphabet='start: "a|()[]{}*+?~&/%-><\n0', max_size=60))
 def test_any_text_is_a_grammar_or_refused_in_one_line(text: str) -> None:
     for make in (str, regex_grammar):

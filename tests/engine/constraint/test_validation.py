@@ -22,6 +22,7 @@ from llmrun.engine.constraint import process as module
 from llmrun.engine.constraint import validation
 from llmrun.engine.constraint.process import ConstraintProcess
 from llmrun.engine.constraint.validation import Verdict, validate
+from tests.support.tiers import examples
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_2020_12 = "https://json-schema.org/draft/2020-12/schema"
@@ -110,6 +111,7 @@ def test_every_answer_gets_a_verdict(text: str, schema: Any, said: str, process:
     assert line(validate(text, schema, process=process)).startswith(said)
 
 
+@pytest.mark.push
 def test_an_endless_pattern_ends_at_the_time_limit(process: ConstraintProcess) -> None:
     verdict = validate(f'"{"a" * 40}!"', {"pattern": "^(a+)+$"}, timeout_s=0.2, process=process)
     assert line(verdict) == "not validated: it takes longer than 0.2 s"
@@ -156,7 +158,7 @@ def test_no_file_and_no_server_is_asked(process: ConstraintProcess, tmp_path: Pa
 
 
 @pytest.mark.push
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(JSON_VALUES, JSON_VALUES, st.text(max_size=20))
 def test_any_schema_and_any_text_end_in_a_verdict(schema: object, answer: object, text: str) -> None:
     for one in (json.dumps(answer), text):
@@ -166,6 +168,7 @@ def test_any_schema_and_any_text_end_in_a_verdict(schema: object, answer: object
 SHARED = ConstraintProcess()  # hypothesis does not mix with fixtures of a function; it ends with pytest
 
 
+@pytest.mark.push
 def test_a_process_for_one_verdict_does_not_stay() -> None:
     before = psutil.Process().children()
     assert validate("1", {}) == Verdict("valid")
@@ -189,6 +192,7 @@ def test_a_broken_process_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(validate("1", {})) == "not validated: its process ended: exit status 3"
 
 
+@pytest.mark.push
 def test_the_parent_imports_neither_library() -> None:
     program = (
         "import sys; from llmrun.engine.constraint.validation import validate;"

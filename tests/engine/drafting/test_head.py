@@ -184,6 +184,7 @@ def counting() -> ScriptedBackend:
     return ScriptedBackend(lambda text: 100 + (ord(text[-1]) + 1) % 100)
 
 
+@pytest.mark.push
 def test_heads_get_only_the_end_of_long_prefixes_without_states() -> None:
     """The next turns continue from there."""
     head, first = ScriptedHead(counting()), random_request(900)

@@ -121,6 +121,7 @@ def test_a_draft_ends_at_the_draft_models_context() -> None:
 # --- sequences
 
 
+@pytest.mark.push
 def test_each_answer_has_its_own_sequence() -> None:
     requests = [random_request(10 + seed, seed, max_tokens=40) for seed in range(6)]
     alone = [answers(noisy(), None, [request])[0].tokens for request in requests]
@@ -174,6 +175,7 @@ def test_an_error_is_reported_and_harmless() -> None:
     engine.close()
 
 
+@pytest.mark.push
 def test_a_full_cache_is_harmless() -> None:
     requests = [random_request(30, seed, max_tokens=60) for seed in range(4)]
     alone = [answers(noisy(), None, [request])[0].tokens for request in requests]

@@ -214,6 +214,7 @@ def test_a_dropped_job_leaves_its_room_to_others() -> None:
     assert done == [other]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("share", [1, 2])
 def test_endless_requests_do_not_keep_a_long_text_waiting(monkeypatch: pytest.MonkeyPatch, share: int) -> None:
     """Each takes half of the cache, or all of it, and another one always waits. The text needs most of it."""
@@ -237,6 +238,7 @@ def test_endless_requests_do_not_keep_a_long_text_waiting(monkeypatch: pytest.Mo
         assert ended > 2
 
 
+@pytest.mark.push
 def test_texts_run_few_rows_beside_answers() -> None:
     """The rows are as many as a prompt would get, so that answers hardly wait."""
     backend = ScriptedBackend(max_sequences=4, context_size=4096, step_seconds=0.01)

@@ -27,6 +27,7 @@ from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine
 from tests.support.engine.scripted_models import endless, noisy
 from tests.support.engine.thinking_models import SWITCHED, thinking_backend
+from tests.support.tiers import examples
 
 pytestmark = [pytest.mark.push, pytest.mark.usefixtures("shared_processes")]
 
@@ -98,7 +99,7 @@ def test_forced_tokens_and_drafts_do_not_disturb_a_state(params: SamplingParams,
         }
     ),
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_any_combination_has_the_same_answers_with_drafts(
     name: str, proposal: str, seeds: list[int], others: dict[str, float]
 ) -> None:

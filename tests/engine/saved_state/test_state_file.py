@@ -20,6 +20,7 @@ from llmrun.engine.prefix_tree import common_prefix
 from llmrun.engine.saved_state.state_file import StateFile
 from tests.support.engine.saving import grow, loaded, saved_file
 from tests.support.hub.small_disks import mounted_disk
+from tests.support.tiers import examples
 
 KEY = ScriptedBackend().kv.key
 
@@ -37,7 +38,7 @@ def save(path: Path, tokens: Sequence[int]) -> None:
     saved.save(backend.kv, 0, tokens, len(tokens), "")
 
 
-@pytest.mark.push
+@pytest.mark.night
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200), st.integers(0, 3)), min_size=1, max_size=12))
 def test_the_file_has_the_last_saved_sequence(
@@ -97,7 +98,7 @@ def test_each_flipped_bit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.night
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_damaged_files_never_yield_other_tokens(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Bytes are changed, removed, repeated or appended in a file of several saves."""

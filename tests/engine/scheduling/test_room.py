@@ -19,6 +19,7 @@ from llmrun.engine.scheduling.room import Claim, all_can_finish
 from llmrun.types import FinishReason
 from tests.support.engine.scripted_models import endless, random_prompt
 from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.tiers import examples
 
 CLAIMS = st.lists(st.builds(Claim, needed=st.integers(0, 9), held=st.integers(0, 9)), max_size=5)
 
@@ -87,7 +88,7 @@ def test_nobody_fails_or_starts_again_in_a_quarter_of_the_cache(seed: int) -> No
     assert check_crowd(backend, solitary, count=60, context=context, seed=seed) > 5
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_nobody_starts_again_in_a_quarter_of_a_paged_cache(tmp_path: Path) -> None:
     path, context = tiny_llama(tmp_path / "tiny.gguf", context=512), 512
     options = OpenOptions(backend="cpu", context_size=context, threads=1)
@@ -104,7 +105,7 @@ def test_nobody_starts_again_in_a_quarter_of_a_paged_cache(tmp_path: Path) -> No
 
 
 @pytest.mark.push
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 1 << 32), sequences=st.integers(2, 5))
 def test_any_crowd_gets_through_the_smallest_cache(seed: int, sequences: int) -> None:
     """The cache holds a single context, and requests are cancelled at random."""
@@ -123,6 +124,7 @@ def test_any_crowd_gets_through_the_smallest_cache(seed: int, sequences: int) ->
     assert engine.status().preemptions == 0
 
 
+@pytest.mark.push
 def test_overcommitted_requests_start_again_with_the_same_answers() -> None:
     backend = ScriptedBackend(None, max_sequences=4, context_size=64, capacity=96)
     rng = random.Random(5)

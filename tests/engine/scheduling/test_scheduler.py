@@ -93,6 +93,7 @@ def test_a_deep_prompt_leaves_gaps_for_short_ones() -> None:
     assert [size.rows for size, _ in told.steps[:5]] == [256] * 5
 
 
+@pytest.mark.push
 def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
     engine, _ = told_engine(max_sequences=4)
     long = engine.submit(endless(Request(random_prompt(2_000, 99), 5)))

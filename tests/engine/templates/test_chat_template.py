@@ -280,6 +280,7 @@ def test_a_conversation_that_is_no_json_is_refused() -> None:
         rendered("{{ x }}", template_kwargs={"x": object()})
 
 
+@pytest.mark.push
 def test_no_template_is_run_by_the_process_that_asks() -> None:
     code = (
         "import sys; from llmrun.engine.templates.process import TemplateProcess;"

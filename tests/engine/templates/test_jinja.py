@@ -13,6 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from llmrun.errors import TemplateRefused
 from tests.support.templates.template_runs import PROCESS
 
+pytestmark = pytest.mark.push
+
 
 def plain() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -50,7 +52,6 @@ PEOPLE = [
 CASES = (Path(__file__).parent / "as_jinja.txt").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("source", CASES)
 def test_it_does_what_jinja_does(source: str) -> None:
     variables = {"people": PEOPLE, "d": {"b": 1, "c": "x"}, "x": 3}

@@ -148,6 +148,7 @@ def test_a_word_that_switches_thinking_off_is_found(name: str, word: str) -> Non
     assert real(name).off_word == word
 
 
+@pytest.mark.push
 def test_the_variants_of_qwens_template_have_the_same_switch() -> None:
     """Qwen3.5 0.8B and 2B think only if asked, and Qwen3.6 has a second variable that keeps past thinking."""
     source, off = source_of("Qwen3.5-4B"), "{{- '<think>\\n\\n</think>\\n\\n' }}"
@@ -197,11 +198,13 @@ def test_a_template_that_renders_nothing_can_nothing(source: str) -> None:
     assert PROCESS.abilities(source) == TemplateAbilities()
 
 
+@pytest.mark.push
 def test_the_process_finds_what_probing_finds() -> None:
     for name in ("Qwen-Qwen3-0.6B", "ByteDance-Seed-OSS", "openai-gpt-oss-120b"):
         assert PROCESS.abilities(source_of(name)) == real(name)
 
 
+@pytest.mark.push
 def test_a_template_that_takes_its_time_is_not_tried_for_ever() -> None:
     """Each of the many renderings takes about 0.1 s, so probing would take many seconds without the limit."""
     loop = "{% for i in range(25) %}{% for j in range(90000) %}{% if j %}{% endif %}{% endfor %}{% endfor %}"

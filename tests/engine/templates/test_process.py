@@ -75,7 +75,7 @@ def hostile() -> dict[str, Ended]:
     return dict(zip(HOSTILE, ended_all([*HOSTILE.values()], QUICK), strict=True))
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_refused_in_one_line(name: str, hostile: dict[str, Ended]) -> None:
     assert hostile[name].well, hostile[name]
@@ -171,7 +171,7 @@ def test_texts_arrive_and_return_as_they_are(patient: TemplateProcess) -> None:
     assert patient.render("{{ i }} {{ f }} {{ n }} {{ b }} {{ l }} {{ inf }}", "t.jinja", values) == expected
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_looking_back_through_a_thousand_messages_is_allowed(patient: TemplateProcess) -> None:
     source = (
         "{% for m in messages %}{% set ns = namespace(n=0) %}{% for i in range(loop.index0, -1, -1) %}"
@@ -192,6 +192,7 @@ def test_one_process_runs_many_templates(process: TemplateProcess) -> None:
     assert child(process).pid == first
 
 
+@pytest.mark.push
 def test_a_longer_conversation_gets_a_process_with_more_memory(process: TemplateProcess) -> None:
     first = child(process).pid
     process.render("{{ m | length }}", "t.jinja", {"m": "a" * 10_000_000})
@@ -200,6 +201,7 @@ def test_a_longer_conversation_gets_a_process_with_more_memory(process: Template
     assert "more than 400 MB" in refusal(process, "{{ 'a' * 10**9 }}")
 
 
+@pytest.mark.push
 def test_it_starts_again_when_somebody_has_ended_it(process: TemplateProcess) -> None:
     for _ in range(2):
         running = child(process)
@@ -208,6 +210,7 @@ def test_it_starts_again_when_somebody_has_ended_it(process: TemplateProcess) ->
         assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
 
 
+@pytest.mark.push
 def test_what_asks_can_be_interrupted(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     running = child(process)
 

@@ -19,6 +19,7 @@ from llmrun.engine.tool_calls.schemas import read_tools
 from llmrun.errors import LlmrunError
 from tests.support.growth import TIMES, growth
 from tests.support.templates.template_runs import PROCESS
+from tests.support.tiers import examples
 from tests.support.tool_calls.answers import parsed
 from tests.support.tool_calls.formats import DIFFERENT, EXPECTED, TEMPLATES, WITH_FORMATS, case_of, source_of, tools_of
 from tests.support.tool_calls.grammars import problem
@@ -61,6 +62,7 @@ def test_known_differences_are_still_there(name: str) -> None:
     assert (tools_of(name).tool_format is None) != (EXPECTED[name][0] == "-")
 
 
+@pytest.mark.push
 def test_every_template_that_shows_tools_has_a_format() -> None:
     assert [name for name in TEMPLATES if tools_of(name).takes_tools and not tools_of(name).tool_format] == []
     assert [name for name in TEMPLATES if tools_of(name).tool_format] == WITH_FORMATS
@@ -127,7 +129,7 @@ def made_up(before: str, middle: str, after: str, calls: str) -> str:
 
 @pytest.mark.push
 @given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]), TAGS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_format_can_be_parsed_and_enforced(before: str, middle: str, after: str, calls: str, answer: str) -> None:
     """Whatever the tags are, parsing and writing a grammar end without an exception that is not LlmrunError."""
     found = probe(made_up(before, middle, after, calls)).tools.tool_format
@@ -144,9 +146,9 @@ def test_any_format_can_be_parsed_and_enforced(before: str, middle: str, after: 
             assert problem(case, tool_grammar(case.spelling, tools, choice)) == ""
 
 
-@pytest.mark.push
+@pytest.mark.night
 @given(TAGS, TAGS, TAGS, st.sampled_from([CALLS, ITEMS]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_format_predicts_its_template(before: str, middle: str, after: str, calls: str) -> None:
     """Whatever the tags are: either no format is found, or one that predicts what the template writes."""
     found = probe(made_up(before, middle, after, calls)).tools.tool_format

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llmrun.engine.tool_calls.grammar import tool_grammar
 from llmrun.engine.tool_calls.schemas import Tool, read_tools
 from llmrun.errors import LlmrunError, UsageError
+from tests.support.tiers import examples
 from tests.support.tool_calls.formats import Case, real_case
 from tests.support.tool_calls.grammars import accepts, problem
 
@@ -270,7 +271,7 @@ def grammar_or_refusal(case: Case, given_: list[Tool], choice: str) -> str | Non
 
 @pytest.mark.night
 @given(st.sampled_from(CASES), st.dictionaries(NAMES, SCHEMAS, max_size=3), st.sampled_from(["auto", "required"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_hostile_schemas_are_escaped_or_refused(case: Case, properties: dict[str, Any], choice: str) -> None:
     """A grammar that llguidance compiles must still be one for a call of "a", whatever the schema contains."""
     definition = {

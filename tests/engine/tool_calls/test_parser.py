@@ -16,6 +16,7 @@ from llmrun.engine.tool_calls.events import AnswerText, ArgumentsText, CallStart
 from llmrun.engine.tool_calls.parser import ToolCallParser
 from llmrun.engine.tool_calls.schemas import read_tools
 from llmrun.engine.tool_calls.spelling import spelled_tools
+from tests.support.tiers import examples
 from tests.support.tool_calls.answers import Parsed, parsed
 from tests.support.tool_calls.formats import Case, real_case, tools_of
 
@@ -198,7 +199,7 @@ FRAGMENTS = st.lists(st.one_of(st.sampled_from(WORDS.split() + TEXTS), st.text(m
 
 @pytest.mark.push
 @given(st.sampled_from(CASES), FRAGMENTS, st.lists(st.integers(1, 9), min_size=1, max_size=5))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_chunks_make_no_difference(case: Case, pieces: list[str], sizes: list[int]) -> None:
     text = "".join(pieces)
     whole = parsed(case, TOOLS, text)
@@ -210,7 +211,7 @@ def test_chunks_make_no_difference(case: Case, pieces: list[str], sizes: list[in
 
 @pytest.mark.push
 @given(st.sampled_from(CASES), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_changed_calls_are_read_or_reported(case: Case, data: st.DataObject) -> None:
     found = case.format
     given_ = [("get", {"place": "Ulm", "days": 2}, "abcdefgh1"), ("now", {}, "abcdefgh2")]

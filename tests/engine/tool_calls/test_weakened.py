@@ -12,10 +12,11 @@ from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.matcher import ConstraintCompiler
 from llmrun.engine.tool_calls.weakened import weakened
 
+pytestmark = pytest.mark.push
+
 ARRAY = {"type": "array", "items": {"type": "string"}}
 
 
-@pytest.mark.push
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [

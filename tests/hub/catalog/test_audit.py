@@ -20,6 +20,8 @@ from llmrun.hub.names.model_sources import HubSource, RemoteFile
 from tests.support.hub.catalog_hub import CatalogHub, Repositories, catalog_hub
 from tests.support.hub.hub_client import refuse_import
 
+pytestmark = pytest.mark.push
+
 SCRIPT = Path(llmrun.__file__).resolve().parents[1] / "scripts" / "check-catalog"
 ONE, TWO = "1" * 64, "2" * 64
 REPOSITORIES: Repositories = {
@@ -150,7 +152,6 @@ def test_facts_are_written_into_their_line_and_nothing_else_changes() -> None:
         with_facts(CATALOG, CatalogFinding("fine:2b", "F16", HubSource("good/repo"), "", one, True))
 
 
-@pytest.mark.push
 def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)
@@ -162,7 +163,6 @@ def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) 
     assert run(path, "--all", "fine:2b").stdout.startswith("fine:2b-q8_0 ")
 
 
-@pytest.mark.push
 def test_the_script_completes_the_file(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)
@@ -176,7 +176,6 @@ def test_the_script_completes_the_file(hub: CatalogHub, tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
-@pytest.mark.push
 def test_the_script_names_what_does_not_hold_and_leaves_it_as_it_is(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG + WRONG)
@@ -186,7 +185,6 @@ def test_the_script_names_what_does_not_hold_and_leaves_it_as_it_is(hub: Catalog
     assert path.read_text() == CATALOG + WRONG
 
 
-@pytest.mark.push
 def test_a_hub_that_is_not_there_is_one_line(hub: CatalogHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)

@@ -69,6 +69,7 @@ def get(url: str, **headers: str) -> httpx2.Response:
     return httpx2.get(url, headers={name.replace("_", "-"): value for name, value in headers.items()}, trust_env=False)
 
 
+@pytest.mark.push
 def test_ranges_are_served_and_written_down(hub: FakeHub) -> None:
     url = hub.public(MODEL)
     part = get(url, Range="bytes=10-19")
@@ -83,6 +84,7 @@ def test_ranges_are_served_and_written_down(hub: FakeHub) -> None:
     ]
 
 
+@pytest.mark.push
 def test_faults_come_in_their_order_and_go(hub: FakeHub) -> None:
     url = hub.public(MODEL)
     hub.faults += [
@@ -103,6 +105,7 @@ def test_faults_come_in_their_order_and_go(hub: FakeHub) -> None:
     assert hub.asked[-1].sent == 1000
 
 
+@pytest.mark.push
 def test_an_address_at_the_storage_expires(hub: FakeHub) -> None:
     address = get(f"{hub.url}/org/repo/resolve/main/sub/model.gguf").headers["location"]
     assert get(address).content == MODEL

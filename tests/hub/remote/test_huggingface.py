@@ -356,6 +356,7 @@ def test_a_hostile_listing_offers_nothing_and_says_why(hub: FakeHub, file: dict[
     assert caught.value.hint.isprintable()
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("at", "file"), [("hub", "m-Q4_K_M.gguf"), ("api", None)])
 def test_a_hub_that_does_not_answer_is_given_up(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, at: str, file: str | None

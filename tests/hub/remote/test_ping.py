@@ -65,6 +65,7 @@ def test_a_hub_that_is_not_there_is_told_in_a_few_words(monkeypatch: pytest.Monk
     assert found.endpoint == "http://127.0.0.1:1"
 
 
+@pytest.mark.push
 def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")

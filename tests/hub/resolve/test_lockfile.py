@@ -15,6 +15,7 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.resolve.lockfile import LOCK, read_lock, write_lock
+from tests.support.tiers import examples
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SHA = "ab" * 32
@@ -254,7 +255,7 @@ def test_a_lock_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.push
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_whatever_a_lock_says_it_is_read_soundly_or_refused_in_one_line(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -114,6 +114,7 @@ def test_the_memory_of_rpc_servers_counts(hub: FakeHub, monkeypatch: pytest.Monk
     assert [options.rpc for options in asked] == ["", "box:1"]
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("less", "named"), [(1, "hf:o/n:Q4_0"), (10**9, "")])
 def test_the_largest_that_fits_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, less: int, named: str) -> None:
     artifact = pinned()

@@ -195,6 +195,7 @@ def test_any_other_text_is_not_found_in_one_line(name: str) -> None:
 # --- stored models and offline mode -----------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_a_model_that_is_here_costs_no_network_and_no_heavy_import(machine: Path) -> None:
     repository = machine / "hf" / "hub" / "models--o--n"
     snapshot = repository / "snapshots" / ("0" * 40)
@@ -370,6 +371,7 @@ def test_an_address_is_measured_by_its_own_server(hub: FakeHub) -> None:
     assert offer.commit == ""
 
 
+@pytest.mark.push
 def test_a_model_is_fetched_from_the_hub_and_is_here_from_then_on(hub: FakeHub, machine: Path) -> None:
     first = resolve("hf:o/n", reporter=Silent())
     assert first.path.read_bytes() == MODEL

@@ -13,6 +13,7 @@ from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.names.file_names import quantization_named, safe_segments
 from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, UrlSource
 from llmrun.hub.resolve.model_name import LocalPath, understand
+from tests.support.tiers import examples
 
 
 @pytest.fixture(autouse=True)
@@ -312,7 +313,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.push
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(TEXTS)
 @example("hf:owner/repo/" + "a" * 300 + ".gguf")
 def test_any_text_is_understood_or_refused_and_never_leaves_its_folder(text: str) -> None:

@@ -161,6 +161,7 @@ def test_offline_nobody_can_tell_what_is_current(hub: FakeHub) -> None:
 # --- locks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.push
 def test_what_is_locked_is_fetched_exactly_whatever_main_is_now(hub: FakeHub, tmp_path: Path) -> None:
     first = hub.repositories["o/n"].commit
     lock = lock_of(plan_current("hf:o/n", None, QUIET, offline=False))

@@ -68,6 +68,7 @@ def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
         made.wait(0.01)
 
 
+@pytest.mark.push
 def test_what_one_connection_brings_gets_it_another(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_the_file_is_right_over_any_number_of_connections(
         assert len({asked.range for asked in hub.asked}) > 5
 
 
+@pytest.mark.push
 def test_they_come_and_go(hub: FakeHub, partial: PartialFile) -> None:
     hub.bytes_per_second = 2e6
     with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
@@ -130,6 +132,7 @@ def test_what_is_claimed_next_is_neither_here_nor_claimed(hub: FakeHub, partial:
     assert claims[3] is None
 
 
+@pytest.mark.push
 def test_one_that_fails_beside_others_is_not_replaced_and_the_file_still_comes(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +155,7 @@ def test_all_of_them_failing_at_once_is_gone_on_from(
     assert hub.faults == []
 
 
+@pytest.mark.push
 def test_another_connection_that_gets_no_range_is_given_up(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +166,7 @@ def test_another_connection_that_gets_no_range_is_given_up(
     assert [asked.status for asked in hub.asked].count(200) == 1
 
 
+@pytest.mark.push
 def test_a_server_without_ranges_gets_one_connection(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +189,7 @@ def test_a_server_that_always_has_another_version_is_given_up(hub: FakeHub, tmp_
     partial.close()
 
 
+@pytest.mark.push
 def test_beside_others_another_version_is_not_believed_at_once(hub: FakeHub, tmp_path: Path) -> None:
     data = b"GGUF" + DATA[4:]
     url = hub.public(data)
@@ -213,6 +219,7 @@ def test_after_a_minute_without_failures_there_may_be_more_again(
     assert not made.refused
 
 
+@pytest.mark.push
 def test_one_failure_does_not_keep_a_download_slow_for_good(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +277,7 @@ def test_leaving_in_the_middle_ends_every_thread_at_once(
     assert partial.received == 200_000
 
 
+@pytest.mark.push
 def test_an_answer_that_comes_after_the_end_is_not_written(hub: FakeHub, partial: PartialFile) -> None:
     hub.latency = 0.3
     with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
@@ -298,6 +306,7 @@ def test_a_long_reading_of_what_was_here_is_told_and_nothing_is_asked(
     assert hub.asked == []
 
 
+@pytest.mark.push
 def test_what_came_is_made_safe_from_a_power_cut_now_and_then(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

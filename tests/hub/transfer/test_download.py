@@ -114,6 +114,7 @@ def test_the_record_says_what_was_fetched_and_from_where(folders: Folders, model
     assert model_records.known_digest(path) == SHA256
 
 
+@pytest.mark.push
 def test_a_model_in_shards_is_there_when_all_of_it_is(
     folders: Folders, hub: FakeHub, shards: Artifact, said: Said
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_damaged_blob_is_replaced(
     assert ["damaged: sha256" in note for note in said.notes] == [True] * (len(damaged) == len(MODEL))
 
 
+@pytest.mark.push
 def test_without_symbolic_links_the_file_itself_is_in_the_snapshot(
     folders: Folders, hub: FakeHub, shards: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_commit_that_was_asked_for_by_its_name_moves_no_branch(folders: Folder
     assert not (folders.cache / "models--org--repo" / "refs").exists()
 
 
+@pytest.mark.push
 def test_another_process_is_waited_for_with_one_line(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     said = Said()
     with held_for(paths.lock_file(SHA256), 0.2), held_for(paths.shared_lock("org/repo", SHA256), 0.5):
@@ -235,6 +238,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_stopped(
     assert folders.wrong(model, whole=True) == []
 
 
+@pytest.mark.push
 def test_silence_is_ended_and_gone_on_from(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:
     hub.faults.append(Fault(stall_after=HALF))
     assert download(model, said).read_bytes() == MODEL
@@ -539,6 +543,7 @@ def test_room_is_looked_for_before_the_first_byte(
     assert [path for path in folders.files() if ".locks" not in path.parts] == []
 
 
+@pytest.mark.push
 def test_room_is_needed_for_all_shards_before_the_first_byte(
     folders: Folders, hub: FakeHub, shards: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from llmrun.hub.transfer.partial_file import JOURNAL, understood
 from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, artifact_of, outcome
 
+pytestmark = pytest.mark.push
+
 PATIENCE_S = 60  # for a process that hangs; normal runs take far less
 
 
@@ -62,7 +64,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     return process.communicate(timeout=PATIENCE_S)
 
 
-@pytest.mark.push
 def test_what_a_killed_process_received_is_not_fetched_again(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     process = half_done(folders, hub, model)
     process.kill()
@@ -76,7 +77,6 @@ def test_what_a_killed_process_received_is_not_fetched_again(folders: Folders, h
     assert folders.wrong(model, whole=True) == []
 
 
-@pytest.mark.push
 def test_ctrl_c_ends_at_once_and_keeps_what_was_received(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     process = half_done(folders, hub, model, "import os; os.environ['HF_HUB_DOWNLOAD_TIMEOUT'] = '600'")
     started = time.monotonic()
@@ -93,7 +93,6 @@ def test_ctrl_c_ends_at_once_and_keeps_what_was_received(folders: Folders, hub: 
     assert folders.wrong(model, whole=True) == []
 
 
-@pytest.mark.push
 def test_two_processes_fetch_once_and_both_get_the_model(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     first = half_done(folders, hub, model)
     second = folders.start(model, hub)
@@ -107,7 +106,7 @@ def test_two_processes_fetch_once_and_both_get_the_model(folders: Folders, hub: 
     assert folders.wrong(model, whole=True) == []
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_when_the_first_of_two_is_killed_the_second_goes_on(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     first = half_done(folders, hub, model)
     second = folders.start(model, hub)
@@ -122,7 +121,6 @@ def test_when_the_first_of_two_is_killed_the_second_goes_on(folders: Folders, hu
     assert folders.wrong(model, whole=True) == []
 
 
-@pytest.mark.push
 def test_another_tool_that_downloads_is_waited_for(folders: Folders, hub: FakeHub, model: Artifact) -> None:
     import filelock
 
@@ -136,7 +134,6 @@ def test_another_tool_that_downloads_is_waited_for(folders: Folders, hub: FakeHu
     assert outcome(finish(process)[0]).path
 
 
-@pytest.mark.push
 def test_the_real_address_and_token_are_asked_for(folders: Folders, hub: FakeHub) -> None:
     model = artifact_of(hub.add("org/private", {"model.gguf": MODEL}, token=TOKEN), "model.gguf")
     process = folders.start(model, hub)

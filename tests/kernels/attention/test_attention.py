@@ -513,6 +513,7 @@ def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: s
         np.testing.assert_array_equal(alone[0], together[row])
 
 
+@pytest.mark.cover(1)
 @pytest.mark.push
 @EVERY_SHAPE
 def test_a_tile_of_rows_equals_its_rows_one_by_one(level: str, shape: AttentionShape, kv_type: str) -> None:

@@ -21,6 +21,7 @@ from llmrun.plan.ops.attention import attention_reference
 from llmrun.plan.reach import Reach
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_TYPE, MANY, NINE, OWN, SIX, Cache, filled
 from tests.support.kernels.runs import LEVELS_HERE
+from tests.support.tiers import examples
 
 BLOCKS = 48  # in the cache of these tests
 TABLE = 13  # blocks per sequence: three chunks and a bit
@@ -91,7 +92,7 @@ def ragged(rows: Sequence[tuple[int, int, int]]) -> tuple[list[int], NDArray[np.
 
 
 @pytest.mark.push
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rows=ROWS,
     seed=st.integers(0, 1000),

@@ -15,6 +15,7 @@ from llmrun.plan.reach import ALL, Reach, seen_ranges
 from tests.kernels.attention.test_attention import EVERY_LEVEL, NINE, SIX, filled
 from tests.kernels.attention.test_attention_batches import BLOCKS, TABLE, Sequences, filled_once, tables_of
 from tests.support.kernels.runs import LEVELS_HERE
+from tests.support.tiers import examples
 
 LENGTHS = (1, 16, 33, 129, 300)
 
@@ -42,7 +43,7 @@ def test_rows_see_both_ways_like_the_twin(level: str, shape: AttentionShape, kv_
 
 
 @pytest.mark.push
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, TABLE * BLOCK), min_size=1, max_size=5),
     seed=st.integers(0, 1000),

@@ -11,6 +11,8 @@ from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.ops.attention import attention_reference
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_SHAPE, EVERY_TYPE, NINE, SIX, Cache, filled
 
+pytestmark = pytest.mark.push
+
 WINDOWS = (1, 2, 3, 16, 31, 32, 33, 100, 128, 129, 250, 1000)
 LENGTHS = np.array([1, 2, 17, 32, 33, 48, 100, 127, 128, 129, 160, 161, 256, 257, 300], np.int32)
 FAR = np.concatenate([np.arange(0, 20), np.arange(110, 150), np.arange(240, 261), [299]]).astype(np.int32)
@@ -32,7 +34,6 @@ def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
     cache.store(q, nan, nan, positions, level=level)
 
 
-@pytest.mark.push
 @EVERY_SHAPE
 def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Allow an error of 2e-6 of the largest value, wherever the window begins within a block and a chunk."""
@@ -47,7 +48,7 @@ def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShap
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
-@pytest.mark.push
+@pytest.mark.cover(2)
 @EVERY_SHAPE
 @pytest.mark.parametrize("window", [1, 5, 33, 128, 200])
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
@@ -65,7 +66,6 @@ def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 @pytest.mark.parametrize("window", [1, 20, 33, 128, 150])
@@ -86,7 +86,6 @@ def test_what_lies_before_every_window_is_not_read(level: str, kv_type: str, win
         np.testing.assert_array_equal(alone[0], clean[row])
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: str) -> None:
@@ -99,7 +98,6 @@ def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: st
         assert positions[seen].tolist() == list(range(50, 50 + window))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("cap", [0.5, 30.0])
@@ -116,7 +114,6 @@ def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) 
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=4e-6 * np.abs(values[seen]).max())
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
     cache = filled(SIX, 300, "f16", level=level)
@@ -127,7 +124,6 @@ def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-@pytest.mark.push
 @EVERY_SHAPE
 def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Covers sinks below, among and above the scores. The largest sinks take nearly all of the weight."""
@@ -141,7 +137,6 @@ def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[:length]).max())
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_a_sink_far_below_all_scores_changes_nothing(level: str) -> None:
     cache = filled(NINE, 300, "f16", level=level)

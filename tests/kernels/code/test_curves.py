@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from llmrun.kernels.code import curves, simd
 from tests.support.kernels.runs import LEVELS_HERE
 
+pytestmark = pytest.mark.push
+
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 CURVES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -44,7 +46,6 @@ def values_of(name: str, level: str, x: NDArray[np.float32]) -> NDArray[np.float
     return y[: len(x)]
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("name", "most"), [("sigmoid", 4), ("softplus", 4), ("tanh", 3)])
 def test_a_curve_is_within_a_few_units_in_the_last_place(level: str, name: str, most: float) -> None:

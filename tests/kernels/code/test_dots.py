@@ -83,6 +83,7 @@ def test_sums_are_exact_where_narrow_lanes_would_overflow(level: str, kind: str,
         check(level, kind, np.full((8, 16, 4), weight, np.int64), activations)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_sums_of_anything_are_exact(level: str, kind: str) -> None:

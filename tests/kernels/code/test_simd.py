@@ -139,6 +139,7 @@ def test_multiply_adds_round_once(level: str) -> None:
         assert_same_bits(found, float32(expected))
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_multiply_adds_of_infinities(level: str) -> None:
     special = float32([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, 3e38, -3e38])
@@ -170,6 +171,7 @@ def assert_same_bits(actual: NDArray[Any], expected: NDArray[Any]) -> None:
     np.testing.assert_array_equal(actual[~nan].view(word), expected[~nan].view(word))
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_every_half_becomes_the_float_it_is(level: str) -> None:
     with np.errstate(invalid="ignore"):  # on Arm, NumPy warns about signaling NaNs
@@ -177,6 +179,7 @@ def test_every_half_becomes_the_float_it_is(level: str) -> None:
     assert_same_bits(convert_to_floats(level, ALL_HALVES), expected)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_floats_are_rounded_to_the_nearest_half_and_ties_to_even(level: str) -> None:
     """Covers every half, the midpoint between it and the next half, and the floats on both sides of each."""
@@ -194,6 +197,7 @@ def test_floats_are_rounded_to_the_nearest_half_and_ties_to_even(level: str) -> 
     assert_same_bits(convert_to_halves(level, floats), expected)
 
 
+@pytest.mark.push
 @EVERY_LEVEL
 def test_exp_is_within_two_units_in_the_last_place(level: str) -> None:
     """Covers a million arguments in [-87, 0]. At most 0.94 was measured."""

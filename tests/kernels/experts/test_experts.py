@@ -34,6 +34,9 @@ from tests.support.kernels.runs import (
     whole_matrix,
     width,
 )
+from tests.support.tiers import examples
+
+pytestmark = pytest.mark.push
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 EVERY_TYPE = pytest.mark.parametrize("kind", [*EXPERT_TYPES, "f32"])
@@ -115,7 +118,6 @@ def assert_near(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> N
 # --- whole layers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_layer_is_near_its_twin(level: str, kind: str) -> None:
@@ -125,7 +127,6 @@ def test_a_layer_is_near_its_twin(level: str, kind: str) -> None:
         assert_near(run_plan(layer.build, x, level=level, threads=1 + rows % 3), twin(layer.build, x))
 
 
-@pytest.mark.push
 @EVERY_TYPE
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_one_row_with_biases_is_each_threads_own(kind: str, threads: int) -> None:
@@ -134,7 +135,6 @@ def test_one_row_with_biases_is_each_threads_own(kind: str, threads: int) -> Non
     assert_near(run_plan(layer.build, x, threads=threads), twin(layer.build, x))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_experts_make_may_be_a_value_of_its_own(rows: int, threads: int) -> None:
@@ -144,7 +144,6 @@ def test_what_experts_make_may_be_a_value_of_its_own(rows: int, threads: int) ->
     np.testing.assert_array_equal(alone, added)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("kind", ["q4_k", "f32"])
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_all_rows_may_choose_one_expert_and_none_the_others(kind: str, rows: int) -> None:
@@ -154,7 +153,6 @@ def test_all_rows_may_choose_one_expert_and_none_the_others(kind: str, rows: int
         assert_near(run_plan(layer.build, x, threads=2), twin(layer.build, x))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("kind", ["q8_0", "f32"])
 @pytest.mark.parametrize("rows", [1, 14])
 def test_a_row_may_be_sent_to_every_expert(kind: str, rows: int) -> None:
@@ -163,7 +161,6 @@ def test_a_row_may_be_sent_to_every_expert(kind: str, rows: int) -> None:
     assert_near(run_plan(layer.build, x, threads=3), twin(layer.build, x))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind: str) -> None:
@@ -179,7 +176,6 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind
     np.testing.assert_array_equal(run_plan(layer.build, x[::-1], level=level, threads=3), together[::-1])
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("kind", EXPERT_TYPES)
 def test_integers_are_exact(level: str, kind: str) -> None:
@@ -214,7 +210,6 @@ def test_integers_are_exact(level: str, kind: str) -> None:
     np.testing.assert_array_equal(run_plan(build, x[:1], level=level, threads=2), expected[:1])
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("kind", ["q4_k", "f32"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> None:
@@ -230,7 +225,6 @@ def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> No
     assert np.isnan(run_plan(layer.build, x[4:5], threads=2)).all()
 
 
-@pytest.mark.push
 def test_a_sum_that_each_thread_has_for_itself_may_be_added_onto() -> None:
     """Adds to the embedding, which no product is added to and which each thread therefore holds itself."""
     layer = Layer("q4_k")
@@ -340,7 +334,6 @@ def route_of(
     return Route(Value(experts), gating, normalized, 1.5, bias, scales, groups, Routing(experts, used))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (6, 2), (16, 16), (17, 5), (384, 8), (100, 33)])
@@ -358,7 +351,6 @@ def test_routes_are_the_twins(level: str, gating: Gating, experts: int, used: in
 GROUPED = [(6, 2, 3, 1), (16, 4, 4, 2), (40, 9, 20, 5), (256, 8, 8, 4), (48, 5, 2, 1), (102, 33, 17, 16)]
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("experts", "used", "groups", "groups_used"), GROUPED)
@@ -377,9 +369,8 @@ def test_grouped_routes_equal_the_twin(
     assert max(len(set(row)) for row in (chosen // (experts // groups)).tolist()) <= groups_used
 
 
-@pytest.mark.push
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_groups_of_any_size_equal_the_twin(data: st.DataObject) -> None:
     """Few distinct logits, some of them not finite, so that experts and groups often tie or have no score."""
     count, size = data.draw(st.integers(2, 12)), data.draw(st.integers(2, 20))
@@ -393,7 +384,6 @@ def test_groups_of_any_size_equal_the_twin(data: st.DataObject) -> None:
     np.testing.assert_array_equal(routed(logits.astype(np.float32), op).chosen, chosen)
 
 
-@pytest.mark.push
 def test_the_two_best_experts_of_a_group_count() -> None:
     """A group with one outstanding expert loses to a group with two good ones."""
     logits = np.array([[9, 0, 0, 5, 5, 0, 4, 0, 4]], np.float32)
@@ -402,7 +392,6 @@ def test_the_two_best_experts_of_a_group_count() -> None:
     assert routed_reference(logits, op)[0].tolist() == [[3, 4]]
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_equal_groups_are_taken_in_order(level: str) -> None:
     op = route_of(24, 8, Gating.SIGMOID, groups=ExpertGroups(6, 2))
@@ -410,7 +399,6 @@ def test_equal_groups_are_taken_in_order(level: str) -> None:
     np.testing.assert_array_equal(found.chosen, [range(8)] * 3)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("gating", Gating)
 def test_of_equal_experts_the_lower_number_comes_first(level: str, gating: Gating) -> None:
@@ -424,7 +412,6 @@ def test_of_equal_experts_the_lower_number_comes_first(level: str, gating: Gatin
     np.testing.assert_array_equal(found.chosen[:2], [range(9)] * 2)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize("biased", [False, True])
@@ -446,9 +433,8 @@ def test_logits_that_are_not_finite_choose_experts_too(
     assert all(len(set(row)) == 7 for row in found.chosen.tolist())
 
 
-@pytest.mark.push
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_slots_are_in_order_of_experts_and_rows(data: st.DataObject) -> None:
     experts = data.draw(st.integers(1, 70))
     used, rows = data.draw(st.integers(1, experts)), data.draw(st.sampled_from([1, 2, 16, 33, 256]))

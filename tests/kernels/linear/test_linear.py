@@ -27,6 +27,8 @@ from tests.support.kernels.runs import (
     width,
 )
 
+pytestmark = pytest.mark.push
+
 STEP_ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 43)  # around the tile sizes, and around the start of panels
 
 
@@ -41,7 +43,6 @@ def whole_activations(integers: NDArray[np.int8]) -> NDArray[np.float32]:
     return integers.reshape(len(integers), -1).astype(np.float32)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", INTEGER_TYPES)
 @given(data=st.data())
@@ -58,7 +59,6 @@ def test_integers_are_exact(level: str, kind: str, data: st.DataObject) -> None:
     np.testing.assert_array_equal(run_linear(matrix, x, level=level, threads=threads), expected)
 
 
-@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
@@ -79,8 +79,7 @@ def twin(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
     return integer_linear_reference(integers, scales, mins, quantized, x_scales)
 
 
-@pytest.mark.push
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind: str) -> None:
@@ -92,7 +91,6 @@ def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind
         np.testing.assert_array_equal(run_linear(matrix, x[:rows], level=level, threads=1 + rows % 4), together[:rows])
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", INTEGER_TYPES)
 def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
@@ -103,7 +101,6 @@ def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
     np.testing.assert_array_equal(run_linear(matrix, x, level=level), run_linear(matrix, x, level="portable"))
 
 
-@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 18, 43])
@@ -124,7 +121,6 @@ def test_adding_onto_a_value(kind: str, rows: int) -> None:
     np.testing.assert_array_equal(run_plan(build, x, threads=3), x + product)
 
 
-@pytest.mark.push
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38, 1e-40])
@@ -139,7 +135,6 @@ def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> No
     np.testing.assert_array_equal(poisoned[others], clean[others])
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("kind", FLOAT_TYPES)
 @given(data=st.data())
 @settings(max_examples=10)

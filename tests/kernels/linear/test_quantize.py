@@ -14,6 +14,9 @@ from llmrun.layouts import quantized_rows, records
 from llmrun.layouts.arena import address_of, allocate
 from llmrun.plan.ops.linear import QuantizeWords, quantize_reference
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
+from tests.support.tiers import examples
+
+pytestmark = pytest.mark.push
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 
@@ -53,10 +56,9 @@ ACTIVATIONS = hnp.arrays(
 )
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @given(x=ACTIVATIONS, threads=st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_quantized_activations_equal_the_twin(level: str, x: NDArray[np.float32], threads: int) -> None:
     integers, scales, offsets, sums, first_halves = run_quantize(x, level, threads)
     expected, expected_scales = quantize_reference(x)
@@ -68,7 +70,6 @@ def test_quantized_activations_equal_the_twin(level: str, x: NDArray[np.float32]
     np.testing.assert_array_equal(first_halves, -integers[:, :, :16].astype(np.int32).sum(-1))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("blocks", [1, 16])
 @pytest.mark.parametrize("largest", [1e-45, 1e-38, 9e-37, 1.1e-36, 1e-30, 1.0, 3.4e38])
@@ -81,7 +82,6 @@ def test_quantizing_any_magnitude_keeps_integers_in_range(level: str, largest: f
     np.testing.assert_allclose(integers[0, -1] * scales[0, -1], x[0, -32:], atol=max(largest / 253, 1e-36))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("block", [1, 16])
@@ -96,7 +96,6 @@ def test_a_block_that_is_not_finite_harms_no_other(level: str, poison: float, bl
         np.testing.assert_array_equal(poisoned[index][others], clean[index][others])
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows", [1, 2, 5, 64, 65, 129, 200, 257])
 def test_every_row_is_quantized_whatever_the_number_of_threads(rows: int, threads: int) -> None:

@@ -21,6 +21,8 @@ from llmrun.plan.values import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of
 from tests.support.kernels.sequence_runs import run_steps
 
+pytestmark = pytest.mark.push
+
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 ROWS, HEADS = 70, 4
 STEPS = ([70], [1] * 70, [7] * 10, [33, 1, 20, 16])
@@ -48,7 +50,6 @@ def near(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
     assert np.abs(actual - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("key_size", "value_size", "shared"), [(16, 16, 1), (32, 96, 2), (128, 64, 1), (64, 128, 2)])
 def test_the_delta_rule_is_near_its_twin(level: str, key_size: int, value_size: int, shared: int) -> None:
@@ -77,7 +78,6 @@ def test_the_delta_rule_is_near_its_twin(level: str, key_size: int, value_size: 
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("key_size", "value_size", "key_heads"), [(16, 32, 1), (128, 64, 2), (64, 16, 4)])
 def test_mamba_2_is_near_its_twin(level: str, key_size: int, value_size: int, key_heads: int) -> None:
@@ -104,7 +104,6 @@ def test_mamba_2_is_near_its_twin(level: str, key_size: int, value_size: int, ke
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("key_size", "columns"), [(16, 16), (16, 144), (48, 64)])
 def test_mamba_1_is_near_its_twin(level: str, key_size: int, columns: int) -> None:
@@ -129,7 +128,6 @@ def test_mamba_1_is_near_its_twin(level: str, key_size: int, columns: int) -> No
         np.testing.assert_array_equal(run_in_steps(build, x, steps, level, threads=2), whole)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("taps", [2, 4, 16])
 @pytest.mark.parametrize("widths", [(16,), (240, 48), (288, 16, 320)])

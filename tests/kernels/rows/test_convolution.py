@@ -14,6 +14,8 @@ from llmrun.plan.plan import Plan
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of
 from tests.support.kernels.sequence_runs import Rows, run_steps
 
+pytestmark = pytest.mark.push
+
 WIDTH = 48
 LENGTH = 75  # positions, in three blocks
 INPUTS = np.random.default_rng(1).standard_normal((2 * LENGTH, 3 * WIDTH)).astype(np.float32)
@@ -47,7 +49,6 @@ def cut(tokens: Sequence[int], at: Sequence[int]) -> list[Rows]:
     return [[(0, token) for token in tokens[start:end]] for start, end in pairwise(at)]
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("taps", [1, 2, 3, 5])
 def test_a_whole_sequence_is_convolved_as_by_its_twin(level: str, taps: int) -> None:
@@ -55,7 +56,6 @@ def test_a_whole_sequence_is_convolved_as_by_its_twin(level: str, taps: int) -> 
     np.testing.assert_array_equal(convolved(steps, taps=taps, level=level)[0], expected(range(LENGTH), taps))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     "at", [[0, 1, 2, 3, 10, 31, 32, 33, 34, 70, LENGTH], [*range(LENGTH + 1)], [0, 40, *range(41, LENGTH + 1)]]
@@ -65,7 +65,6 @@ def test_a_sequence_in_any_chunks_is_the_same(at: list[int], threads: int) -> No
     np.testing.assert_array_equal(found[0], expected(range(LENGTH)))
 
 
-@pytest.mark.push
 def test_sequences_of_one_batch_keep_apart() -> None:
     """Interleaves rows of two sequences in different pieces, including next to each other's last rows."""
     tokens = {0: list(range(LENGTH)), 1: list(range(LENGTH, 2 * LENGTH))}

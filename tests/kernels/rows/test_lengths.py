@@ -13,6 +13,8 @@ from llmrun.layouts.arena import address_of
 from llmrun.plan.ops.norms import CutOffWords, MatchLengthWords, cut_off_reference, match_length_reference
 from tests.support.kernels.runs import EPSILON, LEVELS_HERE, padded_rows, run_kernel, ulps
 
+pytestmark = pytest.mark.push
+
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 ROWS = (1, 2, 3, 7, 8, 9, 17)
 WIDTHS = (2, 16, 33, 64, 576, 1000)
@@ -59,7 +61,6 @@ def random_rows(rows: int, width: int, seed: int) -> NDArray[np.float32]:
     return (10 * np.random.default_rng(seed).standard_normal((rows, width))).astype(np.float32)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_matched_lengths_are_near_those_of_the_twin(level: str, rows: int) -> None:
@@ -70,7 +71,6 @@ def test_matched_lengths_are_near_those_of_the_twin(level: str, rows: int) -> No
         assert ulps(actual, match_length_reference(x, like)) <= 6
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_rows_of_zeros_stay_zeros(level: str) -> None:
     x = np.zeros((2, 40), np.float32)
@@ -79,7 +79,6 @@ def test_rows_of_zeros_stay_zeros(level: str) -> None:
     np.testing.assert_array_equal(actual, 3 * x)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("deviations", [1.6448533535003662, -0.5])
@@ -92,7 +91,6 @@ def test_the_cutoff_is_near_that_of_the_twin(level: str, rows: int, deviations: 
         assert (np.abs(actual - cut_off_reference(x, deviations)) / (EPSILON * largest)).max() <= 16
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_the_cutoff_of_whole_numbers_is_exact(level: str) -> None:
     """The mean is 5, the squares add up to 128, and the standard deviation of a sample of 33 is 2."""
@@ -102,7 +100,6 @@ def test_the_cutoff_of_whole_numbers_is_exact(level: str) -> None:
     np.testing.assert_array_equal(actual, x - 2)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_nan_passes_the_cutoff(level: str) -> None:
     x = np.ones((1, 20), np.float32)

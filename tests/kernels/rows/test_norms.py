@@ -13,6 +13,8 @@ from llmrun.layouts.arena import address_of
 from llmrun.plan.ops.norms import NormWords, layernorm_reference, rmsnorm_reference
 from tests.support.kernels.runs import EPSILON, LEVELS_HERE, padded_rows, run_kernel, ulps
 
+pytestmark = pytest.mark.push
+
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 ROWS = (1, 2, 3, 7, 8, 9, 17)
 WIDTHS = (1, 16, 33, 64, 576, 1000)
@@ -81,7 +83,6 @@ def random_weight(width: int) -> NDArray[np.float32]:
 # --- rmsnorm ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_rmsnorm_is_near_its_twin(level: str, rows: int) -> None:
@@ -92,7 +93,6 @@ def test_rmsnorm_is_near_its_twin(level: str, rows: int) -> None:
         assert ulps(actual, rmsnorm_reference(x, weight, 1e-5)) <= 6
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_rmsnorm_of_whole_squares_is_exact(level: str) -> None:
     """These sums are exact in any order: the mean of 64 squares of 3 is 9."""
@@ -101,13 +101,11 @@ def test_rmsnorm_of_whole_squares_is_exact(level: str) -> None:
     np.testing.assert_array_equal(actual, x * (np.float32(1) / np.float32(3)) * np.float32(6))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_rmsnorm_of_zeros_is_zero(level: str) -> None:
     assert not run_norm(np.zeros((3, 40), np.float32), np.ones(40, np.float32), 1e-5, level, threads=2).any()
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("heads", "head_size"), [(1, 16), (3, 48), (9, 64)])
 def test_each_head_is_normalized_as_a_row_of_its_own(level: str, heads: int, head_size: int) -> None:
@@ -117,7 +115,6 @@ def test_each_head_is_normalized_as_a_row_of_its_own(level: str, heads: int, hea
     np.testing.assert_array_equal(of_heads, of_rows.reshape(x.shape))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("groups", "features"), [(1, 16), (3, 48), (8, 64)])
 def test_each_group_is_normalized_with_its_own_weight(level: str, groups: int, features: int) -> None:
@@ -132,7 +129,6 @@ def test_each_group_is_normalized_with_its_own_weight(level: str, groups: int, f
 # --- layernorm --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_layernorm_is_near_its_twin(level: str, rows: int) -> None:
@@ -149,7 +145,6 @@ def test_layernorm_is_near_its_twin(level: str, rows: int) -> None:
         assert (np.abs(actual - layernorm_reference(x, weight, bias, 1e-5)) / (EPSILON * parts)).max() <= 16
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_layernorm_of_whole_numbers_is_exact(level: str) -> None:
     """Uses 33 features, which end within a vector. The mean is 5, all squares but one are 4, and the variance is 128 /
@@ -164,7 +159,6 @@ def test_layernorm_of_whole_numbers_is_exact(level: str) -> None:
 # --- both norms ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("bias", [None, np.ones(48, np.float32)], ids=["rmsnorm", "layernorm"])
 def test_the_wanted_rows_are_gathered(level: str, bias: NDArray[np.float32] | None) -> None:
@@ -174,7 +168,6 @@ def test_the_wanted_rows_are_gathered(level: str, bias: NDArray[np.float32] | No
     np.testing.assert_array_equal(gathered, run_norm(x, weight, 1e-5, level, threads=1, bias=bias)[wanted])
 
 
-@pytest.mark.push
 def test_in_a_step_of_one_row_every_thread_reads_and_writes_its_own_copy() -> None:
     weight, y = np.ones(64, np.float32), np.zeros((4, 64), np.float32)
     x = random_rows(4, 64)

@@ -10,10 +10,11 @@ from tests.support.kernels.row_ops_plan import TOKENS, row_ops_plan
 from tests.support.kernels.runs import LEVELS_HERE
 from tests.support.kernels.sequence_runs import run_steps
 
+pytestmark = pytest.mark.push
+
 SENTENCE = np.random.default_rng(0).integers(0, TOKENS, 40).astype(np.int32)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_plan_of_row_ops_means_what_its_twin_says(level: str, threads: int) -> None:
@@ -22,7 +23,6 @@ def test_a_plan_of_row_ops_means_what_its_twin_says(level: str, threads: int) ->
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_one_row_at_a_time_is_the_same_to_the_bit(threads: int) -> None:
     """In steps of one row, each thread keeps its own copy of the sums."""

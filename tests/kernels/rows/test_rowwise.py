@@ -40,6 +40,8 @@ from tests.support.kernels.runs import (
 )
 from tests.support.kernels.runs import width as width_of
 
+pytestmark = pytest.mark.push
+
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 ROWS = (1, 2, 3, 7, 8, 9, 17)
 
@@ -103,7 +105,6 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
     return exact
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("rows", ROWS)
@@ -123,7 +124,6 @@ def test_gated_is_near_its_twin(level: str, rows: int, activation: Activation) -
     assert (np.abs(actual - expected) / np.spacing(size)).max() <= 5
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("activation", Activation)
 def test_an_activation_is_near_float64s(level: str, activation: Activation) -> None:
@@ -142,7 +142,6 @@ def test_an_activation_is_near_float64s(level: str, activation: Activation) -> N
     assert (units - roundings / 2 * np.abs(argument)).max() <= 5
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("activation", [one for one in Activation if one is not Activation.CLAMPED_SILU])
 def test_an_activation_alone_has_the_same_ones_for_all_rows(level: str, activation: Activation) -> None:
@@ -151,7 +150,6 @@ def test_an_activation_alone_has_the_same_ones_for_all_rows(level: str, activati
     np.testing.assert_array_equal(alone, run_gated(gate, np.ones_like(gate), level, 1, activation))
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU])
 def test_activations_at_their_ends(level: str, activation: Activation) -> None:
@@ -161,7 +159,6 @@ def test_activations_at_their_ends(level: str, activation: Activation) -> None:
     assert -1e-30 < actual[3] <= 0
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_sigmoid_of_extreme_values(level: str) -> None:
     gate = np.array([[0.0, -0.0, 200, -200, np.inf, -np.inf, np.nan]], np.float32)
@@ -171,7 +168,6 @@ def test_sigmoid_of_extreme_values(level: str) -> None:
     assert 0 <= actual[5] < 1e-30
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(
     ("activation", "three", "huge"), [(Activation.RELU, 3, 1e30), (Activation.RELU_SQUARED, 9, np.inf)]
@@ -184,7 +180,6 @@ def test_relu_of_extreme_values(level: str, activation: Activation, three: float
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_the_clamped_activation_is_clamped(level: str) -> None:
     gate = np.array([[7, 8, np.inf, 1, 1, 1, 1, np.nan, 1]], np.float32)
@@ -218,7 +213,6 @@ def run_xielu(x: NDArray[np.float32], level: str, threads: int, curve: XieluCurv
     return y[:, : x.shape[1]]
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("least", [-1e-6, -0.7, 0.3])
 def test_xielu_is_near_float64s(level: str, least: float) -> None:
@@ -236,7 +230,6 @@ def test_xielu_is_near_float64s(level: str, least: float) -> None:
         assert (np.abs(found - exact) / unit).max() <= 5
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 def test_xielu_of_extreme_values(level: str) -> None:
     x = np.array([[0.0, -0.0, np.inf, np.nan, -np.nan, -100]], np.float32)
@@ -286,7 +279,6 @@ def run_add(
     return total[:, :width]
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_sums_are_those_of_numpy(level: str, rows: int) -> None:
@@ -299,7 +291,6 @@ def test_sums_are_those_of_numpy(level: str, rows: int) -> None:
         np.testing.assert_array_equal(run_add(x, y[:1], level), x + y[:1])
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
@@ -313,7 +304,6 @@ def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
     assert (np.abs(actual - expected) / np.spacing(np.abs(x) + np.abs(y))).max() <= 4
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_weighted_sum_takes_its_factor_from_a_row(level: str, rows: int) -> None:
@@ -329,7 +319,6 @@ def test_a_weighted_sum_takes_its_factor_from_a_row(level: str, rows: int) -> No
 # --- the cap on logits ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("width", [1, 37, CAP_CHUNK, 2 * CAP_CHUNK + 5])
 @pytest.mark.parametrize("rows", [0, 1, 3])
@@ -346,7 +335,6 @@ def test_logits_are_capped(level: str, rows: int, width: int) -> None:
 # --- embedding --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("scale", [1.0, 33.9411])

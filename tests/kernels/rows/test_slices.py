@@ -18,6 +18,8 @@ from llmrun.plan.reference import exact
 from llmrun.plan.values import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of, padded_rows, run_kernel, run_plan
 
+pytestmark = pytest.mark.push
+
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 
 
@@ -25,7 +27,6 @@ def random_rows(rows: int, width: int) -> NDArray[np.float32]:
     return np.random.default_rng(width).standard_normal((rows, width)).astype(np.float32)
 
 
-@pytest.mark.push
 @EVERY_LEVEL
 @pytest.mark.parametrize(("of_a", "of_b", "parts"), [(1, 2, 3), (16, 64, 2), (37, 0, 5), (3, 16, 1), (512, 64, 4)])
 def test_concatenated_parts_lie_side_by_side(level: str, of_a: int, of_b: int, parts: int) -> None:
@@ -63,7 +64,6 @@ def assert_same_as_twin(build: Callable[[Plan, Value], None], x: NDArray[np.floa
     np.testing.assert_array_equal(run_plan(build, x, threads=threads), expected)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_parts_of_a_plan_are_its_twins(rows: int, threads: int) -> None:
@@ -80,7 +80,6 @@ def test_parts_of_a_plan_are_its_twins(rows: int, threads: int) -> None:
     assert_same_as_twin(build, random_rows(rows, 60), threads)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_value_is_scaled_where_it_is(rows: int, threads: int) -> None:
@@ -101,7 +100,6 @@ def test_a_value_is_scaled_where_it_is(rows: int, threads: int) -> None:
     assert_same_as_twin(build, random_rows(rows, 40), threads)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("rows", [1, 6])
 def test_a_scaled_value_is_made_integers_anew(rows: int) -> None:
     def build(plan: Plan, x: Value) -> None:
@@ -116,7 +114,6 @@ def test_a_scaled_value_is_made_integers_anew(rows: int) -> None:
     assert before.any()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_rows_of_experts_have_parts_and_scales_too(rows: int, threads: int) -> None:

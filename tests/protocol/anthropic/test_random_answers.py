@@ -14,6 +14,8 @@ from llmrun.types import FinishReason
 from tests.support.protocol.answers import ended
 from tests.support.protocol.anthropic_answers import TOOL, answer, assembled, official, streamed, whole
 
+pytestmark = pytest.mark.push
+
 TEXTS = st.text(max_size=4)
 IDS = st.sampled_from(["", "call_0", "call_1", "abcdefghi"])
 VALUES = st.none() | st.integers() | TEXTS | st.lists(TEXTS, max_size=2)
@@ -47,7 +49,6 @@ def answers(draw: st.DrawFn) -> list[Event]:
     return [*events, ended(draw(REASONS))]
 
 
-@pytest.mark.push
 @given(answers(), st.sampled_from(["summarized", "omitted"]))
 def test_an_assembled_stream_is_the_whole_message(events: list[Event], display: str) -> None:
     fields: dict[str, Any] = {"tools": [TOOL], "thinking": {"type": "adaptive", "display": display}}

@@ -13,10 +13,11 @@ from tests.support.protocol.answers import FACTS, SEED, sent
 from tests.support.protocol.mutated import MESSAGE, mutated
 from tests.support.protocol.refusals import accepted
 
+pytestmark = pytest.mark.push
+
 REQUIRED = {"model": "tiny", "max_tokens": 10}
 
 
-@pytest.mark.push
 @given(mutated(MESSAGE))
 def test_random_messages_are_accepted_or_refused(body: dict[str, Any]) -> None:
     body = {**REQUIRED, **body}
@@ -28,7 +29,6 @@ def test_random_messages_are_accepted_or_refused(body: dict[str, Any]) -> None:
         assert counted.prompt == parsed.request.prompt, "the count is that of the message"
 
 
-@pytest.mark.push
 @given(mutated(MESSAGE))
 def test_random_counts_are_accepted_or_refused(body: dict[str, Any]) -> None:
     accepted(lambda: parse_count(sent({**REQUIRED, **body}), FACTS))

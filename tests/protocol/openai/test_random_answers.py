@@ -24,6 +24,8 @@ from tests.support.protocol.answers import (
 )
 from tests.support.protocol.events import LOGPROBS, REASONS, TEXTS, chats
 
+pytestmark = pytest.mark.push
+
 
 @st.composite
 def interleaved(draw: st.DrawFn, choices: list[list[Event]]) -> list[tuple[int, Event]]:
@@ -32,7 +34,6 @@ def interleaved(draw: st.DrawFn, choices: list[list[Event]]) -> list[tuple[int, 
     return [(index, next(streams[index])) for index in order]
 
 
-@pytest.mark.push
 @given(st.lists(chats(), min_size=1, max_size=3), st.data())
 def test_an_assembled_stream_is_the_whole_answer(choices: list[list[Event]], data: st.DataObject) -> None:
     options = {"n": len(choices), "tools": [TOOL], "logprobs": True, "top_logprobs": 1}
@@ -70,7 +71,6 @@ def continuations(draw: st.DrawFn) -> list[Event]:
     return [*deltas, ended(draw(REASONS))]
 
 
-@pytest.mark.push
 @given(st.lists(continuations(), min_size=1, max_size=3), st.data())
 def test_a_streamed_completion_is_the_whole_one(choices: list[list[Event]], data: st.DataObject) -> None:
     options = {"prompt": ["a"] * len(choices), "logprobs": 1}

@@ -80,6 +80,7 @@ def test_a_response_has_its_items_and_settings() -> None:
     }
 
 
+@pytest.mark.push
 def test_a_stream_has_the_official_order() -> None:
     events = streamed(
         response_answer(tools=[FLAT_TOOL]),

@@ -12,7 +12,7 @@ from tests.support.browser.still_pages import MEASURE
 from tests.support.serving.fake_model import HOLD, FakeModel, text
 from tests.support.serving.servers import serving
 
-pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.night, NEEDS_CHROMIUM]
 
 ANSWER = """# Title
 

@@ -259,6 +259,7 @@ def test_a_question_asks_for_the_key_again(chromium: Browser) -> None:
         page.wait_for("models.length && !$('unlock').open")
 
 
+@pytest.mark.night
 def test_colors_follow_the_system_until_they_are_chosen(chromium: Browser) -> None:
     with serving() as server:
         page = open_chat(chromium, server)

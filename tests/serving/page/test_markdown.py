@@ -14,6 +14,7 @@ from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.hostile_answers import PAYLOADS
 from tests.support.browser.live_page import Browser, Page
 from tests.support.serving.servers import serving
+from tests.support.tiers import examples
 
 pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
 
@@ -121,7 +122,8 @@ def test_a_link_shows_where_it_goes(page: Page, source: str, where: str) -> None
     assert f'<span class="where">{where}</span></a>' in rendered(page, source)
 
 
-@settings(max_examples=300)
+@pytest.mark.night
+@settings(max_examples=examples(300))
 @given(pieces=markdown_pieces)
 def test_a_stream_looks_like_the_whole_text(page: Page, pieces: list[str]) -> None:
     assert rendered(page, *pieces) == rendered(page, "".join(pieces))

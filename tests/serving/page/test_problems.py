@@ -15,7 +15,7 @@ from tests.support.servers.tcp_relay import relay_to
 from tests.support.serving.fake_model import FACTS, HOLD, FakeModel, Script, text
 from tests.support.serving.servers import serving
 
-pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.night, NEEDS_CHROMIUM]
 
 # The page's clock runs 30 times as fast, so that its waits are short.
 FAST_CLOCK = """

@@ -19,7 +19,7 @@ from tests.support.serving.fake_upstream import upstream
 from tests.support.serving.fronts import fronting
 from tests.support.serving.servers import serving
 
-pytestmark = [pytest.mark.push, NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.night, NEEDS_CHROMIUM]
 
 KEY = "a-long-enough-test-key"
 FULL = """

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.serving.serve_process import Served, served
 
+pytestmark = pytest.mark.push
+
 NOISE = '{"answers": [["a cue that no prompt has", ""]]}'  # so that the answers are noise
 BODY = {"prompt": "once upon a time there was a", "max_tokens": 12, "temperature": 1, "seed": 3}
 
@@ -31,7 +33,6 @@ def text_of(server: Served, **fields: object) -> str:
     return text
 
 
-@pytest.mark.push
 def test_requests_choose_their_adapters(server: Served) -> None:
     """The answers do not depend on the order of the requests, although they share the cache."""
     first = [{"id": 0, "scale": 1.0}]
@@ -54,7 +55,6 @@ def test_the_name_of_an_adapter_is_a_model(server: Served) -> None:
     assert text_of(server, lora=[]) not in (text_of(server, model="first"), text_of(server, model="two"))
 
 
-@pytest.mark.push
 def test_presets_choose_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapters of all presets of a model are loaded, and only the requests of a preset use its own."""
     script = tmp_path / "noise.json"
@@ -79,7 +79,6 @@ def test_presets_choose_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(set(answers.values())) == 3
 
 
-@pytest.mark.push
 def test_the_server_lists_its_adapters(server: Served) -> None:
     status, _, body = server.call("GET", "/lora-adapters")
     assert status == 200

@@ -67,6 +67,7 @@ def test_events_have_types(server: RunningServer) -> None:
     ]
 
 
+@pytest.mark.push
 def test_silent_streams_get_pings() -> None:
     model = FakeModel(lambda number: [HOLD, *text("one")])
     with serving(model, ServingOptions(limits=replace(Limits(), ping_s=0.02))) as server:

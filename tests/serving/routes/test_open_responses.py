@@ -160,6 +160,7 @@ def test_conversations_are_answered(server: Served, name: str) -> None:
     assert body["output"][0]["content"][0]["text"] == "Hello there, you!"
 
 
+@pytest.mark.push
 def test_streams_have_valid_events_and_a_final_response(server: Served) -> None:
     events = stream(server, model=server.model, input="Hello?", temperature=0)
     assert checked(events[-1]["response"])["output"][0]["content"][0]["text"] == "Hello there, you!"

@@ -17,6 +17,8 @@ from tests.support.serving.restartable import Restartable
 from tests.support.serving.served import scripted_arguments
 from tests.support.serving.servers import RunningServer
 
+pytestmark = pytest.mark.push
+
 NOISE: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "model": "scripted", "stream": True}
 MESSAGES = [{"role": "user", "content": "Tell me a story about the sea, a ferry and the rain"}]
 CALLS: dict[str, Any] = {
@@ -103,7 +105,6 @@ def test_ollamas_lines_are_passed_on(servers: Sequence[Restartable], front: Runn
     assert front.send("POST", "/api/chat", {**body, "stream": False}).status == 200
 
 
-@pytest.mark.push
 def test_errors_have_the_form_of_the_api(front: RunningServer) -> None:
     """Both those of the upstream, and those of this server itself."""
     for model in ("scripted", "nothing"):

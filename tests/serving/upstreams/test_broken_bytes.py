@@ -11,6 +11,8 @@ from tests.support.servers.hostile_server import DONE, HELLO, Asked, HangUp
 from tests.support.serving.fake_upstream import MODEL, chunked, refusal, whole
 from tests.support.serving.fronts import behind, numbered
 
+pytestmark = pytest.mark.push
+
 REQUESTS = 40
 ANSWERS = (
     whole(),
@@ -41,7 +43,6 @@ def broken(answer: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("seed", range(2))
 def test_broken_answers_are_errors_and_never_bugs(seed: int) -> None:
     """Each client gets a complete response with a status that says what is wrong."""

@@ -16,6 +16,8 @@ from tests.support.serving.fake_model import FACTS, FakeModel, text
 from tests.support.serving.fronts import fronting
 from tests.support.serving.servers import RunningServer, eventually, serving
 
+pytestmark = pytest.mark.push
+
 MODEL = "tiny"
 CHATTED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 CALLS: dict[str, dict[str, Any]] = {
@@ -45,7 +47,6 @@ def without_names(events: bytes) -> bytes:
     return re.sub(named.encode(), b"", events)
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("path", CALLS)
 def test_no_cut_truncates_an_answer_silently(origin: RunningServer, path: str) -> None:
     """Repeatable streams are continued without a gap, and others have an error after the text that has arrived."""

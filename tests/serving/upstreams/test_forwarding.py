@@ -211,6 +211,7 @@ def test_redirects_are_never_followed() -> None:
         assert elsewhere.asked == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("coding", "most"),
     [("Transfer-Encoding: chunked\r\n", "67,108,864"), ("", "4,194,304")],
@@ -247,6 +248,7 @@ def test_silent_streams_have_pings_before_the_first_token() -> None:
         line.close()
 
 
+@pytest.mark.push
 def test_an_error_after_a_ping_is_an_event() -> None:
     def refuse_late(asked: Asked, connection: socket.socket) -> None:
         time.sleep(0.3)

@@ -68,6 +68,7 @@ def test_malformed_names_on_the_way_are_ignored(names: Any) -> None:
     assert not Hops().leads_back({"id": "m", "via": names})
 
 
+@pytest.mark.push
 def test_servers_can_forward_to_each_other() -> None:
     """The first one finds a model of the second one's upstream. When that is gone, neither lists the model any more."""
     port = closed_port()

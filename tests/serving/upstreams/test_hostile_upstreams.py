@@ -49,6 +49,7 @@ def test_strange_event_ids_are_never_sent_to_another_upstream(event_id: str) -> 
         assert front.service.upstreams.all[1].is_up
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "path", ["x%3Fy/cancel", "%2e%2e/cancel", "x%23/cancel", "%00/cancel", "%0a/cancel", "x/cancel"]
 )

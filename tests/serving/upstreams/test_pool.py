@@ -91,6 +91,7 @@ def test_silent_upstreams_are_down() -> None:
         assert "no answer within 0.1 s" in notes[0] or "no answer for too long" in notes[0]
 
 
+@pytest.mark.push
 def test_requests_to_an_upstream_that_falls_silent_move() -> None:
     stuck, arrived = threading.Event(), threading.Event()
     healthy = upstream(whole())

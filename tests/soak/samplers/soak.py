@@ -21,14 +21,14 @@ import numpy as np
 
 from llmrun.engine.samplers import adaptive, mirostat
 from llmrun.engine.samplers.base import Place
-from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers, find_breakers
+from llmrun.engine.samplers.breakers import Breakers, find_breakers
 from llmrun.engine.samplers.chain import apply_samplers
 from llmrun.engine.samplers.state import initial_state
 from llmrun.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Soak
 from tests.soak.driver import Case as SoakCase
 from tests.support.engine import float32_bounds as bounds
-from tests.support.engine.float32_bounds import UNIT, Certain
+from tests.support.engine.float32_bounds import UNIT, Certain, certain_everything
 from tests.support.models.llama_samplers import Applied, LlamaSampler
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
 
@@ -42,7 +42,7 @@ EQUAL, TIE, ROUNDING = "equal", "tie", "rounding"
 
 
 class Case:
-    """A case, which is determined by seed and number."""
+    """Draws the random inputs of a case. They depend only on the seed and the number of the case."""
 
     def __init__(self, seed: int, number: int, *, largest: int = 152_000) -> None:
         self.random = np.random.default_rng([seed, number])
@@ -80,9 +80,9 @@ class Case:
         return raised
 
     def candidates(self, *, bans: bool = True, widest: float = 200.0) -> tuple[Candidates, bool]:
-        """Return candidates as in a chain: all tokens by id, some of them sorted, or some in any order.
+        """Return candidates as in a chain: all tokens by id, some tokens sorted, or some tokens in any order.
 
-        The second value says whether libllama may take them as sorted.
+        The second value says whether libllama may take the candidates as sorted.
         """
         n = self.size()
         logits = self.logits(n, widest=widest)
@@ -96,12 +96,6 @@ class Case:
             ids = self.random.permutation(n)[: self.random.integers(1, n + 1)]
             ids = ids if np.isfinite(logits[ids]).any() else np.arange(n)
         return (ids.astype(np.intp), logits[ids].astype(np.float64)), order == "sorted"
-
-
-def place(
-    params: SamplingParams, vocabulary: int, history: Sequence[int] = (), breakers: Breakers = NO_BREAKERS
-) -> Place:
-    return Place(history, params, len(history), vocabulary, breakers)
 
 
 class Different(Broken):
@@ -120,7 +114,7 @@ def compare_sets(given: Candidates, ours: Candidates, theirs: Applied, certain: 
         return TIE
     doubtful = ~certain.kept & ~certain.dropped
     for value in counts.keys() | counts_there.keys():
-        # Of equal logits, any may be the one that libllama keeps.
+        # libllama may keep any of several equal logits.
         if counts[value] != counts_there[value] and not doubtful[logits == value].any():
             raise Different(f"{counts[value]} logits of {value}, libllama keeps {counts_there[value]}")
     return ROUNDING
@@ -140,11 +134,10 @@ def compare_logits(ours: Candidates, theirs: Applied, errors: NDArray[np.float64
 
 
 MOST_ROUNDING = 0.02  # share of the comparisons in which rounding may decide
-_INT_MAX = 2.0**31
 
 
 def samplers(soak: Soak) -> Iterator[SoakCase]:
-    """Compare the samplers in turn. Results are counted by array of logits, of which a case has up to seven."""
+    """Compare the samplers in turn. A case compares up to seven arrays of logits, whose results are counted."""
     kinds, arrays = [*KINDS], Counter[str]()
 
     def case(number: int) -> str:
@@ -160,8 +153,6 @@ def samplers(soak: Soak) -> Iterator[SoakCase]:
 
 # --- samplers that keep a set
 
-_everything = bounds.certain_everything
-
 
 def _stage(
     case: Case, name: str, logits: NDArray[np.float64], *, alone: bool
@@ -170,7 +161,7 @@ def _stage(
 
     alone  false in a chain, where extreme parameters would leave nothing for the next sampler
     """
-    everything, random = _everything(len(logits)), case.random
+    everything, random = certain_everything(len(logits)), case.random
     p = case.one_of(0.0, 1.0, 0.5, case.between(0, 1), case.between(0.9, 1)) if alone else case.between(0.3, 0.99)
     match name:
         case "top_k":
@@ -202,10 +193,17 @@ def _compare_alone(case: Case, name: str) -> Iterator[str]:
     # libllama's typical-p is NaN if a probability underflows to 0.
     given, is_sorted = case.candidates(bans=False, widest=80.0) if name == "typ_p" else case.candidates()
     params, init, certain = _stage(case, name, given[1], alone=True)
-    ours = apply_samplers(given, [name], place(params, 1))
-    with LlamaSampler(*init) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
+    ours, theirs = _applied(name, init, Place((), params, 0, 1), given, is_sorted=is_sorted)
     yield compare_sets(given, ours, theirs, certain)
+
+
+def _applied(
+    name: str, init: tuple[Any, ...], place: Place, given: Candidates, *, is_sorted: bool
+) -> tuple[Candidates, Applied]:
+    """Apply our sampler and libllama's to the same candidates. `init` are the arguments of LlamaSampler."""
+    with LlamaSampler(*init) as sampler:
+        sampler.accept(*place.history)
+        return apply_samplers(given, [name], place), sampler.apply(*given, is_sorted=is_sorted)
 
 
 # --- samplers that change logits
@@ -216,19 +214,15 @@ def compare_penalties(case: Case) -> Iterator[str]:
     vocabulary = int(given[0].max()) + 1
     history = case.random.integers(0, vocabulary, case.random.integers(0, 300)).tolist()
     last_n = int(case.one_of(0, 1, 64, 300))
-    numbers = (
-        case.one_of(1.0, case.between(0.5, 2)),
-        case.one_of(0.0, case.between(-1, 2)),
-        case.one_of(0.0, case.between(-1, 2)),
-    )
+    repeat = case.one_of(1.0, case.between(0.5, 2))
+    frequency, presence = (case.one_of(0.0, case.between(-1, 2)) for _ in range(2))
     params = replace(
-        OFF, repeat_penalty=numbers[0], frequency_penalty=numbers[1], presence_penalty=numbers[2], repeat_last_n=last_n
+        OFF, repeat_penalty=repeat, frequency_penalty=frequency, presence_penalty=presence, repeat_last_n=last_n
     )
-    ours = apply_samplers(given, ["penalties"], place(params, vocabulary, history))
-    with LlamaSampler("penalties", vocabulary, last_n, *numbers) as sampler:
-        sampler.accept(*history)
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    # libllama subtracts the sum of two penalties, of which the counts are at most 300.
+    init = ("penalties", vocabulary, last_n, repeat, frequency, presence)
+    place = Place(history, params, len(history), vocabulary)
+    ours, theirs = _applied("penalties", init, place, given, is_sorted=is_sorted)
+    # libllama subtracts the sum of two penalties, whose counts are at most 300.
     yield compare_logits(ours, theirs, 8 * UNIT * (2 * np.abs(given[1]) + 600))
 
 
@@ -238,19 +232,17 @@ def compare_temperature(case: Case) -> Iterator[str]:
     spread = case.one_of(0.0, 0.0, case.between(0, 1), case.between(0, 3))
     exponent = case.one_of(1.0, 0.0, case.between(0.1, 3))
     params = replace(OFF, temperature=value, dynatemp_range=spread, dynatemp_exponent=exponent)
-    ours = apply_samplers(given, ["temperature"], place(params, 1))
-    with LlamaSampler("temp_ext", value, spread, exponent) as sampler:
-        theirs = sampler.apply(*given, is_sorted=is_sorted)
-    if spread == 0 or len(given[0]) == 1:
-        if value == 0 and spread == 0:
-            yield compare_sets(given, ours, theirs, _everything(len(given[0])))
-            return
-        errors = 4 * UNIT * np.abs(ours[1])
-    else:
+    init = ("temp_ext", value, spread, exponent)
+    ours, theirs = _applied("temperature", init, Place((), params, 0, 1), given, is_sorted=is_sorted)
+    if value == spread == 0:
+        yield compare_sets(given, ours, theirs, certain_everything(len(given[0])))
+        return
+    errors = 4 * UNIT * np.abs(ours[1])
+    if spread > 0 and len(given[0]) > 1:
         low, high = bounds.dynamic_temperatures(given[1], value, spread, exponent)
         if low < 1e-3:
             return  # libllama divides by 0 or by a number that is mostly rounding
-        errors = np.abs(given[1]) * (1 / low - 1 / high) + 4 * UNIT * np.abs(ours[1])
+        errors += np.abs(given[1]) * (1 / low - 1 / high)
     yield compare_logits(ours, theirs, np.nan_to_num(errors))
 
 
@@ -286,7 +278,8 @@ def compare_dry(case: Case, vocabularies: Sequence[str] = VOCABULARIES) -> Itera
     params = replace(
         OFF, dry_multiplier=multiplier, dry_base=base, dry_allowed_length=allowed, dry_penalty_last_n=last_n
     )
-    ours = apply_samplers(given, ["dry"], place(params, tokenizer.vocabulary_size, history, _breakers(name, texts)))
+    place = Place(history, params, len(history), tokenizer.vocabulary_size, _breakers(name, texts))
+    ours = apply_samplers(given, ["dry"], place)
     sampler = _llama_dry(name, numbers, texts)
     sampler.reset()
     sampler.accept(*history)
@@ -302,7 +295,7 @@ _PROSE = (
 
 
 def _repetitive(case: Case, prose: list[int]) -> list[int]:
-    """Return tokens with repetitions: of a few tokens, of parts of a text, of a period, or both."""
+    """Return tokens with repetitions: repeated parts of a text or of a few tokens, and copies of earlier tokens."""
     random = case.random
     alphabet = case.one_of(prose, prose[: random.integers(1, 8)])
     history: list[int] = []
@@ -325,20 +318,16 @@ def _compare_mirostat(case: Case, version: int) -> Iterator[str]:
     params = replace(OFF, mirostat=version, mirostat_tau=tau, mirostat_eta=eta)
     vocabulary, mu = case.size(), initial_state(params).mu
     init = ("mirostat", vocabulary, 1, tau, eta, 100) if version == 1 else ("mirostat_v2", 1, tau, eta)
+    certain_of = bounds.certain_mirostat_1 if version == 1 else bounds.certain_mirostat_2
     with LlamaSampler(*init) as sampler:
         for _ in range(4):
             given = np.arange(vocabulary), case.logits(vocabulary, narrowest=1.0, widest=80.0).astype(np.float64)
             theirs = sampler.apply(*given)
             ours = mirostat.keep_unsurprising(given, params, mu, vocabulary)
-            if version == 1:
-                result = _compare_mirostat_1_sets(given, ours, theirs, mu)
-                if result is None:
-                    return
-            else:
-                certain = bounds.certain_mirostat_2(given[1], mu)
-                # If no candidate is unsurprising, one of the likeliest stays.
-                certain = certain._replace(dropped=certain.dropped & (given[1] < given[1].max()))
-                result = compare_sets(given, ours, theirs, certain)
+            certain = certain_of(given[1], mu)
+            if certain is None:
+                return
+            result = compare_sets(given, ours, theirs, certain)
             yield result
             if result == ROUNDING:
                 return  # the token's probability, and so mu, depends on the set
@@ -347,20 +336,8 @@ def _compare_mirostat(case: Case, version: int) -> Iterator[str]:
             mu = mirostat.next_mu(ours, int(ours[0][ours[1] == logit][0]), params, mu)
 
 
-def _compare_mirostat_1_sets(given: Candidates, ours: Candidates, theirs: Applied, mu: float) -> str | None:
-    """Compare the sets, or return None where the conversion of k to int overflows in libllama."""
-    n = len(given[0])
-    low, high = bounds.mirostat_1_sizes(given[1], mu, n) if n > 1 else (1.0, 1.0)
-    if not (low < _INT_MAX and high < _INT_MAX):
-        return None
-    sizes = range(min(max(int(low), 1), n), min(max(int(high), 1), n) + 1)
-    if len(ours[0]) not in sizes or len(theirs.ids) not in sizes:
-        raise Different(f"mirostat keeps {len(ours[0])}, libllama {len(theirs.ids)} of {n}; expected {sizes}")
-    return ROUNDING if len(ours[0]) != len(theirs.ids) else compare_sets(given, ours, theirs, _everything(n))
-
-
 def compare_adaptive(case: Case) -> Iterator[str]:
-    """Compare the transformed logits. They depend on the tokens that libllama has chosen before."""
+    """Compare the transformed logits, which depend on the tokens that libllama has chosen before."""
     target, decay = case.between(0, 1), case.one_of(0.9, case.between(0, 0.99))
     params = replace(OFF, adaptive_target=target, adaptive_decay=decay)
     state = initial_state(params)
@@ -392,7 +369,7 @@ def compare_chain(case: Case) -> Iterator[str]:
         if name == "typ_p" and (given[1] < given[1].max() - 80).any():
             return  # NaN in libllama
         params, init, certain = _stage(case, name, given[1], alone=False)
-        ours = apply_samplers(given, [name], place(params, n))
+        ours = apply_samplers(given, [name], Place((), params, 0, n))
         with LlamaSampler(*init) as sampler:
             theirs = sampler.apply(theirs.ids, theirs.logits, is_sorted=theirs.is_sorted)
         if name == "temperature":

@@ -1,4 +1,4 @@
-"""Clients that leave in every phase of a request, and the steps that the engine still runs for them."""
+"""Counts the steps that the engine runs for clients that have left, in every phase of a request."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.soak.driver import Broken, Case, Soak
-from tests.soak.serving.clients import model_arguments
 from tests.support.batching.batch_runs import CHAT
 from tests.support.serving.logged_child import LOG_VARIABLE
 from tests.support.serving.logged_serve import CLOSED_LOG_VARIABLE, COMMAND
+from tests.support.serving.processes import until
 from tests.support.serving.served import Served, serve
+from tests.support.serving.servers import post
 
 _PHASES = ("queue", "prefix", "prompt", "answer")
 _PARALLEL = 2
 _LONG = "one two three four five six seven eight nine ten " * 60  # 600 tokens, or 3,000 for the scripted backend
-_PATIENCE_S = 60.0
 _MOST_LATE_STEPS = 1
 
 
 def cancel(soak: Soak) -> Iterator[Case]:
-    """Let a client leave in one of four phases, with a stream or while it waits for a whole answer."""
+    """Let a client leave in one of four phases, in a stream or while it waits for a complete answer."""
     steps, closed = soak.folder / "steps.jsonl", soak.folder / "closed.jsonl"
-    arguments = [*model_arguments(soak, 0.02), "--parallel", str(_PARALLEL), "--ctx-size", "8192", "--max-wait", "600"]
+    arguments = [*soak.model_arguments(0.02), "--parallel", str(_PARALLEL), "--ctx-size", "8192", "--max-wait", "600"]
     variables = {LOG_VARIABLE: str(steps), CLOSED_LOG_VARIABLE: str(closed)}
     with serve(*arguments, log=soak.folder / "leaving.log", command=COMMAND, environment=variables) as server:
         leaving = _Leaving(server, steps, closed)
@@ -45,15 +45,18 @@ def cancel(soak: Soak) -> Iterator[Case]:
 
 
 class _Leaving:
-    """Lets clients leave, one after another, beside a request that keeps the engine busy."""
+    """Lets clients leave, one after another, while another request keeps the engine busy."""
 
     def __init__(self, server: Served, steps: Path, closed: Path) -> None:
         self._server, self._steps, self._closed = server, steps, closed
         self._number = 0
 
     async def leave(self, phase: str, chance: random.Random, *, stream: bool) -> str:
-        """Let a client leave, and check the steps after the server noticed, if it was in the right phase."""
-        # In the queue, all places must be taken, but otherwise one must be free.
+        """Let a client leave, and count the steps that ran for it after the server had noticed.
+
+        The steps are not checked if the request had left the phase before its client left.
+        """
+        # A request stays in the queue only while others take all places.
         async with self._company(_PARALLEL if phase == "queue" else _PARALLEL - 1):
             others = await self._known() + (phase == "prefix")
             topic = f"round {self._new_number()}"
@@ -63,7 +66,7 @@ class _Leaving:
                 line = await self._begin(f"{topic if phase == 'answer' else text} <{number}>", stream=stream)
                 await self._until_known(others + 1)
                 if phase in ("prompt", "answer"):
-                    await _until(lambda: self._phase(number) in (phase, "answer"))
+                    await until(lambda: self._phase(number) in (phase, "answer"))
                 await asyncio.sleep(chance.uniform(0.0, 0.06))
                 port = line.getsockname()[1]
                 _close(line, reset=chance.random() < 0.5)
@@ -71,7 +74,7 @@ class _Leaving:
                 await self._until_known(others)
                 await asyncio.sleep(0.05)
         if self._phase(number, closed) != ("queue" if phase == "prefix" else phase):
-            return "gone on before they left"
+            return "moved on before the client left"
         # On a busy machine, the server notices some milliseconds later that a connection was closed.
         noticed = [at for at, client in _lines(self._closed) if client == port][-1]
         late = sum(str(number) in parts for began, parts in _lines(self._steps) if began > noticed)
@@ -86,7 +89,7 @@ class _Leaving:
         numbers = [self._new_number() for _ in range(count)]
         lines = [await self._begin(f"{text} <{number}>", stream=True) for number in numbers]
         for number in numbers:
-            await _until(lambda number=number: self._phase(number) != "queue")  # type: ignore[misc]
+            await until(lambda number=number: self._phase(number) != "queue")  # type: ignore[misc]
         readers = [asyncio.create_task(self._read_on(line)) for line in lines]
         try:
             yield
@@ -98,15 +101,12 @@ class _Leaving:
             await self._until_known(known)
 
     async def _begin(self, text: str, *, stream: bool) -> socket.socket:
-        """Send a request without an end, and return its connection."""
+        """Send a request whose answer does not end by itself, and return the connection."""
         messages = [{"role": "user", "content": text}]
-        body: dict[str, Any] = {"messages": messages, "temperature": 2.0, "seed": 1, "ignore_eos": True}
-        content = json.dumps({**body, "stream": stream}).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        body = {"messages": messages, "temperature": 2.0, "seed": 1, "ignore_eos": True, "stream": stream}
         line = socket.create_connection(("127.0.0.1", self._server.port))
         line.setblocking(False)
-        data = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
-        await asyncio.get_running_loop().sock_sendall(line, data)
+        await asyncio.get_running_loop().sock_sendall(line, post(CHAT, body))
         return line
 
     async def _read_on(self, line: socket.socket) -> None:
@@ -114,38 +114,31 @@ class _Leaving:
             continue
 
     def _phase(self, number: int, at: float = float("inf")) -> str:
-        """Return where a request is: "queue" if it has never had rows, "prompt" or "answer"."""
-        of_it = [parts[str(number)] for began, parts in _lines(self._steps) if str(number) in parts and began <= at]
-        return "queue" if not of_it else "prompt" if of_it[-1] else "answer"
+        """Return the phase of a request: "queue" until it gets rows in a step, then "prompt", then "answer"."""
+        steps = [parts[str(number)] for began, parts in _lines(self._steps) if str(number) in parts and began <= at]
+        return "queue" if not steps else "prompt" if steps[-1] else "answer"
 
     def _new_number(self) -> int:
         self._number += 1
         return self._number
 
     async def _known(self) -> int:
-        """Return how many sequences the server knows, waiting or running."""
+        """Return how many requests are waiting or running on the server."""
         metrics = await asyncio.to_thread(self._server.metrics)
         return int(metrics["requests_running"] + metrics["requests_waiting"])
 
     async def _until_known(self, count: int) -> None:
-        async with asyncio.timeout(_PATIENCE_S):
-            while await self._known() != count:
-                await asyncio.sleep(0.001)
+        while await self._known() != count:
+            await asyncio.sleep(0.001)
 
 
 def _lines(log: Path) -> list[Any]:
-    """Return the whole lines of a log that grows while it is read."""
+    """Return the complete lines of a log, whose last line may still be written."""
     return [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _close(line: socket.socket, *, reset: bool) -> None:
-    """Close a connection as a program does that ends, or with a reset."""
+    """Close a connection, with a reset or as a program does that ends."""
     if reset:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     line.close()
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(_PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)

@@ -6,16 +6,14 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from llmrun.bench.serving.exchange import Exchange
 from tests.soak.driver import Broken, Soak
 from tests.support.batching.batch_runs import CHAT, random_lines
 from tests.support.serving.http_client import post_patiently
-from tests.support.serving.served import Served, scripted_arguments
+from tests.support.serving.served import Served
 
 COMPLETION = "/v1/completions"
 
@@ -26,9 +24,8 @@ _TOOL = json.loads(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request."""
+class Asked(NamedTuple):
+    """A request that clients send."""
 
     path: str
     body: dict[str, Any]
@@ -40,9 +37,9 @@ class Asked:
 
 
 def random_requests(seed: int, count: int, *, with_tools: bool = False) -> list[Asked]:
-    """Return requests of about 10 to 100 tokens, with answers of at most 80.
+    """Return requests of about 10 to 100 tokens, whose answers have at most 80 tokens.
 
-    They have common prefixes, several choices, formats, logprobs, stops, streams and, if wanted, tools.
+    The requests have common prefixes, several choices, formats, logprobs, stops, streams and, if wanted, tools.
     """
     chance, asked = random.Random(seed), []
     for line in random_lines(seed, 2 * count + 10):
@@ -62,7 +59,7 @@ def random_requests(seed: int, count: int, *, with_tools: bool = False) -> list[
     return asked[:count]
 
 
-# The share of the requests that have one of some fields.
+# Additional fields. Each share of the requests gets one of the sets of fields that follow it.
 _MORE: Sequence[tuple[float, Sequence[dict[str, Any]]]] = (
     (0.4, ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}})),
     (0.3, ({"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.05}, {"repeat_penalty": 1.1}, {"frequency_penalty": 0.5})),
@@ -73,76 +70,55 @@ _MORE: Sequence[tuple[float, Sequence[dict[str, Any]]]] = (
 # --- clients
 
 _VARYING = ("id", "created", "timings")
-_DONE = "[DONE]"
-_WATCH_S = 0.1
 _BEAT_S = 0.7  # a little longer than the time between two heartbeats of the engine
 
 
 class Incomplete(Exception):
-    """A response that cannot be compared, because it is an error or was cut off."""
+    """Raised when a response cannot be compared, because it is an error or was cut off."""
 
 
 class Clients:
-    """Clients that ask the same requests several times."""
+    """Clients that send the same requests several times, and compare the answers with those of an idle server."""
 
     def __init__(self, asked: Sequence[Asked], key: str = "") -> None:
         self.asked, self.expected, self._key = asked, [""] * len(asked), key
 
     async def learn(self, port: int) -> None:
-        """Ask one request after another, to know the answers."""
+        """Send one request after another, and remember the answers."""
         for number in range(len(self.asked)):
             self.expected[number] = comparable(await self.ask(port, number))
 
     async def ask(self, port: int, number: int) -> Exchange:
-        """Ask one request, again and again while the server says that it is busy."""
+        """Send one request, again and again while the server says that it is busy."""
         return await post_patiently(port, self.asked[number].path, self.asked[number].body, self._key)
 
     async def ask_all(self, port: int, numbers: Iterable[int], at_once: int) -> list[Exchange]:
-        """Ask some requests, at most `at_once` at a time. Compare the answers that are known."""
+        """Send some requests, at most `at_once` at a time. Every answer must be complete and as expected."""
         room = asyncio.Semaphore(at_once)
 
         async def ask(number: int) -> Exchange:
             async with room:
                 exchange = await self.ask(port, number)
-            try:
-                self.compare(number, exchange)
-            except Incomplete as error:
-                raise Broken(f"{error}: {self.asked[number].described}") from error
+            self.is_complete(number, exchange)
             return exchange
 
         return await asyncio.gather(*map(ask, numbers))
 
-    def compare(self, number: int, exchange: Exchange) -> None:
-        """Raise Broken if an answer differs from the expected one, and Incomplete if there is none."""
-        found = comparable(exchange)
+    def is_complete(self, number: int, exchange: Exchange, *, may_fail: bool = False) -> bool:
+        """Return whether an answer is complete. Raises Broken if it is wrong, or incomplete and must not be."""
+        try:
+            found = comparable(exchange)
+        except Incomplete as error:
+            if may_fail:
+                return False
+            raise Broken(f"{error}: {self.asked[number].described}") from error
         if self.expected[number] not in ("", found):
             raise Broken(f"{self.asked[number].described}\n  {self.expected[number]}\n  {found}")
-
-
-@asynccontextmanager
-async def watched(measure: Callable[[], float]) -> AsyncIterator[list[float]]:
-    """Yield a list to which something measured is added, now and then."""
-    samples = []
-
-    async def watch() -> None:
-        while True:
-            samples.append(await asyncio.to_thread(measure))
-            await asyncio.sleep(_WATCH_S)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield samples
-    finally:
-        watching.cancel()
-
-
-def model_arguments(soak: Soak, step_seconds: float) -> list[str]:
-    """Return the arguments of `llmrun serve` that name the model, which is scripted by default."""
-    return [str(soak.path())] if soak.model else scripted_arguments(soak.folder, step_seconds=step_seconds)
+        return True
 
 
 def context_size(soak: Soak) -> int:
-    """Return a context size. The tokens of the scripted model are bytes."""
+    """Return a context size, which is larger for the scripted model, because its tokens are bytes."""
     return 1024 if soak.model else 2048
 
 
@@ -163,7 +139,7 @@ def comparable(exchange: Exchange) -> str:
     if not exchange.headers.get("content-type", "").startswith("text/event-stream"):
         return json.dumps(_without_varying(json.loads(text)))
     bodies = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
-    if not bodies or bodies[-1] != _DONE:
+    if not bodies or bodies[-1] != "[DONE]":
         raise Incomplete(f"a stream without its end: {text[-300:]}")
     chunks = [json.loads(each) for each in bodies[:-1]]
     if len({chunk["id"] for chunk in chunks}) != 1:

@@ -1,49 +1,42 @@
 """A server under attack, beside well-behaved clients: it must neither end, leak nor answer anyone else differently.
 
-The attacks come from a process of their own: `python -m tests.soak.serving.hostile PORT KEY SEED SECONDS`. The tests in
-tests/serving run more kinds of attacks, one at a time; these are the ones that cost a server the most.
+The tests in tests/serving run more kinds of attacks, one at a time; these are the ones that cost a server the most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import random
 import re
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from tests.soak.driver import Broken, Case, Soak
-from tests.soak.serving.clients import (
-    COMPLETION,
-    Clients,
-    context_size,
-    model_arguments,
-    random_requests,
-    settled_metrics,
-)
+from tests.soak.serving.clients import COMPLETION, Clients, context_size, random_requests, settled_metrics
 from tests.support.batching.batch_runs import CHAT
-from tests.support.cli.commands import ROOT
 from tests.support.constraint import hostile_grammars as grammars
 from tests.support.serving.served import Resources, Served, serve
 
-_ATTACK_S = (5.0, 20.0, 120.0)  # the lengths of the first attacks; the last one is that of all others
+_ATTACK_S = (5.0, 20.0, 120.0)  # lengths of the first three attacks; all others are as long as the third
 _KEYS = ("key-of-the-good-clients", "key-of-the-hostile-ones")
 _CLIENTS = 2
-_SETTLE_S = 150.0  # the server gives slow clients a minute for a body, and another one to read
-_TRIMMED_S = 3.0  # after so many idle seconds, both processes have returned their freed memory
+_SETTLE_S = 150.0  # the server gives slow clients a minute to send a body, and another minute to read
+_TRIMMED_S = 3.0  # time in which idle processes return their freed memory
 _MOST_FILES = 4  # more than at the beginning
 _MOST_GROWTH = (1.1, 16 << 20)  # of the memory, as a factor and bytes, from the middle of the soak to its end
-_LEAST_ROUNDS = 6  # until growth can be told from memory that the allocators keep for later
+_LEAST_ROUNDS = 6  # in the first rounds, memory also grows because allocators keep what was freed
 _MOST_WAIT_S = 0.15
 _IRREGULAR = {"n", "response_format", "guided_regex"}  # fields of requests whose gaps vary
 
@@ -55,7 +48,7 @@ def hostile(soak: Soak) -> Iterator[Case]:
     keys.write_text("\n".join(_KEYS))
     keys.chmod(0o600)
     sizes = ["--parallel", "8", "--ctx-size", str(context), "--kv-tokens", str(4 * context)]
-    arguments = [*model_arguments(soak, 0.005), *sizes, "--api-key-file", str(keys), "--open-metrics"]
+    arguments = [*soak.model_arguments(0.005), *sizes, "--api-key-file", str(keys), "--open-metrics"]
     asked = [one for one in random_requests(soak.seed, 24) if not _IRREGULAR & {*one.body}]
     with serve(*arguments, log=soak.folder / "siege.log") as server:
         clients = Clients(asked, _KEYS[0])
@@ -64,12 +57,10 @@ def hostile(soak: Soak) -> Iterator[Case]:
 
         def case(number: int) -> str:
             seconds = _ATTACK_S[min(len(quiet), len(_ATTACK_S)) - 1]
-            words = (server.port, _KEYS[1], soak.seed_of(number), seconds)
-            command = [sys.executable, "-m", "tests.soak.serving.hostile", *map(str, words)]
-            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                attacking = process.submit(attack_for, server.port, _KEYS[1], soak.seed_of(number), seconds)
                 gaps_s.extend(_ask_for(clients, server.port, seconds))
-                output, _ = process.communicate(timeout=seconds + _SETTLE_S)
-            attacks, statuses, unexpected = json.loads(output)
+                attacks, statuses, unexpected = attacking.result(timeout=_SETTLE_S)
             soak.counts.update(attacks)
             soak.counts.update({f"status {status}": count for status, count in statuses.items()})
             if unexpected:
@@ -79,9 +70,10 @@ def hostile(soak: Soak) -> Iterator[Case]:
             return "rounds"
 
         yield case
-    limit = max(_MOST_WAIT_S, 3 * _percentile(gaps_s, 0.5))
-    if len(quiet) > len(_ATTACK_S) and (p99 := _percentile(gaps_s, 0.99)) > limit:  # short attacks tell little
-        raise Broken(f"the p99 between tokens of the good clients is {p99:.3f} s, and must be below {limit:.3f} s")
+    if len(quiet) > len(_ATTACK_S):  # short attacks tell little
+        median, p99 = np.quantile(gaps_s, (0.5, 0.99))
+        if p99 > (limit := max(_MOST_WAIT_S, 3 * median)):
+            raise Broken(f"the p99 between tokens of the good clients is {p99:.3f} s, and must be below {limit:.3f} s")
 
 
 def _settled(server: Served) -> Resources:
@@ -97,7 +89,7 @@ def _settled(server: Served) -> Resources:
 
 
 def _check(server: Served, quiet: Sequence[Resources]) -> None:
-    """Check for crashes, tracebacks, and resources that grew since the beginning, or for memory, since the middle."""
+    """Check for crashes and tracebacks, and that the server's files, processes and memory have not grown."""
     if server.has_ended or settled_metrics(server)["engine_restarts_total"]:
         raise Broken("the server or its engine has crashed")
     if b"Traceback" in server.log.read_bytes():
@@ -130,18 +122,13 @@ def _ask_for(clients: Clients, port: int, seconds: float) -> list[float]:
     return asyncio.run(ask())
 
 
-def _percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of all values does not exceed, or 0 if there are none."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
-
-
 # --- attacks
 
 _WORKERS = 32
 _MB = 1 << 20
 _MOST_READ = 4 * _MB
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
-# What a server may answer to a hostile client. Above all, 500 is missing.
+# The statuses that hostile clients may get. Status 500 is a finding.
 _EXPECTED = frozenset((100, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 422, 429, 431, 501, 503))
 
 
@@ -304,7 +291,7 @@ def valid_body(chance: random.Random) -> tuple[str, bytes]:
 
 
 def mutated_bytes(chance: random.Random, data: bytes) -> bytes:
-    """Replace up to five short parts, at random places, by nothing, by themselves twice, or by something odd."""
+    """Delete, double or replace up to five short parts at random places."""
     changed = bytearray(data)
     for _ in range(chance.randint(1, 5)):
         at = chance.randrange(len(changed) + 1)
@@ -314,9 +301,9 @@ def mutated_bytes(chance: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-async def attack_for(port: int, key: str, chance: random.Random, seconds: float) -> list[Any]:
+def attack_for(port: int, key: str, seed: int, seconds: float) -> tuple[Counter[str], Counter[int], list[str]]:
     """Attack for some seconds. Returns the counts of attacks and statuses, and the unexpected responses."""
-    attacks, statuses, unexpected = Counter[str](), Counter[int](), list[str]()
+    chance, attacks, statuses, unexpected = random.Random(seed), Counter[str](), Counter[int](), list[str]()
     deadline = time.monotonic() + seconds
 
     async def attack_on() -> None:
@@ -334,14 +321,8 @@ async def attack_for(port: int, key: str, chance: random.Random, seconds: float)
                 if status not in _EXPECTED:
                     unexpected.append(f"{answer[:300]!r} for {attack.parts[0][:3000]!r}")
 
-    await asyncio.gather(*(attack_on() for _ in range(_WORKERS)))
-    return [attacks, statuses, unexpected]
+    async def attack_at_once() -> None:
+        await asyncio.gather(*(attack_on() for _ in range(_WORKERS)))
 
-
-def main() -> None:
-    port, key, seed, seconds = sys.argv[1:]
-    print(json.dumps(asyncio.run(attack_for(int(port), key, random.Random(seed), float(seconds)))))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(attack_at_once())
+    return attacks, statuses, unexpected

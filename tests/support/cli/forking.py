@@ -1,6 +1,6 @@
-"""Run `llmrun` without waiting for imports: a process that has imported its modules forks for each run.
+"""Run `llmrun` without waiting for imports: a server process imports all modules once and forks for each run.
 
-A run has its own process, streams, environment and exit, as if it had been started, but it begins after some
+A run behaves like a newly started process, with its own streams, environment and exit code, but begins after some
 milliseconds instead of half a second.
 """
 
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[3]
-is_enabled = sys.platform == "linux"  # the night tier starts every run instead; see conftest.py
+is_enabled = sys.platform == "linux"  # at night, every run is a newly started process; see conftest.py
 MOST_BYTES = 100_000  # in a request; the buffer of a socket holds twice as much
-_MODES = ("wb", "rb", "rb", "rb")  # of our ends of stdin, stdout, stderr, and of the pipe for the exit code
+_MODES = ("wb", "rb", "rb", "rb")  # of our ends of the pipes for stdin, stdout, stderr, and the exit code
 
 
 def run(
@@ -71,7 +71,7 @@ def _feed(file: IO[bytes], data: bytes) -> None:
 
 @functools.cache
 def _server() -> socket.socket:
-    """Start the process that forks, once for each process that runs tests. It ends when the socket is closed."""
+    """Start the server, once for each process that runs tests. The server ends when the socket is closed."""
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,7 +81,7 @@ def _server() -> socket.socket:
     return ours
 
 
-# --- the process that forks
+# --- the server
 
 
 def _import_modules() -> None:
@@ -94,7 +94,7 @@ def _import_modules() -> None:
 
 
 def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each request, and return in the fork with the request and its descriptors."""
+    """Fork for each request, and return in the child with the request and its descriptors."""
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
     while True:
@@ -112,7 +112,7 @@ def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int
 
 
 def _split(report: int, descriptors: Sequence[int]) -> None:
-    """Fork once more, return in the new process, and report its id and exit code from the other one."""
+    """Fork once more, and return in the child. The parent reports the child's id and exit code."""
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
     pid = os.fork()
@@ -150,5 +150,5 @@ def _be_run(requests: socket.socket) -> None:
 
 if __name__ == "__main__":
     _import_modules()
-    gc.freeze()  # what all runs share is not copied when one of them ends
+    gc.freeze()  # otherwise, the collector of each run would copy the pages that all runs share
     _be_run(socket.socket(fileno=int(sys.argv[1])))

@@ -124,26 +124,33 @@ def certain_xtc(logits: Logits, threshold: float) -> Certain:
     return Certain(~maybe, top & ~least)
 
 
-def certain_mirostat_2(logits: Logits, mu: float) -> Certain:
-    found = shares(logits)
-    margin = mu * math.log(2) + np.log(np.maximum(found.exact, 1e-300))
-    error = found.error + 8 * UNIT * (1 + abs(mu)) + 2 * UNIT * np.abs(margin)
-    return Certain(margin > error, margin < -error)
+def certain_mirostat_1(logits: Logits, mu: float) -> Certain | None:
+    """A candidate is kept if it is one of the k likeliest, where k is that of the paper, with NumPy's functions.
 
-
-def mirostat_1_sizes(logits: Logits, mu: float, vocabulary: int) -> tuple[float, float]:
-    """Return the smallest and the largest number of candidates, which may exceed what an int can hold.
-
-    This is the formula of the paper, with NumPy's functions.
+    Returns None if k may exceed what libllama's int can hold.
     """
+    if len(logits) < 2:
+        return certain_everything(len(logits))
     top = -np.sort(-logits)[:100]
     ratios = np.log((np.arange(len(top) - 1) + 2) / (np.arange(len(top) - 1) + 1))
     s = float((ratios * (top[:-1] - top[1:])).sum() / (ratios * ratios).sum())
     with np.errstate(all="ignore"):
-        log_k = (np.log((s - 1) / (1 - float(vocabulary) ** (1 - s))) + mu * math.log(2)) / np.float64(s)
+        log_k = (np.log((s - 1) / (1 - float(len(logits)) ** (1 - s))) + mu * math.log(2)) / np.float64(s)
         # An error of the logits changes s, and k is sensitive to s.
         error = 1e-4 * (1 + abs(log_k)) * (1 + 1 / np.float64(s)) * (1 + 1 / abs(np.float64(s - 1)))
-        return float(np.exp(log_k - error)), float(np.exp(log_k + error))
+        low, high = float(np.exp(log_k - error)), float(np.exp(log_k + error))
+    if not (low < 2**31 and high < 2**31):
+        return None
+    ranks = np.argsort(np.argsort(-logits, kind="stable"))
+    return Certain(ranks < max(int(low), 1), ranks >= max(int(high), 1))
+
+
+def certain_mirostat_2(logits: Logits, mu: float) -> Certain:
+    """A candidate is kept if its surprise is at most mu. If there is none, one of the likeliest is kept."""
+    found = shares(logits)
+    margin = mu * math.log(2) + np.log(np.maximum(found.exact, 1e-300))
+    error = found.error + 8 * UNIT * (1 + abs(mu)) + 2 * UNIT * np.abs(margin)
+    return Certain(margin > error, (margin < -error) & (logits < logits.max()))
 
 
 def dynamic_temperatures(logits: Logits, temperature: float, spread: float, exponent: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from llmrun.engine.scheduling.predicting import StepPredictor
 from llmrun.errors import Cancelled
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason
+from tests.support import tiers
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.engine.answers import answer_all
 from tests.support.engine.contract import assert_books_agree, forget_all, plain_tokens
@@ -214,7 +215,8 @@ def run_engine_machine(
     """Run many random operations on the engine over `backend`.
 
     `alone` is the same model with room for one sequence, or None if answers may depend on other requests.
-    `propose` makes drafts; None runs without drafts. `options` are those of Engine.
+    `examples` is the number of runs at night; other tiers have fewer. `propose` makes drafts; None runs without drafts.
+    `options` are those of Engine.
     """
     known: dict[tuple[Any, ...], list[int]] = {}
 
@@ -229,7 +231,7 @@ def run_engine_machine(
     run_state_machine_as_test(
         lambda: Machine(backend, None if alone is None else solitary, propose, options),  # type: ignore[arg-type]
         settings=hypothesis.settings(
-            max_examples=examples,
+            max_examples=tiers.examples(examples),
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(hypothesis.HealthCheck),

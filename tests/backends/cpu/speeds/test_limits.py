@@ -11,8 +11,9 @@ from llmrun.layouts.arena import address_of, allocate
 from llmrun.layouts.limits import ReadWords, independent_sums
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
+pytestmark = pytest.mark.push
 
-@pytest.mark.push
+
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize(("streams", "ahead"), [(1, 0), (4, 0), (4, 4096)])
 def test_reading_touches_every_line_once(level: str, streams: int, ahead: int) -> None:
@@ -26,7 +27,6 @@ def test_reading_touches_every_line_once(level: str, streams: int, ahead: int) -
     assert (result[0] ^ result[1] == np.bitwise_xor.reduce(memory)).all()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_multiplying_makes_every_product(level: str) -> None:
     """Weights are 4 bits, so 16-bit sums do not overflow at any level. Round r multiplies by the r-th four bytes."""
@@ -44,7 +44,6 @@ def test_multiplying_makes_every_product(level: str) -> None:
     assert (result == expected).all()
 
 
-@pytest.mark.push
 def test_both_limits_are_rates_of_a_computer() -> None:
     here = limits.MachineLimits(1, memory_bytes=1 << 26)
     assert 1e8 < here.read_bandwidth() < 1e13

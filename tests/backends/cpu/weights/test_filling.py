@@ -18,6 +18,8 @@ from llmrun.plan.matrix import Matrix
 from llmrun.quants.registry import BY_NAME
 from tests.support.kernels.runs import random_matrix
 
+pytestmark = pytest.mark.push
+
 ROWS, COLUMNS = 4096, 1024  # several parts of a megabyte
 
 
@@ -35,7 +37,6 @@ def packing_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("llmrun-packing")]
 
 
-@pytest.mark.push
 def test_weights_are_packed_while_the_block_runs() -> None:
     """The block and the first read wait for each other, so running them in sequence would deadlock."""
     reading, going_on = threading.Event(), threading.Event()
@@ -56,7 +57,6 @@ def test_weights_are_packed_while_the_block_runs() -> None:
     assert not packing_threads()
 
 
-@pytest.mark.push
 def test_an_error_of_reading_waits_for_whoever_asks_for_the_weights() -> None:
     failed = threading.Event()
 
@@ -71,7 +71,7 @@ def test_an_error_of_reading_waits_for_whoever_asks_for_the_weights() -> None:
     assert not packing_threads()
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("error", [ModelFileError("no vocabulary"), KeyboardInterrupt()])
 def test_an_error_beside_the_packing_ends_it_after_the_parts_under_way(error: BaseException) -> None:
     reading, going_on = threading.Event(), threading.Event()
@@ -96,7 +96,6 @@ def test_an_error_beside_the_packing_ends_it_after_the_parts_under_way(error: Ba
     assert not packing_threads()
 
 
-@pytest.mark.push
 def test_threads_switch_fast_only_while_something_is_packed() -> None:
     usual = sys.getswitchinterval()
     packed = reserve([random_matrix("q8_0", 64, 64)])
@@ -109,7 +108,6 @@ def test_threads_switch_fast_only_while_something_is_packed() -> None:
     assert sys.getswitchinterval() == usual
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("kind", sorted(WIDENED_TYPES))
 def test_what_numpy_widens_comes_in_pieces_that_fit_the_cache(kind: str) -> None:
     columns = 2048

@@ -30,6 +30,7 @@ from tests.support.kernels.runs import (
     random_matrix,
     width,
 )
+from tests.support.tiers import examples
 
 
 def packed_from(matrix: Matrix, threads: int = 2) -> PackedMatrix:
@@ -109,7 +110,7 @@ def unpacked_factors(
 @pytest.mark.push
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @given(rows=st.integers(1, 70), blocks=st.integers(1, 6), odd=st.integers(0, 31), threads=st.integers(1, 4))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_packed_weights_are_the_files(kind: str, rows: int, blocks: int, odd: int, threads: int) -> None:
     columns = width(kind, 32 * blocks) + (odd if kind in FLOAT_TYPES else 0)
     matrix = random_matrix(kind, rows, columns)

@@ -23,6 +23,8 @@ from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.models.tiny_models import changed_copy, tiny_model
 
+pytestmark = pytest.mark.push
+
 OPTIONS = OpenOptions(context_size=256, max_sequences=3, threads=1, gpu_layers=0, saves_state=True)
 PROMPT = np.random.default_rng(0).integers(5, 200, 60).tolist()
 MORE = [7, 8, 9]
@@ -83,7 +85,6 @@ def assert_continues(backend: LlamaBackend, seq: int, history: list[int]) -> Non
     assert_same(actual, backend.forward(batch_of(rows(seq, 0, history + MORE))).logits[-len(MORE) :])
 
 
-@pytest.mark.push
 def test_a_sequence_is_saved_whole(backend: LlamaBackend) -> None:
     for n in (1, 33, 60, 100):
         (part,) = backend.kv.save(0, n)
@@ -93,7 +94,6 @@ def test_a_sequence_is_saved_whole(backend: LlamaBackend) -> None:
     assert backend.kv.save(1, 60) == []
 
 
-@pytest.mark.push
 def test_a_loaded_sequence_is_kept_whole(backend: LlamaBackend) -> None:
     part = saved(backend)
     assert backend.kv.load(2, [part]) == 60
@@ -103,7 +103,6 @@ def test_a_loaded_sequence_is_kept_whole(backend: LlamaBackend) -> None:
         assert_continues(backend, seq, PROMPT)
 
 
-@pytest.mark.push
 def test_a_loaded_window_goes_back_as_far_as_it_reaches(tmp_path: Path) -> None:
     backend = opened(tiny_sliding_window(tmp_path / "window.gguf"), context_size=2048)
     tokens = np.random.default_rng(1).integers(5, 200, 1500).tolist()
@@ -123,7 +122,6 @@ def test_a_loaded_window_goes_back_as_far_as_it_reaches(tmp_path: Path) -> None:
     backend.close()
 
 
-@pytest.mark.push
 def test_parts_of_other_kinds_are_not_loaded(plain: LlamaBackend) -> None:
     part = saved(plain)
     for parts in ([], [replace(part, kind=BLOCK_PART)], [replace(part, start=16)], [replace(part, end=0)]):
@@ -133,7 +131,6 @@ def test_parts_of_other_kinds_are_not_loaded(plain: LlamaBackend) -> None:
     assert plain.kv.load(1, [replace(part, kind=BLOCK_PART), part]) == 60
 
 
-@pytest.mark.push
 def test_a_sequence_longer_than_the_context_is_not_loaded(tmp_path: Path) -> None:
     path = tiny_model(tmp_path, "F32")
     larger = opened(path)
@@ -146,7 +143,6 @@ def test_a_sequence_longer_than_the_context_is_not_loaded(tmp_path: Path) -> Non
     backend.close()
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("cut", [1, 4, 1000])
 def test_data_that_is_too_short_or_too_long_is_refused(backend: LlamaBackend, cut: int) -> None:
     part = saved(backend)
@@ -160,7 +156,6 @@ def test_data_that_is_too_short_or_too_long_is_refused(backend: LlamaBackend, cu
     assert_continues(backend, 0, PROMPT)
 
 
-@pytest.mark.push
 def test_a_length_that_does_not_match_the_data_is_refused(backend: LlamaBackend) -> None:
     part = saved(backend)
     for end in (1, 59, 61, 255):
@@ -168,7 +163,6 @@ def test_a_length_that_does_not_match_the_data_is_refused(backend: LlamaBackend)
     assert_continues(backend, 1, PROMPT)
 
 
-@pytest.mark.push
 def test_no_change_of_the_data_damages_other_sequences(backend: LlamaBackend) -> None:
     """The numbers before and between the tensors are changed. Some changes make the process give up, as it should."""
     part, chance = saved(backend), random.Random(0)
@@ -191,7 +185,6 @@ def test_no_change_of_the_data_damages_other_sequences(backend: LlamaBackend) ->
     assert_continues(backend, 0, PROMPT)
 
 
-@pytest.mark.push
 def test_data_that_cannot_be_removed_again_ends_the_process(tmp_path: Path) -> None:
     """The last position in the window's own cache becomes negative, which llama.cpp accepts."""
     backend = opened(tiny_sliding_window(tmp_path / "window.gguf"))
@@ -210,7 +203,6 @@ def test_data_that_cannot_be_removed_again_ends_the_process(tmp_path: Path) -> N
     backend.close()
 
 
-@pytest.mark.push
 def test_a_full_cache_has_no_room_for_a_saved_sequence(tmp_path: Path) -> None:
     backend = opened(tiny_model(tmp_path, "F32"), kv_tokens=256)
     backend.forward(batch_of(rows(0, 0, PROMPT)))
@@ -227,7 +219,6 @@ def test_a_full_cache_has_no_room_for_a_saved_sequence(tmp_path: Path) -> None:
     backend.close()
 
 
-@pytest.mark.push
 def test_a_shared_prefix_leaves_more_room_than_is_promised(tmp_path: Path) -> None:
     backend = opened(tiny_model(tmp_path, "F32"), kv_tokens=256)
     backend.forward(batch_of(rows(0, 0, PROMPT)))
@@ -239,7 +230,6 @@ def test_a_shared_prefix_leaves_more_room_than_is_promised(tmp_path: Path) -> No
     backend.close()
 
 
-@pytest.mark.push
 def test_a_sequence_that_has_changed_is_not_read(plain: LlamaBackend) -> None:
     (part,) = plain.kv.save(0, 60)
     plain.forward(batch_of(rows(0, 60, MORE)))
@@ -248,7 +238,6 @@ def test_a_sequence_that_has_changed_is_not_read(plain: LlamaBackend) -> None:
     assert_continues(plain, 0, PROMPT + MORE)
 
 
-@pytest.mark.push
 def test_memory_of_saved_data_is_freed_with_it(plain: LlamaBackend) -> None:
     def mapped() -> list[int]:
         pids = ("self", str(plain._process.pid))
@@ -265,7 +254,6 @@ def test_memory_of_saved_data_is_freed_with_it(plain: LlamaBackend) -> None:
     assert mapped() == before
 
 
-@pytest.mark.push
 def test_a_stop_before_a_load_cancels_the_next_pass(plain: LlamaBackend) -> None:
     part = saved(plain)
     plain.cancel()
@@ -275,7 +263,6 @@ def test_a_stop_before_a_load_cancels_the_next_pass(plain: LlamaBackend) -> None
     assert_continues(plain, 1, PROMPT)
 
 
-@pytest.mark.push
 def test_the_key_is_empty_unless_states_are_saved(path: Path, tmp_path: Path) -> None:
     def key(**options: Any) -> str:
         backend = opened(path, **options)
@@ -287,7 +274,6 @@ def test_the_key_is_empty_unless_states_are_saved(path: Path, tmp_path: Path) ->
     assert key() == key(threads=2, max_sequences=2, context_size=512)
 
 
-@pytest.mark.push
 def test_the_key_differs_for_other_models_and_precisions(tmp_path: Path) -> None:
     path = tiny_architecture(tmp_path, "qwen3")  # its heads have 32 features, as an 8-bit cache needs
     keys = set()
@@ -298,7 +284,6 @@ def test_the_key_differs_for_other_models_and_precisions(tmp_path: Path) -> None
     assert len(keys) == 3
 
 
-@pytest.mark.push
 def test_the_key_differs_where_a_longer_context_has_other_rotations(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         metadata["phi3.rope.scaling.original_context_length"] = 512

@@ -22,6 +22,8 @@ from tests.support.models.tiny_adapters import AdaptedOracle, scales_of, tiny_ad
 from tests.support.models.tiny_architectures import tiny_architecture
 from tests.support.models.tiny_models import tiny_model
 
+pytestmark = pytest.mark.push
+
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 40)]
 
 
@@ -42,7 +44,6 @@ def distance(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> floa
     return float(np.abs(actual - expected).max() / np.ptp(expected))
 
 
-@pytest.mark.push
 def test_sequences_with_different_adapters_share_a_batch(tmp_path: Path) -> None:
     """Allow half a percent of the logits' range, because llama.cpp's results depend on the batch. The last sequence is
     activated in the middle."""
@@ -68,7 +69,6 @@ def test_sequences_with_different_adapters_share_a_batch(tmp_path: Path) -> None
     assert min(distance(one, expected[1]) for one in (logits[0], logits[2], logits[3])) > 0.02
 
 
-@pytest.mark.push
 def test_adapters_of_experts_are_applied(tmp_path: Path) -> None:
     model = tiny_architecture(tmp_path, "llama Mixtral")
     adapter = tiny_adapter(tmp_path / "a.gguf", model, names=[], experts=["blk.0.ffn_up_exps.weight"], alpha=16.0)

@@ -84,6 +84,7 @@ def test_each_server_is_added_and_then_the_devices_are_listed(worker: Worker, pr
     assert process.rpc_servers == SERVERS
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     ("gpus", "flags"),
     [((), "-DGGML_RPC=on"), ((Gpu("Apple", "Apple M4", "Metal"),), "-DGGML_METAL=on -DGGML_RPC=on")],
@@ -118,6 +119,7 @@ def test_without_llama_cpp_the_hint_installs_it_with_rpc(
     assert worker.asked == []
 
 
+@pytest.mark.push
 def test_checking_a_build_with_rpc_connects_to_nothing(worker: Worker) -> None:
     check_servers(NAMES, anyway=False)
     assert build_problem() is None

@@ -16,6 +16,8 @@ from llmrun.errors import ContextExceeded
 from llmrun.settings import Settings
 from tests.support.cli.chats import Session, journals, session
 
+pytestmark = pytest.mark.push
+
 Capture = pytest.CaptureFixture[str]
 
 FORGET = Settings(on_full="forget", max_tokens=8, seed=7)
@@ -34,7 +36,6 @@ def only_last(conversation: Conversation, turns: int) -> Conversation:
     return fresh
 
 
-@pytest.mark.push
 def test_the_answer_is_that_of_a_conversation_with_only_the_turns_that_are_left(tmp_path: Path) -> None:
     with session(tmp_path / "long", backend=noise(), settings=FORGET) as found:
         found.run("/system be brief", *TURNS)

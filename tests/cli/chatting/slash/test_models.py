@@ -20,6 +20,7 @@ def other(context_size: int = 4096) -> ScriptedBackend:
     return ScriptedBackend(scripted_answers([("assistant\n", "other")]), context_size=context_size)
 
 
+@pytest.mark.push
 def test_another_model_answers_with_the_conversation_kept(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, others={"other": other()}) as found:
         assert found.run("one", "/model other", "two", "/model") == 0

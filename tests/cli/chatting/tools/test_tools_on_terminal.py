@@ -205,6 +205,7 @@ def test_a_format_and_tools_are_refused_together(tmp_path: Path) -> None:
     assert b"--tools: cannot be combined with an answer format" in done.stderr
 
 
+@pytest.mark.night
 def test_past_calls_continue_without_tools_or_end_in_one_line(tmp_path: Path) -> None:
     model = tool_script_file(tmp_path, ("Echo?", call("echo", a="hi")), (RESULT, ANSWERED), ("More?", "No."))
     run(tmp_path, model)
