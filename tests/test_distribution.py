@@ -50,7 +50,7 @@ def texts() -> Iterator[tuple[Path, str]]:
                     continue  # an image or a vocabulary
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_no_text_installs_the_stranger_of_the_same_name() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"

@@ -98,6 +98,7 @@ def test_colors_follow_the_readers_scheme(light: Found, dark: Found) -> None:
         assert dark[name, width]["background"] == f"rgb{DARK}"
 
 
+@pytest.mark.night
 def test_hostile_text_runs_nothing(light: Found) -> None:
     assert light["hostile", 1280]["title"].startswith("</title></style></svg><script>")
 

@@ -60,6 +60,7 @@ def test_two_configurations_are_compared_and_the_verdict_is_a_sentence(tmp_path:
     assert "x as fast as slow in decode (99%: " in text
 
 
+@pytest.mark.night
 def test_too_few_rounds_give_figures_and_no_verdict(tmp_path: Path, model: str) -> None:
     other = tmp_path / "other.json"
     other.write_text("{}")
@@ -68,6 +69,7 @@ def test_too_few_rounds_give_figures_and_no_verdict(tmp_path: Path, model: str) 
     assert "no verdict: 2 rounds, 4 are needed" in done.stdout.decode()
 
 
+@pytest.mark.night
 def test_json_rows_are_llama_benchs_and_more(model: str) -> None:
     done = bench("-m", model, *QUICK, "--json")
     rows = json.loads(done.stdout)
@@ -79,6 +81,7 @@ def test_json_rows_are_llama_benchs_and_more(model: str) -> None:
     assert bench("-m", model, *QUICK, "-o", "jsonl").stdout.count(b"\n") == 2
 
 
+@pytest.mark.night
 def test_csv_and_markdown_are_tables_too(model: str) -> None:
     rows = list(csv.DictReader(io.StringIO(bench("-m", model, *QUICK, "-o", "csv").stdout.decode())))
     assert [row["n_prompt"] for row in rows] == ["16", "0"]
@@ -182,6 +185,7 @@ def test_the_table_of_speculation_fits_narrow_terminals(model: str, kinds: str) 
         assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines())) <= columns
 
 
+@pytest.mark.night
 def test_plain_bench_ignores_the_setting(model: str) -> None:
     """Drafts depend on the text, so they would hide the speed of the machine."""
     done = bench("-m", model, *QUICK, "--json", env={**os.environ, "LLMRUN_SPECULATE": "auto"})
@@ -331,6 +335,7 @@ def test_a_run_that_cannot_be_kept_is_shown_all_the_same(model: str, tmp_path: P
     assert "error: history: " in done.stderr.decode()
 
 
+@pytest.mark.night
 def test_a_run_is_kept_though_nobody_reads_it(model: str) -> None:
     done = shell(f"$LLMRUN bench -m {model} {' '.join(QUICK)} --save | true")
     assert done.returncode == 141
@@ -405,6 +410,7 @@ def test_ctrl_c_ends_a_first_measurement_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - pressed < 5
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_the_table_fits_the_terminal(model: str, columns: int) -> None:
     screen, code = screen_of("bench", "-m", model, *QUICK, columns=columns, NO_COLOR="1")

@@ -134,6 +134,7 @@ def test_a_full_disk_behind_stdout_is_code_1(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.night
 def test_the_model_is_an_argument_or_an_option(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", "yes")])
     for arguments in ([script], ["-m", script], ["--model", script]):
@@ -143,6 +144,7 @@ def test_the_model_is_an_argument_or_an_option(tmp_path: Path) -> None:
     assert (missing.stdout, missing.returncode) == (b"", 4)
 
 
+@pytest.mark.night
 def test_continue_takes_up_messages_system_prompt_settings_and_model(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", "abcdef")], context_size=500)
     chat(tmp_path, script, "-s", "brief", "-n", "3", "--seed", "5", "-c", "400", turns="one\n/set top_k 7\n")
@@ -168,6 +170,7 @@ def test_flags_win_over_what_is_continued(tmp_path: Path) -> None:
     assert (saved.model, saved.system, saved.preferences) == (other, "", {"max_tokens": 2})
 
 
+@pytest.mark.night
 def test_settings_of_the_environment_are_not_kept_with_a_conversation(tmp_path: Path) -> None:
     assert chat(tmp_path, "-q", turns="one\n", LLMRUN_MAX_TOKENS="3", LLMRUN_SYSTEM="x").stdout == b"You\n"
     assert chat(tmp_path, "-q", "--continue", turns="two\n").stdout == b"You said: two\n"
@@ -326,6 +329,7 @@ def test_a_chat_from_a_pipe_imports_nothing_that_draws(tmp_path: Path) -> None:
     assert not imported & {"rich", "markdown_it", "pygments", "prompt_toolkit"}
 
 
+@pytest.mark.night
 def test_a_home_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     env = {"HOME": "/dev/null", "PATH": os.environ["PATH"]}
     done = llmrun("chat", "--backend", "scripted", stdin=b"one\ntwo\n", env=env)

@@ -135,6 +135,7 @@ def test_copy_asks_the_terminal_where_nothing_else_can(tmp_path: Path, monkeypat
         process.send("/exit\r")
 
 
+@pytest.mark.night
 def test_another_model_answers_and_is_there_when_the_chat_continues(tmp_path: Path) -> None:
     script = script_file(tmp_path, [("assistant\n", "I am another")])
     with chatting(tmp_path) as process:
@@ -215,6 +216,7 @@ def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str
     assert all(one.ended and one.ended.reason == "cancelled" for one in conversation.exchanges)
 
 
+@pytest.mark.night
 def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path: Path) -> None:
     """The model is a named pipe, so loading lasts until the writer closes it."""
     model = tmp_path / "model.json"
@@ -310,6 +312,7 @@ def test_an_answer_goes_to_a_pipe_while_the_turns_come_from_a_terminal(tmp_path:
     assert answers.read_bytes() == b"You said: one\nYou said: two\n"
 
 
+@pytest.mark.night
 def test_an_answer_that_is_not_streamed_is_shown_when_it_is_whole(tmp_path: Path) -> None:
     answer = "# Title\n\nSome words."
     script = script_file(tmp_path, [("assistant\n", answer + " " * 40)], step_seconds=0.02)
@@ -334,6 +337,7 @@ def test_the_share_of_the_context_is_shown_once(tmp_path: Path) -> None:
         process.send("/exit\r")
 
 
+@pytest.mark.night
 def test_continuing_shows_the_last_turn_but_not_in_a_pipe(tmp_path: Path) -> None:
     chat(tmp_path, turns="one\ntwo\n")
     done = chat(tmp_path, "--continue", turns="")

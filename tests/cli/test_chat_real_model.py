@@ -17,6 +17,7 @@ pytestmark = pytest.mark.push
 END_OF_ANSWER = 1  # drawn, but not run
 
 
+@pytest.mark.night
 def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     """An answer may be tokenized differently when it comes back as text. Up to one answer is therefore computed again,
     but nothing before it.

@@ -34,6 +34,7 @@ def test_without_a_conversation_the_list_says_how_to_begin_one(tmp_path: Path) -
     assert json.loads(conversations(tmp_path, "list", "--json")[0]) == {"conversations": []}
 
 
+@pytest.mark.night
 def test_the_list_has_the_newest_first(data: Path) -> None:
     told, errors, code = conversations(data)
     assert (errors, code) == ("", 0)
@@ -49,6 +50,7 @@ def test_the_list_has_the_newest_first(data: Path) -> None:
     assert Path(listed[2]["file"]).is_file()
 
 
+@pytest.mark.night
 def test_a_damaged_file_is_listed_and_does_not_hide_the_others(data: Path) -> None:
     (data / "conversations" / "broken.jsonl").write_bytes(b"\x1b[31m\n")
     told, _, code = conversations(data)
@@ -60,6 +62,7 @@ def test_a_damaged_file_is_listed_and_does_not_hide_the_others(data: Path) -> No
     assert found[2] == 0
 
 
+@pytest.mark.night
 def test_show_prints_questions_and_answers(data: Path) -> None:
     told, _, code = conversations(data, "show", "why")
     assert code == 0
@@ -73,6 +76,7 @@ def test_show_prints_questions_and_answers(data: Path) -> None:
     assert [message["role"] for message in body["messages"]] == ["system", *["user", "assistant"] * 2]
 
 
+@pytest.mark.night
 def test_search_names_the_conversations_and_the_lines(data: Path) -> None:
     told, errors, code = conversations(data, "search", "SKY", "blue")
     assert told.splitlines() == [
@@ -92,6 +96,7 @@ def test_search_names_the_conversations_and_the_lines(data: Path) -> None:
     assert conversations(data, "search", " ")[2] == 2
 
 
+@pytest.mark.night
 def test_search_highlights_on_a_terminal_and_shows_no_control_sequence(data: Path) -> None:
     chat(data, "-q", turns="evil \x1b[2J\x9b sky\n")
     screen, code = screen_of("conversations", "search", "sky", LLMRUN_DATA_DIR=str(data))
@@ -104,6 +109,7 @@ def test_search_highlights_on_a_terminal_and_shows_no_control_sequence(data: Pat
     assert "\x9b" not in shown
 
 
+@pytest.mark.night
 def test_export_writes_markdown_or_json(data: Path, tmp_path: Path) -> None:
     told, _, code = conversations(data, "export", "why-is-the-sky-blue")
     assert code == 0
@@ -123,6 +129,7 @@ def test_export_writes_markdown_or_json(data: Path, tmp_path: Path) -> None:
     assert conversations(data, "export", "why", "-o", "/nowhere/x")[2] == 1
 
 
+@pytest.mark.night
 def test_rm_removes_some_and_reports_the_others(data: Path) -> None:
     told, errors, code = conversations(data, "rm", "why", "why-is-the-sky-blue", "nope", "fox copy")
     assert (told, code) == ("why-is-the-sky-blue: removed\nfox copy: removed\n", 2)
@@ -131,6 +138,7 @@ def test_rm_removes_some_and_reports_the_others(data: Path) -> None:
     assert list((data / "conversations" / ".locks").iterdir()) == []
 
 
+@pytest.mark.night
 def test_rm_leaves_a_conversation_that_is_open(data: Path) -> None:
     path = data / "conversations" / "why-is-the-sky-blue.jsonl"
     lock = lock_journal(path)
@@ -141,6 +149,7 @@ def test_rm_leaves_a_conversation_that_is_open(data: Path) -> None:
     assert path.exists()
 
 
+@pytest.mark.night
 def test_a_name_with_a_slip_gets_a_suggestion(data: Path) -> None:
     for arguments in (("show",), ("export",), ("rm",)):
         _, errors, code = conversations(data, *arguments, "why-is-the-skye")
@@ -188,6 +197,7 @@ def test_continue_and_a_model_in_any_order(data: Path) -> None:
     assert 'continuing "Why is' in first_note(data, "--continue", "smollm2")
 
 
+@pytest.mark.night
 def test_continue_with_a_name_that_is_neither_is_one_error(data: Path) -> None:
     for name, hint in (("sky", "did you mean why-is-the-sky-blue?"), ("zzz", "llmrun conversations lists them")):
         done = chat(data, "--continue", name, turns="x\n")
@@ -197,6 +207,7 @@ def test_continue_with_a_name_that_is_neither_is_one_error(data: Path) -> None:
     assert b"neither a model in the catalogue nor a file" in told
 
 
+@pytest.mark.night
 def test_a_conversation_that_is_called_like_a_model_is_the_conversation(tmp_path: Path) -> None:
     chat(tmp_path, "-q", turns="smollm2\n")
     chat(tmp_path, "-q", turns="other\n")

@@ -48,6 +48,7 @@ def checks(stdout: bytes) -> dict[str, Mapping[str, Any]]:
 # The command
 
 
+@pytest.mark.night
 def test_json_has_every_check_in_a_form_that_stays() -> None:
     done = llmrun("doctor", "--json", "-q", env=environment())
     assert (done.returncode, done.stderr) == (0, b"")
@@ -65,6 +66,7 @@ def test_json_has_every_check_in_a_form_that_stays() -> None:
     assert found["terminal"]["facts"]["stdout_is_terminal"] is False
 
 
+@pytest.mark.night
 def test_what_is_broken_is_exit_code_1_and_no_secret_is_told(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("thread = 2\n")

@@ -171,6 +171,7 @@ def test_the_engines_agree_on_the_real_model(text: str) -> None:
     assert found["same_top"] > 0.8
 
 
+@pytest.mark.night
 def test_an_engine_that_computes_nonsense_is_found(tmp_path: Path, text: str) -> None:
     """A fake llama_decode computes nothing, so the logits are those of no model."""
     fake = fake_llama(tmp_path / "fake", when_decoding="pass")

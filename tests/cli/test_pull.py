@@ -163,6 +163,7 @@ def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:
     assert machine.hub.downloads() == 0
 
 
+@pytest.mark.night
 def test_json_is_an_object_a_model(machine: Machine) -> None:
     planned = json.loads(machine.pull("--dry-run", "--json", "hf:o/shards").stdout)
     made = machine.hub.repositories["o/shards"]
@@ -255,6 +256,7 @@ def test_a_project_is_locked_and_fetched_exactly(machine: Machine, tmp_path: Pat
     assert (elsewhere.project / "llmrun.lock").read_text() == text
 
 
+@pytest.mark.night
 def test_drift_is_exit_code_6(machine: Machine) -> None:
     assert machine.pull("--lock", "hf:o/n").returncode == 0
     lock = machine.project / "llmrun.lock"
@@ -284,6 +286,7 @@ def test_what_the_catalogue_knows_and_is_here_is_locked_without_asking(machine: 
     assert settled(machine.hub) == before
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("away", [{"HF_ENDPOINT": "http://127.0.0.1:1"}, {"HF_HUB_OFFLINE": "1"}])
 def test_a_copy_is_locked_where_its_source_cannot_be_asked(machine: Machine, away: dict[str, str]) -> None:
     assert machine.pull("--lock", "hf:o/n:Q4_K_M").returncode == 0
@@ -401,6 +404,7 @@ def on_terminal(machine: Machine, *arguments: str, columns: int = 80, **environm
     )
 
 
+@pytest.mark.night
 def test_a_bar_shows_speed_and_time_left_and_is_gone_at_the_end(machine: Machine) -> None:
     machine.hub.total_per_second = 1.5e6
     process = on_terminal(machine, "tiny:1b")
@@ -417,6 +421,7 @@ def test_a_bar_shows_speed_and_time_left_and_is_gone_at_the_end(machine: Machine
     assert process.exitstatus == 0
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("columns", [40, 120])
 def test_no_line_of_progress_is_wider_than_the_terminal(machine: Machine, columns: int) -> None:
     machine.hub.total_per_second = 1.5e6

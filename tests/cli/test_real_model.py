@@ -27,11 +27,13 @@ def test_it_says_hello_in_french(model: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.night
 def test_the_same_seed_gives_the_same_text_over_threads(model: str) -> None:
     flags = ["generate", "-q", "-m", model, "--seed", "11", "-n", "24", "Tell me a story."]
     assert llmrun(*flags, "-t", "1").stdout == llmrun(*flags, "-t", "2").stdout != b""
 
 
+@pytest.mark.night
 def test_samples_are_what_their_seeds_give_alone(model: str) -> None:
     flags = ["generate", "-q", "-m", model, "--json", "--logprobs", "2", "-n", "24"]
     samples = json.loads(llmrun(*flags, "--seed", "11", "--samples", "4", "Tell me a story.").stdout)["samples"]

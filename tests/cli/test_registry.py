@@ -121,7 +121,7 @@ def test_help_ends_with_examples_that_can_be_typed(words: list[str], command: An
             command.make_context(" ".join(words), typed[1 + len(words) :]).close()  # parsed, not run
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

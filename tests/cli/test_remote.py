@@ -52,6 +52,7 @@ def test_an_answer_goes_to_stdout_and_the_closing_line_names_model_and_host() ->
     assert server.asked[0].body["seed"] == 4
 
 
+@pytest.mark.night
 def test_a_server_is_sent_only_what_the_user_set(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("top_k = 7\n")
@@ -290,6 +291,7 @@ def test_what_only_a_model_here_could_do_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.startswith(b"error: /set: ctx_size: controlled by 127.0.0.1")
 
 
+@pytest.mark.night
 def test_continue_finds_the_server_again(tmp_path: Path) -> None:
     with serving(conversing([])) as server:
         llmrun("chat", server.url, stdin=b"one\n", env=in_folder(tmp_path))
@@ -325,6 +327,7 @@ def test_a_person_whose_server_failed_can_ask_again(tmp_path: Path) -> None:
 # --- a real server
 
 
+@pytest.mark.night
 def test_a_real_server_says_hello_in_french() -> None:
     with llama_server(smollm2()) as port:
         done = llmrun("generate", "-m", f"http://127.0.0.1:{port}", "--temp", "0", "-n", "6", "Say hello in French.")

@@ -64,6 +64,7 @@ def test_a_replay_says_that_it_is_the_same(tmp_path: Path, model: Path) -> None:
     assert result["recorded_on"] == body["machine"]
 
 
+@pytest.mark.night
 @pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "arguments",
@@ -82,12 +83,14 @@ def test_every_option_of_an_answer_is_repeated(tmp_path: Path, model: Path, argu
     assert run("replay", str(path), "--speculate", "off").stdout.startswith(b"same ")
 
 
+@pytest.mark.night
 def test_a_thinking_budget_is_repeated(tmp_path: Path) -> None:
     model = tiny_llama(tmp_path / "thinks.gguf", chat_template=THINKING)
     path = recorded(tmp_path, model, "--seed", "3", "-n", "40", "--think-budget", "6", "--stop", "the", "Hi")
     assert run("replay", str(path)).stdout.startswith(b"same ")
 
 
+@pytest.mark.night
 def test_the_users_template_is_in_the_recording(tmp_path: Path, model: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}{{ message.content }} {{ strftime_now('%f') }}!{% endfor %}")
@@ -113,6 +116,7 @@ def test_the_first_difference_is_named(tmp_path: Path, model: Path) -> None:
     assert "differs: expected " in run("replay", str(other), expected=1).stdout.decode()
 
 
+@pytest.mark.night
 def test_other_models_and_versions_are_refused(tmp_path: Path, model: Path) -> None:
     path = recorded(tmp_path, model)
     done = run("replay", str(changed(path, numerics=NUMERICS + 1)), expected=1)

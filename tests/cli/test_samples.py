@@ -168,6 +168,7 @@ def test_ctrl_c_prints_the_samples_that_are_complete(tmp_path: Path, complete: i
     assert "sample 2 of 2" not in rest
 
 
+@pytest.mark.night
 def test_every_printed_sample_is_logged(tmp_path: Path) -> None:
     env = os.environ | {"LLMRUN_DATA_DIR": str(tmp_path)}
     for flags in (("--seed", "1"), ("--seed", "11", "--json"), ("--seed", "21", "--best-of", "vote")):

@@ -28,6 +28,7 @@ def answers(data: Path) -> list[dict[str, int]]:
     return [event for event in events_in(path) if event["event"] == "answered"]
 
 
+@pytest.mark.night
 def test_a_continued_chat_starts_from_the_saved_state(tmp_path: Path) -> None:
     assert chat(tmp_path, "-q", turns=f"{LONG}\n").returncode == 0
     (state,) = states(tmp_path)
@@ -39,6 +40,7 @@ def test_a_continued_chat_starts_from_the_saved_state(tmp_path: Path) -> None:
     assert second["cached_tokens"] > first["prompt_tokens"]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("how", [{"arguments": ["--no-save-state"]}, {"LLMRUN_SAVE_STATE": "no"}])
 def test_saving_can_be_turned_off(tmp_path: Path, how: dict[str, object]) -> None:
     arguments = how.pop("arguments", [])
@@ -48,6 +50,7 @@ def test_saving_can_be_turned_off(tmp_path: Path, how: dict[str, object]) -> Non
     assert len(journals(tmp_path)) == 1
 
 
+@pytest.mark.night
 def test_a_lack_of_room_is_told_only_with_v(tmp_path: Path) -> None:
     done = chat(tmp_path, "-v", turns=f"{LONG}\n{LONG}\n", LLMRUN_STATE_GB="0.000001")
     assert done.returncode == 0

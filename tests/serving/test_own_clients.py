@@ -34,6 +34,7 @@ def test_the_line_of_the_banner_works(server: Served) -> None:
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "You said: Hello"
 
 
+@pytest.mark.night
 def test_generate_answers_over_http(server: Served) -> None:
     for model in (server.url, f"{server.url}#{server.model}"):
         assert llmrun("generate", "-q", "-m", model, "Hello").stdout == b"You said: Hello\n"

@@ -52,6 +52,7 @@ class Deadly:
         return self._call
 
 
+@pytest.mark.night
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_the_worker_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_HANG_S", 1.0)

@@ -35,7 +35,7 @@ SHORT: dict[str, tuple[int, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("batch", "downloads") else pytest.mark.night) for name in SHORT]
+    "name", [pytest.param(name, marks=() if name == "downloads" else pytest.mark.night) for name in SHORT]
 )
 def test_a_short_run_breaks_no_promise(name: str) -> None:
     first, count, outcomes = SHORT[name]

@@ -66,6 +66,7 @@ def test_a_text_that_was_hard_once_has_llama_cpp_s_ids(case: dict[str, str | boo
     assert mismatch is None, str(mismatch)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("name", ALL)
 def test_long_pieces_have_llama_cpp_s_ids(name: str) -> None:
     """Covers pieces around the length from which a heap is used, and far longer ones."""
@@ -104,6 +105,7 @@ def test_the_same_tokens_have_a_purpose(name: str) -> None:
 
 
 # command-r has normal tokens not spelled in byte characters: llama.cpp returns "[UNK_BYTE_0x...", we return the text.
+@pytest.mark.night
 @pytest.mark.parametrize("name", [name for name in ALL if name != "command-r"])
 def test_every_token_stands_for_the_same_bytes(name: str) -> None:
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)

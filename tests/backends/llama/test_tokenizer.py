@@ -96,6 +96,7 @@ def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
             assert ids.tolist().count(tokenizer.bos_id) == 1
 
 
+@pytest.mark.night
 def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]) -> None:
     _, tokenizer = named
     for token in sorted(tokenizer.end_of_generation):

@@ -92,6 +92,7 @@ def test_every_op_takes_time_and_all_together_no_more_than_the_step(step: StepPr
     assert step.timing_cost == pytest.approx(step.timed_step_seconds / step.step_seconds - 1)
 
 
+@pytest.mark.night
 def test_kinds_are_sums_of_their_ops(step: StepProfile) -> None:
     assert sum(kind.count for kind in step.kinds) == len(step.ops)
     assert [kind.spent.seconds for kind in step.kinds] == sorted((k.spent.seconds for k in step.kinds), reverse=True)

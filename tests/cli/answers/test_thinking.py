@@ -267,6 +267,7 @@ def test_a_model_may_think_again_after_it_has_begun_to_answer(tmp_path: Path) ->
     assert done.stdout == b"I look.\n\n\nYes.\n"  # the first line ends before the model thinks again
 
 
+@pytest.mark.night
 def test_a_conversation_with_thinking_is_taken_up_again(tmp_path: Path) -> None:
     script = thinking_script(tmp_path, SWITCHED.replace(" and loop.last", ""))
     chat(tmp_path, "-m", script, turns=words(["Is it so?", "/save it"]))
@@ -299,6 +300,7 @@ def test_a_chat_with_a_model_that_does_not_think(tmp_path: Path) -> None:
     assert done.stderr.startswith(b"error: thinking cannot be switched on")
 
 
+@pytest.mark.night
 def test_on_a_terminal_a_chat_shows_thinking_dim_or_a_line_that_says_it_goes_on(tmp_path: Path) -> None:
     script = thinking_script(tmp_path, step_seconds=0.01)
     process = on_terminal(

@@ -86,7 +86,7 @@ def append(path: Path, name: str) -> None:
         StoredHistory(path).append_string(f"{name} {n}")
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_several_chats_append_without_losing_an_entry(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     chats = [context.Process(target=append, args=(path, name)) for name in "abc"]

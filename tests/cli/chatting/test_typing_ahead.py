@@ -81,6 +81,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.night
 def test_keys_are_not_echoed_and_wait_as_they_were_typed() -> None:
     child, before = process("quiet(); time.sleep(3); keyboard.end(); time.sleep(0.2); print(os.read(0, 9000))")
     child.send(b"ab\r\x04" + b"x" * 4200)

@@ -123,7 +123,13 @@ def _fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_chat_format, "datetime", FixedClock)
 
 
-@pytest.fixture(scope="module", params=TEMPLATES, ids=lambda path: path.stem)
+PARAMS = [
+    pytest.param(path, id=path.stem, marks=() if number % 5 == 0 else pytest.mark.night)
+    for number, path in enumerate(TEMPLATES)
+]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def path(request: pytest.FixtureRequest) -> Path:
     """Yield each template's path. pytest groups all tests of one template, so each is compiled once."""
     chosen: Path = request.param

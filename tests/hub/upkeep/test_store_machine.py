@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.hub.store_machine import StoreMachine
 
-pytestmark = pytest.mark.push
+pytestmark = pytest.mark.night
 
 StoreMachine.TestCase.settings = settings(
     max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)

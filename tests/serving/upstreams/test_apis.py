@@ -85,6 +85,7 @@ def test_streams_survive_the_death_of_their_server(
     servers[busy].restart()
 
 
+@pytest.mark.night
 def test_ollamas_lines_are_passed_on(servers: Sequence[Restartable], front: RunningServer) -> None:
     """Its streams have no IDs, and are the default."""
     body = {

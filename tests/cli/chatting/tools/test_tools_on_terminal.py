@@ -135,6 +135,7 @@ def test_calls_wait_for_yes_no_show_and_always(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.night
 def test_servers_that_hang_or_crash_are_told_to_the_model(tmp_path: Path) -> None:
     with chatting(tmp_path) as process:
         ask(process, "Hang?", 'tool hanging_echo (server hanging: echo) {"text": "x"}')
