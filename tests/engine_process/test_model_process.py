@@ -346,7 +346,7 @@ def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Pat
     """Otherwise, a client that leaves at once could fill the memory of the process."""
 
     async def ask() -> None:
-        async with running(scripted_model(tmp_path, step_seconds=0.01), ServingLimits(max_queue=8)) as model:
+        async with running(scripted_model(tmp_path, step_seconds=0.3), ServingLimits(max_queue=8)) as model:
             large = Embedding(tuple(TextPrompt(f"{number} " + "x" * 500) for number in range(200)))
             refused = 0
             for _ in range(40):
