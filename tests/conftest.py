@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from tests.support.tiers import (
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".tests-cache"
-_SOURCES = pytest.StashKey[dict[str, str]]()  # digests of the sources when the run began
+_SOURCES = pytest.StashKey[Mapping[str, str]]()  # digests of the sources when the run began
 # Options of pytest that leave out tests.
 _OMITTING = ("collectonly", "deselect", "ignore", "ignore_glob", "keyword", "lf", "markexpr")
 
