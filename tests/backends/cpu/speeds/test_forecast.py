@@ -122,6 +122,18 @@ def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:
     return forecast_on_cpu(plan, speeds, vocabulary_size=300, prompt=prompt, kv_type="f16", max_rows=64)
 
 
+@pytest.mark.parametrize("prompt", [50, 64, 150])
+def test_the_steps_of_a_prompt_have_all_its_rows_at_their_depths(plan: Plan, prompt: int) -> None:
+    for name, key, count in (
+        ("rows swiglu", "many", 3 * prompt),
+        ("attention 4 2 16 16 f16", "multiply", 3 * 2 * 64 * prompt * (prompt + 1) / 2),
+    ):
+        speeds = changed(name, **{key: (1.0,) * 3 if key == "many" else 1.0})
+        found = forecast_of(plan, speeds, prompt)
+        overhead = -(-prompt // 64) * forecast._STEP_PYTHON
+        assert prompt / found.prefill_per_second == pytest.approx(count + overhead, rel=1e-9)
+
+
 def test_a_longer_prompt_takes_longer_and_what_follows_is_slower(plan: Plan) -> None:
     speeds = changed("attention 4 2 16 16 f16", read=1e6, multiply=1e6)
     short, long = (forecast_of(plan, speeds, prompt) for prompt in (40, 400))
