@@ -6,6 +6,7 @@ milliseconds instead of half a second.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -78,6 +79,7 @@ def _server() -> socket.socket:
     command = [sys.executable, "-m", "tests.support.cli.forking", str(theirs.fileno())]
     subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
+    atexit.register(ours.close)
     return ours
 
 
