@@ -125,7 +125,7 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     assert open_name.stdout.count(b"hf:o/n") == 1
 
 
-@pytest.mark.night
+@pytest.mark.push
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("away", [{"LLMRUN_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
 @pytest.mark.parametrize(

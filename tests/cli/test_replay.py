@@ -65,7 +65,6 @@ def test_a_replay_says_that_it_is_the_same(tmp_path: Path, model: Path) -> None:
 
 
 @pytest.mark.night
-@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "arguments",
     [

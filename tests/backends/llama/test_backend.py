@@ -77,7 +77,6 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
 
 
 @pytest.mark.night
-@pytest.mark.push
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "q8_0:q4_0", "q4_0:f16"])
 def test_logits_with_a_smaller_cache_are_llama_cpps(kv_type: str) -> None:
     tokens = some_tokens(200)

@@ -67,7 +67,6 @@ main()
 
 
 @pytest.mark.night
-@pytest.mark.push
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a peak that begins with the program")
 @pytest.mark.parametrize(("backend", "held"), [("cpu", PROMPT_WORDS), ("llama", CONTEXT)])
 def test_the_peak_of_a_real_process_is_within_5_percent(backend: str, held: int) -> None:

@@ -157,7 +157,6 @@ def test_closed_workers_are_lost_and_leave_no_process(ray: TestCluster, tmp_path
     until(lambda: not ray.actors())
 
 
-@pytest.mark.night
 def test_a_killed_worker_and_a_removed_node_lose_nothing(ray: TestCluster, tmp_path: Path) -> None:
     """The second worker may be ready only after the first was killed, because nodes need seconds to start one.
 
