@@ -17,10 +17,11 @@ from tests.support.tiers import (
     EXAMPLES,
     Tier,
     changed_rooms,
+    chosen_tier,
     digests,
+    first_tier,
     folders_of,
     has_no_quick_tests,
-    is_for_later,
     record_night,
     selected,
 )
@@ -61,12 +62,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
 
 
-def chosen_tier(config: pytest.Config) -> Tier:
-    if config.getoption("quick") and config.getoption("night"):
-        raise pytest.UsageError("--quick and --night exclude each other")
-    return Tier.EDIT if config.getoption("quick") else Tier.NIGHT if config.getoption("night") else Tier.PUSH
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the tier.
 
@@ -102,12 +97,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """Collect no cases that only later tiers run. In a quick run, they would be half of all cases."""
-    tier = chosen_tier(collector.config)
-    if not is_for_later(obj, tier) or (tier is Tier.PUSH and collector.nodeid.startswith(folders_of(changed_rooms()))):
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Collect no cases of functions that only later tiers run. In a quick run, they would be half of all cases.
+
+    A test that is named on the command line is collected and deselected, so that pytest does not call it unknown.
+    """
+    config, tier = collector.config, chosen_tier(collector.config)
+    if not name.startswith("test_") or any("::" in argument for argument in config.args):
         return None
-    return []
+    folders = folders_of(changed_rooms()) if tier is Tier.PUSH else ()
+    is_later = first_tier(getattr(obj, "pytestmark", ())) > tier and not collector.nodeid.startswith(folders)
+    return [] if is_later else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.tiers import ROOMS, ROOT, covering, factors, has_no_quick_tests
+from tests.support.tiers import EXAMPLES, ROOMS, ROOT, chosen_tier, covering, examples, factors, has_no_quick_tests
 
 SUITE = """
 import pytest
@@ -63,6 +63,21 @@ def test_elements_of_tuples_are_values() -> None:
     assert factors({"shape": (3, "x"), "level": "avx2"}) == {"shape0": "3", "shape1": "'x'", "level": "'avx2'"}
 
 
+def test_property_tests_try_the_examples_of_the_tier(pytestconfig: pytest.Config) -> None:
+    assert settings().max_examples == EXAMPLES[chosen_tier(pytestconfig)]
+    assert examples(300) == 3 * settings().max_examples
+    assert examples(1) == 5
+
+
+@pytest.mark.push
+def test_a_named_test_of_a_later_tier_is_deselected_and_not_unknown(copy: Path) -> None:
+    run_suite(copy, "--night")
+    (copy / "tests" / "test_other.py").write_text(SUITE)
+    done = run_pytest(copy, "tests/test_other.py::test_night")
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "1 deselected" in done.stdout
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """Return a copy of the suite's settings with SUITE as the only test file, and with unrecorded sources."""
@@ -79,9 +94,8 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
-    """Run SUITE and return the number of passed cases of each function, and the output."""
-    done = subprocess.run(
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
@@ -90,8 +104,14 @@ def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
         encoding="utf-8",
         stdin=subprocess.DEVNULL,
         timeout=120,
-        check=True,
+        check=False,
     )
+
+
+def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
+    """Run SUITE and return the number of passed cases of each function, and the output."""
+    done = run_pytest(folder, *arguments)
+    done.check_returncode()
     names = re.findall(r"::test_(\w+)\S* PASSED", done.stdout)
     return {name: names.count(name) for name in names}, done.stdout
 
@@ -126,6 +146,7 @@ def test_rooms_without_changes_do_not_pay_for_others(copy: Path) -> None:
     (copy / "llmrun" / "quants" / "code.py").write_text("changed = 2")
     found, said = run_suite(copy)
     assert "night" not in found
+    assert "collected 67 items" in said  # without test_night
     assert "llmrun/quants changed since" in said
 
 

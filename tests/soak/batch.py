@@ -97,7 +97,7 @@ def _below(process: psutil.Process, name: str) -> psutil.Process:
     return next(child for child in process.children(recursive=True) if any(name in word for word in child.cmdline()))
 
 
-# What the cases kill, in turn.
+# Each case kills one of these, in turn.
 _DEATHS: dict[str, Callable[[Run, TestCluster], None]] = {
     "nothing killed": lambda run, running: None,
     "worker killed": lambda run, running: running.actors()[0].kill(),

@@ -180,5 +180,5 @@ class Case:
         """Check that the model is whole, or that it is not listed yet. The storage must never get the token."""
         if wrong := self.folders.wrong(model, whole=whole):
             raise Broken("; ".join(wrong))
-        if whole and {asked.authorization for asked in self.hub.asked if asked.at == "storage"} - {""}:
+        if {asked.authorization for asked in self.hub.asked if asked.at == "storage"} - {""}:
             raise Broken("the storage was given the token")

@@ -158,7 +158,7 @@ def _answer(path: Path, backend: str, case: int) -> None:
     options = OpenOptions(context_size=context, threads=2 if case % (2 if backend == "cpu" else 50) == 1 else 1)
     with _open(path, backend, options) as engine:
         if not engine.info.has_logits:
-            return  # one mutant in a thousand is an encoder, which generates no text
+            return  # encoders generate no text
         sampling = replace(default_sampling(engine.info.metadata), seed=case)
         if case % 3 == 0:
             sampling = replace(sampling, temperature=0.0)

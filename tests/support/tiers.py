@@ -50,17 +50,16 @@ def examples(at_night: int) -> int:
     return max(5, at_night * settings().max_examples // EXAMPLES[Tier.NIGHT])
 
 
-def tier_of(item: pytest.Item) -> Tier:
-    """Return the first tier that runs the test according to its marks, without regard to `cover`."""
-    if item.get_closest_marker("night"):
-        return Tier.NIGHT
-    return Tier.PUSH if item.get_closest_marker("push") else Tier.EDIT
+def chosen_tier(config: pytest.Config) -> Tier:
+    if config.getoption("quick") and config.getoption("night"):
+        raise pytest.UsageError("--quick and --night exclude each other")
+    return Tier.EDIT if config.getoption("quick") else Tier.NIGHT if config.getoption("night") else Tier.PUSH
 
 
-def is_for_later(test: object, tier: Tier) -> bool:
-    """Return whether the marks of a test function or class itself, not of its file or its cases, say a later tier."""
-    marks = {mark.name for mark in getattr(test, "pytestmark", ())}
-    return bool(marks & ({"push", "night"} if tier is Tier.EDIT else {"night"} if tier is Tier.PUSH else set()))
+def first_tier(marks: Iterable[pytest.Mark]) -> Tier:
+    """Return the first tier that runs a test with these marks, without regard to `cover`."""
+    names = {mark.name for mark in marks}
+    return Tier.NIGHT if "night" in names else Tier.PUSH if "push" in names else Tier.EDIT
 
 
 def has_no_quick_tests(source: str) -> bool:
@@ -86,7 +85,8 @@ def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = 
     return [
         item
         for item in items
-        if (folders and item.nodeid.startswith(folders)) or (tier_of(item) <= tier and item not in left_out)
+        if (folders and item.nodeid.startswith(folders))
+        or (first_tier(item.iter_markers()) <= tier and item not in left_out)
     ]
 
 

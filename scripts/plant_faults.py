@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Plant faults in the code, one at a time, and see which tier of the tests finds them.
 
-    .venv/bin/python scripts/plant_faults --seed 1 --count 24           takes hours
-    .venv/bin/python scripts/plant_faults --seed 1 --count 24 --list    shows the faults without running tests
-    .venv/bin/python scripts/plant_faults --room engine --room archs    only those of the 24 in these rooms
+    .venv/bin/python scripts/plant_faults.py --seed 1 --count 24           takes hours
+    .venv/bin/python scripts/plant_faults.py --seed 1 --count 24 --list    shows the faults without running tests
+    .venv/bin/python scripts/plant_faults.py --room engine --room archs    only those of the 24 in these rooms
 
-A fault in kernels/, layouts/, plan/ or quants/ can take an hour, because most kernels have to be compiled again.
+A fault in kernels/, layouts/, plan/ or quants/ takes much longer than others, because most kernels are compiled again.
 
 The faults are in eight rooms of llmrun/, which take turns. Each fault changes one operator, number or condition in one
 line. The tests of its room run in the push tier without the rule that changed kernels are tested as at night; if they
@@ -44,10 +44,22 @@ TESTS = {
 TIERS = ("push without the rule", "push with the rule", "night")
 LIMIT_S = 2400  # for one run of the tests; a hang counts as found
 _SWAPS = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.And: (" and ", " or "), ast.Or: (" or ", " and "),
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"),
-    ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.And: (" and ", " or "),
+    ast.Or: (" or ", " and "),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "+"),
+    ast.FloorDiv: ("//", "*"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
 }
 
 
@@ -128,7 +140,7 @@ def failing_test(fault: Fault, tier: str) -> str | None:
     Return the end of the output if no test's name is in it, and the time limit if it is over.
     """
     if tier == TIERS[0]:
-        record_night()
+        pretend_night()
     options = ["--night"] if tier == TIERS[2] else []
     tests = [f"tests/{room}" for room in TESTS[fault.room]]
     try:
@@ -141,14 +153,14 @@ def failing_test(fault: Fault, tier: str) -> str | None:
     return found[1] if found else done.stdout[-300:] + done.stderr[-300:]
 
 
-def record_night() -> None:
-    """Let the clone believe that its present sources have passed the night tier."""
+def pretend_night() -> None:
+    """Make the clone believe that its present sources have passed the night tier."""
     python("-c", "from tests.support.tiers import digests, record_night; record_night(digests())").check_returncode()
 
 
 def try_fault(fault: Fault) -> dict[str, str | None]:
     """Plant a fault, run the tiers until one finds it, and remove it. Returns the first failing test of each tier."""
-    record_night()
+    pretend_night()
     tested = (FOLDER / "tests" / "night.json").read_bytes()
     path = FOLDER / fault.file
     original = path.read_text(encoding="utf-8")
@@ -182,7 +194,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="chooses the faults [default: 1]")
     parser.add_argument("--count", type=int, default=24, help="how many faults [default: 24]")
-    parser.add_argument("--room", action="append", choices=TESTS, metavar="ROOM", help="only the faults in this room")
+    parser.add_argument(
+        "--room",
+        action="append",
+        choices=TESTS,
+        metavar="ROOM",
+        help=f"only the faults in this room: {', '.join(TESTS)}",
+    )
     parser.add_argument("--list", action="store_true", help="show the faults without running tests")
     arguments = parser.parse_args()
     make_copy()
@@ -205,9 +223,8 @@ def main() -> None:
         tier, test = next(((tier, test) for tier, test in results.items() if test), ("no tier", ""))
         print(f"{fault.file}:{fault.line}: {fault.after.strip()}\n   {tier} {test}", flush=True)
         found.append(tier)
-    by_push = sum(tier in TIERS[:2] for tier in found)
-    print(f"seed {arguments.seed}: {len(found)} faults, {sum(tier in TIERS for tier in found)} found, {by_push} of them by the push "
-          f"tier, {found.count(TIERS[0])} without the rule")
+    counts = ", ".join(f"{found.count(tier)} by {tier}" for tier in (*TIERS, "no tier"))
+    print(f"seed {arguments.seed}: {len(found)} faults, found {counts}")
 
 
 if __name__ == "__main__":
