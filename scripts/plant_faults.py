@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plant faults in the code, one at a time, and see which tier of the tests finds them.
+"""Plant faults in the code, one at a time, and see whether the push or the night tier finds them.
 
     .venv/bin/python scripts/plant_faults.py --seed 1 --count 24           takes hours
     .venv/bin/python scripts/plant_faults.py --seed 1 --count 24 --list    shows the faults without running tests
@@ -7,12 +7,12 @@
 
 A fault in kernels/, layouts/, plan/ or quants/ takes much longer than others, because most kernels are compiled again.
 
-The faults are in eight rooms of llmrun/, which take turns. Each fault changes one operator, number or condition in one
-line. The tests of its room run in the push tier without the rule that changed kernels are tested as at night; if they
-pass, in the push tier with the rule; and if they pass again, in the night tier.
+The faults are in eight rooms of llmrun/, which take turns. Each fault swaps one operator or adds 1 to one integer. The
+related tests run in up to three ways, until one of them fails: as a push run that ignores changed rooms, as an ordinary
+push run, and as a night run.
 
-Everything happens in .tests-cache/faults, a clone of the last commit that the first run makes. An interrupted run
-continues where it ended. To test newer code, delete the folder.
+The first run clones the last commit into .tests-cache/faults, and all runs work there. To resume an interrupted run,
+repeat its command. To test newer code, delete the folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TESTS = {
     "engine": ("engine",),
     "archs": ("archs",),
 }
-TIERS = ("push without the rule", "push with the rule", "night")
+TIERS = ("push (changed rooms ignored)", "push", "night")
 LIMIT_S = 2400  # for one run of the tests; a hang counts as found
 _SWAPS = {
     ast.Lt: ("<", "<="),
@@ -135,9 +135,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def failing_test(fault: Fault, tier: str) -> str | None:
-    """Run the tests of the planted fault's room. Return the first that fails, or None if all pass.
+    """Run the tests related to the planted fault. Return the first that fails, or None if all pass.
 
-    Return the end of the output if no test's name is in it, and the time limit if it is over.
+    If the output names no test, return its end. After a timeout, return a message with the limit.
     """
     if tier == TIERS[0]:
         pretend_night()
@@ -181,7 +181,7 @@ def try_fault(fault: Fault) -> dict[str, str | None]:
 
 
 def make_copy() -> None:
-    """Clone the last commit, unless there is a clone. It shares the compiled kernels of this folder."""
+    """Clone the last commit, unless there is a clone. The clone shares the compiled kernels of this folder."""
     if not FOLDER.exists():
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(FOLDER)], check=True)
         kept = ROOT / ".tests-cache" / "cache" / "kernels"
@@ -192,8 +192,8 @@ def make_copy() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="chooses the faults [default: 1]")
-    parser.add_argument("--count", type=int, default=24, help="how many faults [default: 24]")
+    parser.add_argument("--seed", type=int, default=1, help="seed for choosing the faults [default: 1]")
+    parser.add_argument("--count", type=int, default=24, help="number of faults [default: 24]")
     parser.add_argument(
         "--room",
         action="append",
@@ -223,8 +223,8 @@ def main() -> None:
         tier, test = next(((tier, test) for tier, test in results.items() if test), ("no tier", ""))
         print(f"{fault.file}:{fault.line}: {fault.after.strip()}\n   {tier} {test}", flush=True)
         found.append(tier)
-    counts = ", ".join(f"{found.count(tier)} by {tier}" for tier in (*TIERS, "no tier"))
-    print(f"seed {arguments.seed}: {len(found)} faults, found {counts}")
+    counts = ", ".join(f"{found.count(tier)} found by {tier}" for tier in TIERS)
+    print(f"seed {arguments.seed}: {len(found)} faults: {counts}, {found.count('no tier')} not found")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the tier.
 
-    Quick runs get no compiler and no kernels except the engine's, so that a test that needs another one fails.
+    Quick runs load the engine's kernels and block the compiler, so tests that need other kernels fail.
     """
     tier = chosen_tier(config)
     # A deadline is a timing assertion, which fails on a busy machine without a bug.
@@ -141,7 +141,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Record the sources that a whole night run has passed with, as they were when it began."""
+    """After a whole night run has passed, record the digests of the sources at its start."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
     is_part = config.args != config.getini("testpaths") or any(config.getoption(name, None) for name in _OMITTING)

@@ -1,7 +1,7 @@
 """The tiers of the test suite: which tests run after an edit, before a push, and at night (docs/testing.md).
 
 The mark on a test says where it first runs: unmarked tests run after every edit, tests marked `push` before every push,
-and tests marked `night` at night. `cover(n)` reduces the cases of a parametrized test before a push.
+and tests marked `night` at night. `cover(n)` leaves out cases of a parametrized test in quick and push runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXAMPLES = {Tier.EDIT: 10, Tier.PUSH: 25, Tier.NIGHT: 100}
 
 
 def examples(at_night: int) -> int:
-    """Return how many examples a property test tries in this run's tier if it tries `at_night` at night: at least 5."""
+    """Scale a property test's number of examples at night to this run's tier. The result is at least 5."""
     return max(5, at_night * settings().max_examples // EXAMPLES[Tier.NIGHT])
 
 
@@ -91,7 +91,7 @@ def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = 
 
 
 def left_out_cases(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases of tests marked `cover` that only the night tier runs."""
+    """Return the cases that `cover` leaves out of quick and push runs."""
     functions: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("cover")
