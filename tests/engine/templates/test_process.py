@@ -108,10 +108,14 @@ SAID = {
 
 @pytest.mark.push
 @pytest.mark.parametrize("name", SAID)
-def test_a_refusal_says_what_was_too_much_and_where(name: str, process: TemplateProcess) -> None:
+def test_a_refusal_says_what_was_too_much_and_where(
+    name: str, process: TemplateProcess, patient: TemplateProcess
+) -> None:
+    """Only the refusal for time has a short limit, which a busy machine might reach first in the others."""
     source, words = SAID[name]
-    assert words in refusal(process, source)
-    assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
+    used = process if name == "time" else patient
+    assert words in refusal(used, source)
+    assert used.render("{{ 1 }}", "t.jinja", {}) == "1"
 
 
 @pytest.mark.night
