@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -346,18 +345,9 @@ def test_a_run_outlives_a_server(tmp_path: Path, output: Path) -> None:
         (["-o", "out", "--choice", ""], "--choice: the text must not be empty"),
     ],
 )
-def test_bad_flags_are_refused_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
-) -> None:
+def test_bad_flags_are_refused_with_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     write_lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
-    done = subprocess.run(
-        [*LLMRUN, "batch", "in.jsonl", *arguments],
-        capture_output=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=TIMEOUT_S,
-    )
+    done = llmrun("batch", "in.jsonl", *arguments, cwd=tmp_path)
     message = done.stderr.decode()
     assert words in message
     assert message.startswith("error: ")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import forking
-from tests.support.cli.commands import llmrun, script_file
+from tests.support.cli.commands import llmrun, on_terminal, screen_of, script_file
 
 pytestmark = pytest.mark.push
 
@@ -39,6 +39,35 @@ def test_forks_and_processes_do_the_same(name: str, monkeypatch: pytest.MonkeyPa
     forked = outcome(llmrun(*arguments, stdin=stdin))
     monkeypatch.setattr(forking, "is_enabled", False)
     assert forked == outcome(llmrun(*arguments, stdin=stdin))
+
+
+def test_forks_have_their_own_environment_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "is_enabled", True)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "hi"}\n')
+    arguments = ("batch", "in.jsonl", "-o", "out.jsonl", "--backend", "scripted")
+    done = llmrun(*arguments, env={**os.environ, "LLMRUN_QUIET": "1", "LLMRUN_MAX_TOKENS": "0"}, cwd=tmp_path)
+    assert (done.returncode, b"LLMRUN_MAX_TOKENS" in done.stderr) == (2, True)
+    assert llmrun(*arguments, cwd=tmp_path).returncode == 0
+    assert "You said: hi" in (tmp_path / "out.jsonl").read_text()
+
+
+def test_forks_and_processes_do_the_same_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screens = []
+    for is_enabled in (True, False):
+        monkeypatch.setattr(forking, "is_enabled", is_enabled)
+        screens.append(screen_of("generate", "--backend", "scripted", "-q", "--nope", columns=50))
+    assert screens[0] == screens[1]
+    assert screens[0][1] == 2
+
+
+@pytest.mark.parametrize("is_enabled", [True, False], ids=["fork", "process"])
+def test_a_terminal_that_is_closed_ends_a_chat(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
+    """The terminal is the controlling terminal of a fork too, because otherwise it would get no SIGHUP."""
+    monkeypatch.setattr(forking, "is_enabled", is_enabled)
+    process = on_terminal("chat", "--backend", "scripted")
+    process.expect_exact("/help")
+    process.ptyproc.fileobj.close()
+    assert process.wait() == 129
 
 
 def test_a_fork_that_hangs_is_killed(tmp_path: Path) -> None:

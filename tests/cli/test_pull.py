@@ -19,7 +19,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S
+from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, llmrun, module_on_terminal
 from tests.support.cli.terminals import Terminal
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import settled
@@ -64,16 +64,8 @@ class Machine:
         }
 
     def pull(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*LLMRUN, "pull", *arguments],
-            cwd=self.project,
-            env=self.environment | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
-        )
+        done = llmrun("pull", *arguments, cwd=self.project, env=self.environment | environment)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def snapshot(self, repository: str, file: str) -> Path:
         folder = self.root / "hf" / "hub" / ("models--" + repository.replace("/", "--")) / "snapshots"
@@ -391,17 +383,9 @@ def test_a_log_has_a_line_now_and_then_and_no_control_characters(machine: Machin
 
 
 def on_terminal(machine: Machine, *arguments: str, columns: int = 80, **environment: str) -> pexpect.spawn[str]:
-    if sys.platform == "win32":
-        pytest.skip("needs a POSIX terminal")
-    return pexpect.spawn(
-        LLMRUN[0],
-        [*LLMRUN[1:], "pull", *arguments],
-        cwd=str(machine.project),
-        env={"TERM": "xterm-256color"} | machine.environment | environment,
-        dimensions=(24, columns),
-        timeout=TIMEOUT_S,
-        encoding="utf-8",
-    )
+    env = machine.environment | environment
+    words = ("pull", *arguments)
+    return module_on_terminal("llmrun", *words, columns=columns, env=env, cwd=machine.project, encoding="utf-8")
 
 
 @pytest.mark.night

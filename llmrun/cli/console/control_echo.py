@@ -1,4 +1,7 @@
-"""Hides the `^C` that a terminal shows when Ctrl-C is pressed, because it would appear in the middle of an answer."""
+"""Keeps Ctrl-C on a terminal from disturbing an answer.
+
+By default, a terminal shows `^C` in the middle of the answer and discards output that it has not shown yet.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,39 @@ _LOCAL = 3  # index into the list returned by tcgetattr
 
 
 def hide_control_echo() -> Callable[[], None]:
-    """Stop showing control characters on the terminal of stdin. Return an idempotent function that undoes this.
+    """Stop showing control characters on the terminal of stdin, and keep output at Ctrl-C.
 
-    If stdin is not a terminal, or if the process is in the background, nothing is changed. On Windows, consoles do not
-    show control characters.
+    Returns an idempotent function that undoes this. If stdin is not a terminal, or if the process is in the background,
+    nothing is changed. On Windows, consoles do neither.
     """
-    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
+    if sys.platform == "win32" or sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
         return lambda: None
+    import termios
+
     descriptor = sys.stdin.fileno()
-    if not _change(descriptor, shown=False):
+    changed = termios.ECHOCTL | termios.NOFLSH
+    before = _change(descriptor, changed, termios.NOFLSH)
+    if before is None or before == termios.NOFLSH:
         return lambda: None
 
     def show() -> None:
-        _change(descriptor, shown=True)
+        _change(descriptor, changed, before)
 
     return show
 
 
-def _change(descriptor: int, *, shown: bool) -> bool:
-    """Turn the ECHOCTL mode on or off. Return whether it was changed."""
+def _change(descriptor: int, mask: int, modes: int) -> int | None:
+    """Set the local modes in `mask` and return their earlier values, or None if they cannot be changed now."""
     if sys.platform == "win32":
-        return False
+        return None
     import termios
 
     with suppress(termios.error, OSError):
-        # In the background, changing the modes would stop the process.
-        modes = termios.tcgetattr(descriptor)
-        if bool(modes[_LOCAL] & termios.ECHOCTL) == shown or os.tcgetpgrp(descriptor) != os.getpgrp():
-            return False
-        modes[_LOCAL] ^= termios.ECHOCTL
-        termios.tcsetattr(descriptor, termios.TCSANOW, modes)
-        return True
-    return False
+        attributes = termios.tcgetattr(descriptor)
+        if os.tcgetpgrp(descriptor) != os.getpgrp():  # in the background, changing the modes would stop the process
+            return None
+        before: int = attributes[_LOCAL] & mask
+        attributes[_LOCAL] = attributes[_LOCAL] & ~mask | modes
+        termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+        return before
+    return None

@@ -306,6 +306,9 @@ def test_any_request_interrupted_at_any_moment_leaves_the_truth(
                 backend.kv.free(seq)
         except Interrupted:
             interrupted += 1
+        except RuntimeError as error:  # the standard library was interrupted while it released a lock
+            if not isinstance(error.__context__, Interrupted):
+                raise
         except Cancelled:  # an interrupted wait sets the flag too
             assert interrupted
         interruptions(0, 0)

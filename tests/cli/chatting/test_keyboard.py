@@ -18,7 +18,7 @@ if sys.platform == "win32":
 
 import termios
 
-from tests.support.cli.commands import ROOT, TIMEOUT_S
+from tests.support.cli.commands import TIMEOUT_S, module_on_terminal
 from tests.support.cli.terminals import Terminal
 
 pytestmark = pytest.mark.push
@@ -38,13 +38,11 @@ class Prompt:
         self.terminal = Terminal(columns, 24)
         self.written = ""
         env = {**os.environ, "TERM": "xterm-256color", "LLMRUN_DATA_DIR": str(self.data), **environment}
-        program = str(ROOT / "tests" / "support" / "cli" / "prompting.py")
-        self.process = pexpect.spawn(
-            sys.executable,
-            [program, str(self.turns_file), str(seconds)],
+        self.process = module_on_terminal(
+            "tests.support.cli.prompting",
+            *(str(self.turns_file), str(seconds)),
+            columns=columns,
             env={name: value for name, value in env.items() if value},
-            dimensions=(24, columns),
-            timeout=TIMEOUT_S,
             encoding="utf-8",
         )
         self.process.delaybeforesend = None

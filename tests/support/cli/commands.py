@@ -21,14 +21,37 @@ TIMEOUT_S = 120  # for a stuck process; normal runs are far quicker
 
 
 def llmrun(
-    *arguments: str | bytes, stdin: bytes | None = b"", env: Mapping[str, str] | None = None
+    *arguments: str | bytes, stdin: bytes | None = b"", env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[bytes]:
     """Run llmrun with pipes for all three streams. `env` replaces the environment."""
-    if forking.is_enabled and env is None and stdin is not None and sum(map(len, arguments)) < forking.MOST_BYTES // 2:
-        return forking.run(arguments, stdin, os.environ, TIMEOUT_S)
+    env = os.environ if env is None else env
+    if stdin is not None and _can_fork(arguments, env):
+        return forking.run(arguments, stdin, env, TIMEOUT_S, cwd)
     return subprocess.run(
-        [*LLMRUN, *arguments], input=stdin, capture_output=True, check=False, cwd=ROOT, env=env, timeout=TIMEOUT_S
+        [*LLMRUN, *arguments],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        cwd=cwd,
+        env={"PYTHONPATH": str(ROOT), **env},
+        timeout=TIMEOUT_S,
     )
+
+
+def _can_fork(arguments: Sequence[str | bytes], env: Mapping[str, str]) -> bool:
+    """Return whether a run can be forked. Python reads some variables only at its start, so they must not differ."""
+    return (
+        forking.is_enabled
+        and _read_at_start(env) == _read_at_start(os.environ)
+        and sum(map(len, arguments)) < forking.MOST_BYTES // 2
+    )
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in env.items() if name.startswith(("PYTHON", "LC_", "LANG"))}
+    if found.get("PYTHONPATH") == str(ROOT):
+        del found["PYTHONPATH"]
+    return found
 
 
 def scripted(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -52,16 +75,26 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 
 def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> pexpect.spawn[bytes]:
     """Start llmrun with all three streams connected to a terminal, or skip the test on Windows."""
+    return module_on_terminal("llmrun", *arguments, columns=columns, env={**os.environ, **environment})
+
+
+def module_on_terminal(
+    module: str, *arguments: str, columns: int, env: Mapping[str, str], cwd: Path = ROOT, encoding: str | None = None
+) -> pexpect.spawn[Any]:
+    """Start `python -m MODULE` in the same way."""
     if sys.platform == "win32":
         pytest.skip("needs a POSIX terminal")
-    env = {"TERM": "xterm-256color", **os.environ, **environment}
-    return pexpect.spawn(
-        LLMRUN[0],
-        [*LLMRUN[1:], *arguments],
-        cwd=str(ROOT),
-        env=env,
+    from tests.support.cli.forked_terminal import ForkedSpawn
+
+    start = ForkedSpawn if _can_fork(arguments, env) else pexpect.spawn
+    return start(
+        sys.executable,
+        ["-m", module, *arguments],
+        cwd=str(cwd),
+        env={"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **env},
         dimensions=(24, columns),
         timeout=TIMEOUT_S,
+        encoding=encoding,
     )
 
 

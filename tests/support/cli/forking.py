@@ -1,7 +1,8 @@
 """Run `llmrun` without waiting for imports: a server process imports all modules once and forks for each run.
 
-A run behaves like a newly started process, with its own streams, environment and exit code, but begins after some
-milliseconds instead of half a second.
+A run behaves like a newly started process, with its own streams, environment, folder and exit code, but begins after
+some milliseconds instead of half a second. The processes in which runs render chat templates are forked as well, from a
+second server.
 """
 
 from __future__ import annotations
@@ -14,85 +15,209 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, NoReturn, TextIO
 
 ROOT = Path(__file__).resolve().parents[3]
 is_enabled = sys.platform == "linux"  # at night, every run is a newly started process; see conftest.py
 MOST_BYTES = 100_000  # in a request; the buffer of a socket holds twice as much
-_MODES = ("wb", "rb", "rb", "rb")  # of our ends of the pipes for stdin, stdout, stderr, and the exit code
+_TEMPLATES = "engine.templates.worker"  # the module of the process that renders templates
+_FLUSH_FAILED = 120  # Python's exit code if the last output cannot be written
+
+
+class ForkedProcess:
+    """A process that a server has forked, with the methods of `subprocess.Popen` that are needed.
+
+    The process is not a child of this one, so its exit code arrives through a pipe.
+    """
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+    def __init__(self, pid: int, report: IO[bytes]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._report = report
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = int(self._report.read())
+            self._report.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def run(
-    arguments: Sequence[str | bytes], stdin: bytes, env: Mapping[str, str], timeout: float
+    arguments: Sequence[str | bytes], stdin: bytes, env: Mapping[str, str], timeout: float, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `llmrun`, with pipes for all three streams, like `subprocess.run`."""
-    if sys.platform != "linux":
-        raise NotImplementedError(sys.platform)
     words = [os.fsdecode(argument) for argument in arguments]
-    ours: list[IO[bytes]] = []
-    theirs: list[int] = []
-    for mode in _MODES:
-        pair = os.pipe()
-        ours.append(os.fdopen(pair[mode == "wb"], mode, buffering=0 if mode == "wb" else -1))
-        theirs.append(pair[mode == "rb"])
-    socket.send_fds(_server(), [json.dumps({"arguments": words, "env": dict(env)}).encode()], theirs)
-    for descriptor in theirs:
-        os.close(descriptor)
-    pid = int(ours[3].readline())
-    with ThreadPoolExecutor(len(ours)) as pool:
-        feeding = pool.submit(_feed, ours[0], stdin)
-        reading = [pool.submit(file.read) for file in ours[1:]]
+    (to_stdin, their_stdin), (stdout, their_stdout), (stderr, their_stderr) = _pipe("wb"), _pipe("rb"), _pipe("rb")
+    process = _forked(_run_server(), _request(["llmrun", *words], env, cwd), their_stdin, their_stdout, their_stderr)
+    with ThreadPoolExecutor() as pool:
+        feeding = pool.submit(_feed, to_stdin, stdin)
+        reading = [pool.submit(file.read) for file in (stdout, stderr)]
+        ending = pool.submit(process.wait)
         try:
-            stdout, stderr, code = (done.result(timeout) for done in reading)
+            output, errors = (done.result(timeout) for done in reading)
+            code = ending.result(timeout)
         except Late:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(words, timeout) from None
         feeding.result()
-    for file in ours:
-        file.close()
-    return subprocess.CompletedProcess(words, int(code), stdout, stderr)
+    stdout.close()
+    stderr.close()
+    return subprocess.CompletedProcess(words, code, output, errors)
+
+
+def start_on_terminal(words: Sequence[str], env: Mapping[str, str], cwd: Path, terminal: int) -> ForkedProcess:
+    """Start `main()` of a module with a terminal as its three streams and its controlling terminal.
+
+    The first word is the name of the module, "llmrun" or one of the tests' own. The descriptor is closed.
+    """
+    request = _request(words, env, cwd) | {"leads_session": True}
+    return _forked(_run_server(), request, terminal, os.dup(terminal), os.dup(terminal))
+
+
+def _request(words: Sequence[str], env: Mapping[str, str], cwd: Path) -> dict[str, Any]:
+    return {"words": [*words], "env": dict(env), "cwd": str(cwd)}
+
+
+def _start_template_process() -> ForkedProcess:
+    (stdin, their_stdin), (stdout, their_stdout) = _pipe("wb"), _pipe("rb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    process = _forked(_template_server(), {"leads_session": True}, their_stdin, their_stdout, nowhere)
+    process.stdin, process.stdout = stdin, stdout
+    return process
+
+
+def _pipe(mode: str) -> tuple[IO[bytes], int]:
+    """Return one end of a new pipe as a file with this mode, and the descriptor of the other end."""
+    reading, writing = os.pipe()
+    return (os.fdopen(reading, mode), writing) if mode == "rb" else (os.fdopen(writing, mode), reading)
+
+
+def _forked(server: socket.socket, request: Mapping[str, Any], *streams: int) -> ForkedProcess:
+    """Let a server fork a process whose standard streams are these three descriptors, and close them here."""
+    if sys.platform != "linux":
+        raise NotImplementedError(sys.platform)
+    report, theirs = _pipe("rb")
+    socket.send_fds(server, [json.dumps(request).encode()], [*streams, theirs])
+    for descriptor in (*streams, theirs):
+        os.close(descriptor)
+    return ForkedProcess(int(report.readline()), report)
 
 
 def _feed(file: IO[bytes], data: bytes) -> None:
-    """Write to an unbuffered pipe, and stop quietly if the run ends before it has read everything."""
-    rest = memoryview(data)
-    with contextlib.suppress(BrokenPipeError):
-        while rest:
-            rest = rest[file.write(rest) :]
-    file.close()
+    """Write to a pipe, and stop quietly if the run ends before it has read everything."""
+    with contextlib.suppress(BrokenPipeError), file:
+        file.write(data)
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """Start the server, once for each process that runs tests. The server ends when the socket is closed."""
+def _run_server() -> socket.socket:
+    """Start the server of runs, once for each process that runs tests."""
+    return _started([sys.executable, "-c", _program("serve_runs")])
+
+
+@functools.cache
+def _template_server() -> socket.socket:
+    """Start the server of template processes, in a Python that is as isolated as theirs. All runs share it."""
+    return _started([sys.executable, "-I", "-S", "-c", _program("serve_template_processes")])
+
+
+def _program(function: str) -> str:
+    return f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import {function}; {function}(int(sys.argv[1]))"
+
+
+def _started(command: Sequence[str]) -> socket.socket:
+    """Start a server, which ends when the returned socket is closed."""
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "tests.support.cli.forking", str(theirs.fileno())]
-    subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    folders = [str(ROOT), *filter(None, sys.path)]
+    subprocess.Popen(
+        [*command, str(theirs.fileno()), *folders],
+        cwd=ROOT,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     theirs.close()
     atexit.register(ours.close)
     return ours
 
 
-# --- the server
+# --- the servers
 
 
-def _import_modules() -> None:
-    """Import all modules, except those that only the compiler and the nodes of a Ray cluster import."""
+def serve_runs(requests: int) -> None:
+    """Import all modules, except those that only the compiler and the nodes of a Ray cluster import. Then fork."""
     import llmrun
 
     for module in pkgutil.walk_packages(llmrun.__path__, "llmrun."):
         if not module.name.startswith(("llmrun.kernels.", "llmrun.batching.workers.ray", "llmrun.__main__")):
             importlib.import_module(module.name)
+    _fork_template_processes()
+    gc.freeze()  # otherwise, the collector of each run would copy the pages that all runs share
+    _run(_forked_for_request(socket.socket(fileno=requests)))
+
+
+def serve_template_processes(requests: int) -> None:
+    """Import what templates need, and fork."""
+    from llmrun.engine.templates.worker import main
+
+    gc.freeze()
+    _forked_for_request(socket.socket(fileno=requests))
+    _exit_after(main)
+
+
+def _fork_template_processes() -> None:
+    """Let runs fork the processes that render templates instead of starting them."""
+    from llmrun.engine.isolation import process
+
+    start = process._start_process
+    _template_server()
+
+    def start_or_fork(module: str) -> Any:
+        return _start_template_process() if module == _TEMPLATES else start(module)
+
+    process._start_process = start_or_fork
+
+
+def _forked_for_request(requests: socket.socket) -> dict[str, Any]:
+    """Fork for each request, and return in the child with the request, after replacing its standard streams."""
+    import fcntl
+    import termios
+
+    request, (*streams, report) = _wait_for_request(requests)
+    _split(report, streams)
+    for standard, descriptor in enumerate(streams):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    if "leads_session" in request:
+        os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # it becomes the controlling terminal
+    return request
 
 
 def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -100,7 +225,7 @@ def _wait_for_request(requests: socket.socket) -> tuple[dict[str, Any], list[int
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, 2 * MOST_BYTES, len(_MODES))
+        message, descriptors, _, _ = socket.recv_fds(requests, 2 * MOST_BYTES, 4)
         if not message:
             os._exit(0)
         if os.fork() == 0:
@@ -131,26 +256,38 @@ def _split(report: int, descriptors: Sequence[int]) -> None:
 _streams: list[TextIO] = []  # kept until the end, as Python keeps its own first streams, because `main` replaces them
 
 
-def _be_run(requests: socket.socket) -> None:
-    request, (*descriptors, report) = _wait_for_request(requests)
-    _split(report, descriptors)
-    for standard, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
+def _run(request: Mapping[str, Any]) -> None:
+    os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.argv = ["llmrun", *request["arguments"]]
+    sys.argv = request["words"]
     _streams.append(open(0, encoding="utf-8", closefd=False))  # noqa: SIM115
     _streams.append(open(1, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     _streams.append(open(2, "w", buffering=1, encoding="utf-8", closefd=False))  # noqa: SIM115
     sys.stdin, sys.stdout, sys.stderr = _streams
 
-    from llmrun.__main__ import main
+    module = sys.argv[0]
+    _exit_after(importlib.import_module("llmrun.__main__" if module == "llmrun" else module).main)
 
-    main()
 
+def _exit_after(main: Callable[[], object]) -> NoReturn:
+    """Call `main` and end the process as Python does, except that modules stay in memory.
 
-if __name__ == "__main__":
-    _import_modules()
-    gc.freeze()  # otherwise, the collector of each run would copy the pages that all runs share
-    _be_run(socket.socket(fileno=int(sys.argv[1])))
+    Clearing them would copy all pages that the runs share, and cost more than most runs.
+    """
+    code = 0
+    try:
+        main()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 0
+    except BaseException:  # noqa: BLE001  as in any Python program
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        code = _FLUSH_FAILED
+    os._exit(code)

@@ -1,6 +1,6 @@
 """Read turns at a terminal, append each to a file as JSON and pretend to answer it for a while.
 
-SIGTERM ends the program as it ends a chat. Run it as `python tests/support/cli/prompting.py FILE [SECONDS]`.
+SIGTERM ends the program as it ends a chat. Run it as `python -m tests.support.cli.prompting FILE [SECONDS]`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from llmrun.cli.chatting.keyboard import TerminalTurns
 from llmrun.cli.chatting.screen import Completion, Meter
@@ -51,4 +49,5 @@ def main() -> None:
         turns.close()
 
 
-main()
+if __name__ == "__main__":
+    main()
