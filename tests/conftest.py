@@ -21,7 +21,7 @@ from tests.support.tiers import (
     digests,
     first_tier,
     folders_of,
-    has_no_quick_tests,
+    leaves_out,
     record_night,
     selected,
 )
@@ -91,10 +91,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import the files that have no quick tests, because imports take much of a quick run."""
-    if chosen_tier(config) is Tier.EDIT and collection_path.match("test_*.py"):
-        return has_no_quick_tests(collection_path.read_text(encoding="utf-8")) or None
-    return None
+    """Do not even import the files that have no tests for this run, because imports take much of a quick run."""
+    if config.getoption("markexpr") or not collection_path.match("test_*.py"):
+        return None
+    tier = chosen_tier(config)
+    if tier is Tier.PUSH and collection_path.relative_to(HERE.parent).as_posix().startswith(
+        folders_of(changed_rooms())
+    ):
+        tier = Tier.NIGHT
+    return leaves_out(tier, collection_path.read_text(encoding="utf-8")) or None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:

@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -92,25 +93,25 @@ FLOORS = drawn_floors()
 INNER_ROOMS = drawn_inner_rooms()
 
 
-def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield every module that a file imports, including lazy, type-only and string imports.
+@cache
+def imported_modules(source: str, package: tuple[str, ...]) -> Sequence[tuple[str, int]]:
+    """Return every module that a file imports, including lazy, type-only and string imports.
 
     Each is an absolute name with its line.
     """
+    found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*above, *([node.module] if node.module else [])])
-            yield module, node.lineno
-            for alias in node.names:
-                yield f"{module}.{alias.name}", node.lineno
+            found += [(module, node.lineno), *((f"{module}.{alias.name}", node.lineno) for alias in node.names)]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
-                yield node.args[0].value, node.lineno
+                found.append((node.args[0].value, node.lineno))
+    return found
 
 
 def broken_rules(source: str, module: tuple[str, ...]) -> list[str]:
@@ -277,6 +278,7 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
     assert broken_rules(source, tuple(module.split("."))) == []
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(
     "arguments",
     [

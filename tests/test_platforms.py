@@ -66,7 +66,7 @@ def test_every_module_imports_without_posix() -> None:
     assert int(done.stdout) >= len(FILES) - 1
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -81,7 +81,7 @@ def test_what_windows_lacks_is_missing_there(code: str, error: str) -> None:
     assert (done.returncode, error in done.stderr) == (1, True)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["templates"], ["conversations"]])
 def test_commands_run_without_posix(arguments: list[str], tmp_path: Path) -> None:
     done = as_windows(RUN, *arguments, LLMRUN_DATA_DIR=str(tmp_path / "größe 1"), HF_HOME=str(tmp_path / "hub"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.tiers import EXAMPLES, ROOMS, ROOT, chosen_tier, covering, examples, factors, has_no_quick_tests
+from tests.support.tiers import EXAMPLES, ROOMS, ROOT, Tier, chosen_tier, covering, examples, factors, leaves_out
 
 SUITE = """
 import pytest
@@ -117,9 +117,12 @@ def run_suite(folder: Path, *arguments: str) -> tuple[dict[str, int], str]:
 
 
 def test_files_of_later_tiers_are_known_by_their_marks() -> None:
-    assert has_no_quick_tests("import pytest\n\npytestmark = [pytest.mark.push, NEEDS_CHROMIUM]\n")
-    assert has_no_quick_tests("pytestmark = pytest.mark.gpu\n")
-    assert not has_no_quick_tests("pytestmark = pytest.mark.usefixtures('push')\n@pytest.mark.push\ndef test(): ...\n")
+    push = "import pytest\n\npytestmark = [pytest.mark.push, NEEDS_CHROMIUM]\n"
+    assert [leaves_out(tier, push) for tier in Tier] == [True, False, False]
+    assert [leaves_out(tier, "pytestmark = pytest.mark.night\n") for tier in Tier] == [True, True, False]
+    assert [leaves_out(tier, "pytestmark = pytest.mark.gpu\n") for tier in Tier] == [True, True, True]
+    unmarked = "pytestmark = pytest.mark.usefixtures('push')\n@pytest.mark.push\ndef test(): ...\n"
+    assert not any(leaves_out(tier, unmarked) for tier in Tier)
 
 
 EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64}

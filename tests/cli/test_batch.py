@@ -209,6 +209,7 @@ def test_ctrl_c_leaves_a_run_that_continues(tmp_path: Path, output: Path) -> Non
     assert texts_in(output) == [f"You said: number {number}" for number in range(60)]
 
 
+@pytest.mark.night
 def test_ctrl_c_does_not_wait_for_a_large_input(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"{}\n" * 5_000_000)  # reading it takes longer than the limit below

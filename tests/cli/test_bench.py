@@ -49,6 +49,7 @@ def test_a_table_says_what_was_measured(model: str) -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.night
 def test_two_configurations_are_compared_and_the_verdict_is_a_sentence(tmp_path: Path, model: str) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.05}))

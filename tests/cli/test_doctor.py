@@ -116,6 +116,7 @@ def test_a_llama_cpp_that_dies_while_it_multiplies_is_named_and_ends_nothing(nam
     assert "pip install --force-reinstall" in found["command"]
 
 
+@pytest.mark.night
 def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     fake = fake_llama(tmp_path, when_decoding=HANGS)
     process = on_terminal("doctor", HF_ENDPOINT=NOWHERE, PYTHONPATH=f"{fake}:{ROOT}")

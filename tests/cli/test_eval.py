@@ -162,6 +162,7 @@ def test_a_kv_type_is_judged_and_questions_are_answered(questions: str) -> None:
 # --- verify --engines -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.night
 def test_the_engines_agree_on_the_real_model(text: str) -> None:
     [model] = told("verify", str(smollm2()), "--engines", "--text", text)["models"]
     found = model["engines"]

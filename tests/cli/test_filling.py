@@ -80,6 +80,7 @@ def coder(folder: Path) -> Path:
     return tiny_llama(folder / "coder.gguf", vocabulary=vocabulary)
 
 
+@pytest.mark.night
 def test_show_says_whether_a_model_can_fill(tmp_path: Path) -> None:
     plain, path = tiny_llama(tmp_path / "plain.gguf"), coder(tmp_path)
     assert b"fill in the middle  <fim_prefix> <fim_suffix> <fim_middle>" in llmrun("show", str(path)).stdout

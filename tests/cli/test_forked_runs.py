@@ -62,12 +62,12 @@ def test_forks_and_processes_do_the_same_on_a_terminal(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("is_enabled", [True, False], ids=["fork", "process"])
 def test_a_terminal_that_is_closed_ends_a_chat(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
-    """The terminal is the controlling terminal of a fork too, because otherwise it would get no SIGHUP."""
+    """The terminal is the controlling terminal of a fork too, so closing it sends SIGHUP or ends the input."""
     monkeypatch.setattr(forking, "is_enabled", is_enabled)
     process = on_terminal("chat", "--backend", "scripted")
     process.expect_exact("/help")
     process.ptyproc.fileobj.close()
-    assert process.wait() == 129
+    assert process.wait() in {1, 129}
 
 
 def test_a_fork_that_hangs_is_killed(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ PROMPTS = ["The lighthouse keeper", "Once upon a time, in a village by the sea,"
 TOKENS = 24
 
 
+@pytest.mark.night
 def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> None:
     """Both use one thread, context, batch and flash attention setting, as each changes llama.cpp's summation order."""
     path = str(smollm2())

@@ -450,6 +450,7 @@ def _largest(folder: Path) -> int:
     return max(sizes)
 
 
+@pytest.mark.night
 def test_killed_in_the_middle_the_next_pull_goes_on(machine: Machine) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")

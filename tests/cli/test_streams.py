@@ -45,6 +45,7 @@ def test_a_reader_that_leaves_ends_the_run_at_once_and_in_silence(tmp_path: Path
     assert (done.returncode, done.stdout, done.stderr) == (141, b"abcdefghij", b"")
 
 
+@pytest.mark.night
 def test_lines_of_concurrent_answers_do_not_mix(tmp_path: Path) -> None:
     """Three processes write to one pipe, and then to one file."""
     lines = [letter * 40 for letter in "abcdefghijklmnopqrstuvwxyz"]
@@ -137,6 +138,7 @@ def test_output_is_utf_8_whatever_the_locale_says(locale: str) -> None:
     assert (done.stdout.decode(), done.returncode) == ("You said: hellö ✓\n", 0)
 
 
+@pytest.mark.night
 def test_a_home_that_cannot_be_written_will_do() -> None:
     env = {"HOME": "/dev/null", "PATH": os.environ["PATH"]}
     done = scripted("-q", "hello", env=env)

@@ -65,6 +65,7 @@ def test_elf_objects_for_every_system_have_one_symbol(triple: str, level: str) -
         assert undefined <= ALLOWED_UNDEFINED
 
 
+@pytest.mark.night
 def test_coff_and_mach_o_objects_need_nothing_else() -> None:
     """COFF objects also need `_fltused`, and define constants that objects share."""
     requests = [

@@ -117,6 +117,7 @@ def test_a_loaded_kernel_is_not_loaded_again() -> None:
     assert load_kernels([NAME])[NAME] is first
 
 
+@pytest.mark.night
 def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> None:
     """The other processes wait. Eight processes that each compile everything would keep the machine busy eight times as
     long.
@@ -163,6 +164,7 @@ def test_the_half_written_entry_of_a_process_that_was_killed_is_taken_over(
     assert entry_is_sound(damaged)
 
 
+@pytest.mark.night
 def test_the_users_numba_settings_change_nothing(cold: Path) -> None:
     """NUMBA_DISABLE_JIT would disable compiling, and NUMBA_OPT=0 would store slow code under the key of fast code."""
     done = run_python(LOAD, NUMBA_DISABLE_JIT="1", NUMBA_OPT="0", NUMBA_CPU_NAME="generic")
@@ -306,6 +308,7 @@ def assert_unkept(entry: bytes, words: str) -> None:
     assert [str(warning.message) for warning in told] == [expected]
 
 
+@pytest.mark.night
 def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None:
     run_python(LOAD)
     victim = sorted(cold.iterdir())[0]
@@ -317,6 +320,7 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
     assert victim.read_bytes() == good
 
 
+@pytest.mark.night
 def test_a_compiler_needs_no_folder_for_temporary_files(cold: Path) -> None:
     """Where there is no space for a kernel, there may be no space for temporary files either."""
     done = run_python("import tempfile; tempfile.tempdir = '/nowhere'\n" + LOAD, TMPDIR="/nowhere")
@@ -524,6 +528,7 @@ def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
     assert image.startswith(b"\x7fELF")
 
 
+@pytest.mark.night
 def test_a_module_in_the_working_folder_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('this is not json')")
     code = (

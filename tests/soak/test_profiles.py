@@ -34,9 +34,8 @@ SHORT: dict[str, tuple[int, int, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "downloads" else pytest.mark.night) for name in SHORT]
-)
+@pytest.mark.night
+@pytest.mark.parametrize("name", SHORT)
 def test_a_short_run_breaks_no_promise(name: str) -> None:
     first, count, outcomes = SHORT[name]
     result = run_profile(name, first=first, count=count)

@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -62,12 +63,13 @@ def first_tier(marks: Iterable[pytest.Mark]) -> Tier:
     return Tier.NIGHT if "night" in names else Tier.PUSH if "push" in names else Tier.EDIT
 
 
-def has_no_quick_tests(source: str) -> bool:
-    """Return whether a test file has a `pytestmark` that excludes all of its tests from quick runs.
+def leaves_out(tier: Tier, source: str) -> bool:
+    """Return whether a test file has a `pytestmark` that excludes all of its tests from a tier.
 
     A list of marks is seen only if it is in one line. Otherwise, the file is imported for nothing.
     """
-    marks = "|".join(("push", "night", *ELSEWHERE))
+    later = [name for name in ("push", "night") if first_tier([getattr(pytest.mark, name).mark]) > tier]
+    marks = "|".join((*later, *ELSEWHERE))
     return re.search(rf"^pytestmark = .*\bpytest\.mark\.({marks})\b", source, re.MULTILINE) is not None
 
 
@@ -116,22 +118,24 @@ def factors(params: Mapping[str, object]) -> dict[str, str]:
 def covering(cases: Sequence[Mapping[str, str]], strength: int) -> set[int]:
     """Return the numbers of few cases that together contain each combination of `strength` values that occurs.
 
-    This is the greedy algorithm: each step takes the case with the most new combinations, or the first of several. The
-    counts of waiting cases only fall, so a case whose count is up to date when it reaches the top of the heap is best.
+    This is the greedy algorithm: each step takes the case with the most new combinations. The counts of waiting cases
+    only fall, so a case whose count is up to date when it reaches the top of the heap is best. Among several, a random
+    number decides, because otherwise nearly all cases would have the first value of the first parameter.
     """
+    random = Random(0)
     combinations = [set(itertools.combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
-    waiting = [(-len(found), number) for number, found in enumerate(combinations)]
+    waiting = [(-len(found), random.random(), number) for number, found in enumerate(combinations)]
     heapq.heapify(waiting)
     covered: set[tuple[tuple[str, str], ...]] = set()
     chosen = set()
     while waiting:
-        count, number = heapq.heappop(waiting)
+        count, tie, number = heapq.heappop(waiting)
         new = len(combinations[number] - covered)
         if new == -count > 0:
             chosen.add(number)
             covered |= combinations[number]
         elif new:
-            heapq.heappush(waiting, (-new, number))
+            heapq.heappush(waiting, (-new, tie, number))
     return chosen
 
 

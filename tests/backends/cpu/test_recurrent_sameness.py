@@ -73,6 +73,7 @@ def part(seq: int, start: int, tokens: Sequence[int], wanted: int) -> Batch:
     return replace(batch, want=(np.arange(len(tokens)) >= len(tokens) - wanted) * np.uint8(LOGITS))
 
 
+@pytest.mark.cover(1)
 @HYBRIDS
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int) -> None:
@@ -150,6 +151,7 @@ def test_the_longest_draft_can_be_rejected_entirely(folder: Path, name: str) -> 
             assert backend.kv.truncate(0, at + 1) == at + 1
 
 
+@pytest.mark.cover(1)
 @HYBRIDS
 def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
     """The next turn of a chat often differs in the last tokens of the prompt. At most 32 tokens are computed again."""
@@ -186,6 +188,7 @@ def test_after_an_answer_its_prompt_is_restored_from_a_checkpoint(folder: Path, 
         np.testing.assert_array_equal(found, expected[300:320])
 
 
+@pytest.mark.cover(1)
 @HYBRIDS
 @pytest.mark.parametrize("seed", range(6))
 def test_random_steps_cuts_and_copies_change_nothing(folder: Path, name: str, seed: int) -> None:

@@ -79,6 +79,7 @@ def tiny_expected(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
         return prefill(backend, TINY_PROMPT, 256)
 
 
+@pytest.mark.cover(1)
 @TINY
 @pytest.mark.parametrize("threads", THREADS)
 def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -107,6 +108,7 @@ def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) 
             np.testing.assert_array_equal(again, expected[kept:])
 
 
+@pytest.mark.cover(1)
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
@@ -131,6 +133,7 @@ def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads:
         np.testing.assert_array_equal(np.concatenate(ours), expected)
 
 
+@pytest.mark.cover(1)
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_sequences_that_share_a_prefix_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:

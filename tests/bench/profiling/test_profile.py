@@ -109,6 +109,7 @@ def linear(step: StepProfile, name: str) -> OpProfile:
     return one
 
 
+@pytest.mark.night
 def test_a_decode_needs_what_the_plan_needs(found: Profile, plan: Plan) -> None:
     needs, whole = found.decode.total.needs, needs_of_plan(plan)
     assert needs.weight_bytes == whole.weight_bytes
@@ -122,6 +123,7 @@ def test_a_decode_needs_what_the_plan_needs(found: Profile, plan: Plan) -> None:
     assert needs.kv_bytes == 2 * (attention.kv_bytes + rope.kv_bytes)
 
 
+@pytest.mark.night
 def test_a_long_prompt_is_all_of_its_steps(found: Profile) -> None:
     """Weights are read once per step, and only the last step computes logits."""
     assert (found.prefill.rows, found.prefill.depth) == (PROMPT, DEPTH)
@@ -134,6 +136,7 @@ def test_a_long_prompt_is_all_of_its_steps(found: Profile) -> None:
     assert attention.float_products == 2 * 64 * sum(range(DEPTH + 1, DEPTH + PROMPT + 1))
 
 
+@pytest.mark.night
 def test_the_machine_was_measured(found: Profile) -> None:
     assert 1e8 < found.limits.read_bandwidth < 1e13
     assert 1e8 < found.limits.multiply_rate < 1e14

@@ -361,6 +361,7 @@ def test_a_replaced_draft_is_still_in_the_history(prompt: Prompt) -> None:
     prompt.shows("> /draft old words")
 
 
+@pytest.mark.night
 def test_what_is_typed_while_an_answer_streams_is_not_echoed_and_waits(tmp_path: Path) -> None:
     prompt = Prompt(tmp_path, seconds=2.0)
     prompt.press("one", "\r")

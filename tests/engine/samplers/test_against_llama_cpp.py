@@ -37,6 +37,7 @@ def test_the_same_candidates_are_kept(kind: str) -> None:
     assert results[ROUNDING] <= ARRAYS / 10
 
 
+@pytest.mark.night
 def test_dry_penalizes_the_same_tokens() -> None:
     for number in range(ARRAYS):
         assert list(compare_dry(Case(2, number), ["smollm2"])) == [EQUAL]

@@ -91,6 +91,7 @@ def test_one_that_another_process_has_just_fetched_is_used(index: Path, said: Sa
     assert download(ARTIFACT, said) == path
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("content", "member", "words"),
     [

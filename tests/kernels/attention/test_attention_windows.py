@@ -48,7 +48,7 @@ def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShap
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @EVERY_SHAPE
 @pytest.mark.parametrize("window", [1, 5, 33, 128, 200])
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(

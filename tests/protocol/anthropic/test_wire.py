@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from anthropic.types import ErrorResponse
 
 from llmrun.errors import (
     BackendCrashed,
@@ -43,6 +42,8 @@ TOO_LONG = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", r
     ],
 )
 def test_errors_have_the_types_of_the_api(error: Exception, kind: str) -> None:
+    from anthropic.types import ErrorResponse  # importing it takes seconds
+
     body = as_json(ANTHROPIC.error(api_error(error)))
     assert body["error"]["type"] == kind
     assert ErrorResponse.model_validate(body, strict=True).error.message == api_error(error).message

@@ -167,6 +167,7 @@ def test_thinking_is_folded(chromium: Browser) -> None:
         page.wait_for("document.querySelector('.thinking .text em')?.checkVisibility()")
 
 
+@pytest.mark.night
 def test_a_truncated_answer_says_why(chromium: Browser) -> None:
     with serving(FakeModel(lambda _: [*text("Hello")[:-1], ended(FinishReason.LENGTH)])) as server:
         page = open_chat(chromium, server)
@@ -241,6 +242,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(chromium: Browser) -> None:
         assert KEY not in "".join(server.log)
 
 
+@pytest.mark.night
 def test_a_question_asks_for_the_key_again(chromium: Browser) -> None:
     with serving(options=ServingOptions(keys=(KEY,))) as server:
         page = chromium.open(f"http://127.0.0.1:{server.port}/")

@@ -1,12 +1,14 @@
-"""Bodies, answers and official models for tests of Anthropic's API."""
+"""Bodies, answers and official models for tests of Anthropic's API.
+
+The official client is imported where it is used, because that takes seconds in each process that collects tests.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import Message, ParsedMessage, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from llmrun.engine.facts import ModelFacts
@@ -15,9 +17,11 @@ from llmrun.protocol.anthropic import requests
 from llmrun.protocol.anthropic.answers import MessageAnswer
 from tests.support.protocol.answers import FACTS, SEED, as_json, extras, sent
 
+if TYPE_CHECKING:
+    from anthropic.types import Message, ParsedMessage, RawMessageStreamEvent
+
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
-_EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 _ADDITIONS = {"seed", "system_fingerprint"}
 
 
@@ -56,16 +60,27 @@ def whole(answering: MessageAnswer, events: Sequence[Event]) -> dict[str, Any]:
 
 def assembled(chunks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the message that Anthropic's client makes of a stream."""
+    from anthropic.lib.streaming._messages import accumulate_event
+
     snapshot: ParsedMessage[None] | None = None
     buffers: dict[int, bytes] = {}
     for chunk in chunks:
-        event = _EVENT.validate_python(chunk, strict=True)
+        event = _events().validate_python(chunk, strict=True)
         snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
-    return cast(ParsedMessage[None], snapshot).to_dict()
+    return cast("ParsedMessage[None]", snapshot).to_dict()
+
+
+@functools.cache
+def _events() -> TypeAdapter[RawMessageStreamEvent]:
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
 
 
 def official(body: dict[str, Any]) -> Message:
     """Validate a message, of which only the documented additions may be unknown."""
+    from anthropic.types import Message
+
     model = Message.model_validate(body, strict=True)
     assert {*extras(model)} <= _ADDITIONS
     return model
