@@ -189,7 +189,7 @@ def test_llama_bench_uses_the_libraries_of_llmrun(setup: PretendSetup, monkeypat
     assert plain.llama_bench_speed(prompt=0, tokens=16, depth=8) == 12.5
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize(("held", "passed"), [(1.04, True), (1.06, False), (0.94, False)])
 def test_memory_is_compared_with_the_forecast(
     held: float, passed: bool, setup: PretendSetup, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,10 @@ def test_night(): ...
 @pytest.mark.parametrize("c", range(4))
 def test_covered(a, b, c): ...
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("a", range(9))
+def test_sampled(a): ...
+
 @pytest.mark.gpu
 def test_elsewhere(): ...
 """
@@ -125,7 +129,7 @@ def test_files_of_later_tiers_are_known_by_their_marks() -> None:
     assert not any(leaves_out(tier, unmarked) for tier in Tier)
 
 
-EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64}
+EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64, "sampled": 9}
 
 
 @pytest.mark.night
@@ -140,6 +144,7 @@ def test_changed_rooms_are_tested_as_at_night_until_a_night_run(copy: Path) -> N
     found, said = run_suite(copy)
     assert (found["edit"], found["push"], found.get("night")) == (1, 1, None)
     assert 16 <= found["covered"] < 24
+    assert found["sampled"] == 3
     assert "changed since" not in said
 
 
@@ -149,11 +154,11 @@ def test_rooms_without_changes_do_not_pay_for_others(copy: Path) -> None:
     (copy / "llmrun" / "quants" / "code.py").write_text("changed = 2")
     found, said = run_suite(copy)
     assert "night" not in found
-    assert "collected 67 items" in said  # without test_night
+    assert "collected 76 items" in said  # without test_night
     assert "llmrun/quants changed since" in said
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_night_that_fails_records_nothing(copy: Path) -> None:
     (copy / "tests" / "test_fault.py").write_text("def test_fault(): assert False")
     before = (copy / "tests" / "night.json").read_bytes()

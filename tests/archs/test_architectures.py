@@ -116,7 +116,7 @@ SEEN = [(name, key) for name, row in TINY_ARCHITECTURES.items() for key in row.k
 
 
 @pytest.mark.push
-@pytest.mark.cover(1)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(("name", "key"), SEEN)
 def test_what_a_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
     """Without the key, the logits must differ. This shows that the tests above would fail if the key were ignored."""

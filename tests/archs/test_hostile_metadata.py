@@ -37,6 +37,7 @@ def draft(name: str) -> Draft:
 NAMES = [name for name, row in TINY_ARCHITECTURES.items() if row.layers < 20] + [*TINY_ENCODERS]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.push
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cases", CASES, ids=["some", "more"])

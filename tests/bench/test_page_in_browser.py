@@ -123,6 +123,7 @@ def test_curves_and_bars_are_drawn_light_and_dark_and_nothing_is_complained_abou
         assert night.count(CURVE, left, top, right, bottom) == 0
 
 
+@pytest.mark.night
 def test_the_policy_keeps_the_browser_from_loading_and_running_anything(folder: Path) -> None:
     """The page gets markup that an escaping bug would let through, and the console must report every refusal."""
     torn = folder / "torn.html"

@@ -108,6 +108,7 @@ def test_flags_are_defaults_for_the_lines(tmp_path: Path, output: Path) -> None:
     assert usages == [3, 5]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
@@ -135,6 +136,7 @@ def test_the_columns_of_a_csv_file_are_checked_first(tmp_path: Path, output: Pat
     )
 
 
+@pytest.mark.night
 def test_the_output_behind_a_link_is_written(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "one"}])
     link = tmp_path / "link.jsonl"
@@ -223,6 +225,7 @@ def test_ctrl_c_does_not_wait_for_a_large_input(tmp_path: Path, output: Path) ->
     assert b"Traceback" not in written
 
 
+@pytest.mark.night
 def test_sigterm_stops_a_run_cleanly(tmp_path: Path, output: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"number {number}"} for number in range(60)])
     command = [*LLMRUN, "batch", str(source), "-o", str(output), *slow_model(tmp_path)]

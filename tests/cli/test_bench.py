@@ -343,6 +343,7 @@ def test_a_run_is_kept_though_nobody_reads_it(model: str) -> None:
     assert "quick" in bench("history").stdout.decode()
 
 
+@pytest.mark.night
 def test_ctrl_c_prints_and_keeps_what_there_is(tmp_path: Path) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.01}))

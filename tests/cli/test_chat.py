@@ -177,6 +177,7 @@ def test_settings_of_the_environment_are_not_kept_with_a_conversation(tmp_path: 
     assert read_conversation(journals(tmp_path)[0]).conversation.preferences == {}
 
 
+@pytest.mark.night
 def test_continue_from_another_folder_finds_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script_file(tmp_path, [("assistant\n", "yes")])
     done = shell(
@@ -255,6 +256,7 @@ def test_a_signal_between_turns_ends_the_chat_in_silence(tmp_path: Path, name: s
     assert answered(journals(tmp_path)[0]) == [("one", "You said: one")]
 
 
+@pytest.mark.night
 def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
     done = shell(
         "(echo one; sleep 2; echo two) | (trap '' HUP; exec $LLMRUN chat -q --backend scripted) &"

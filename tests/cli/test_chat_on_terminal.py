@@ -159,6 +159,7 @@ def test_exit_says_goodbye_with_code_0(tmp_path: Path) -> None:
     assert process.exitstatus == 0
 
 
+@pytest.mark.night
 def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     """The interruptions come between the question and the next prompt, some of them in pairs."""
     chance = random.Random(5)

@@ -130,6 +130,7 @@ def test_a_user_without_a_text_is_told_where_to_get_one() -> None:
     assert "wikitext-2-raw-v1.zip" in screen
 
 
+@pytest.mark.night
 def test_ctrl_c_prints_what_has_been_measured(tmp_path: Path, text: str) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.5}))

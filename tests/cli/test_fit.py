@@ -125,7 +125,7 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     assert open_name.stdout.count(b"hf:o/n") == 1
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("away", [{"LLMRUN_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
 @pytest.mark.parametrize(
@@ -163,6 +163,7 @@ def test_only_what_is_not_here_is_asked_for(environment: dict[str, str], hub: Fa
     assert settled(hub) == before
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [("fit", "toy:1b"), ("fit", "wheel:1b"), ("fit", "hf:o/n"), ("show", "wheel:1b")])
 def test_without_the_hub_what_is_not_here_is_one_line_and_exit_code_5(
     environment: dict[str, str], tmp_path: Path, command: tuple[str, str]
@@ -213,6 +214,7 @@ def test_what_cannot_be_told_is_one_line(
     assert len(hints) <= 1
 
 
+@pytest.mark.night
 def test_a_quantization_whose_header_is_broken_is_a_note(environment: dict[str, str], hub: FakeHub) -> None:
     files = {
         path: file.content for path, file in hub.repositories["o/n"].commits[hub.repositories["o/n"].commit].items()
@@ -231,6 +233,7 @@ def test_a_storage_that_is_away_is_a_network_error(environment: dict[str, str], 
     assert done.stderr.startswith(b"error: ")
 
 
+@pytest.mark.night
 def test_the_largest_model_is_refused_by_pull_and_fetched_anyway(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_verbose_says_which_backend_and_why(tmp_path: Path) -> None:
     assert b"\nbackend    llama: " in named.stderr
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("backend", ["auto", "llama"])
 def test_an_empty_environment_is_enough(tmp_path: Path, backend: str) -> None:
     path = str(tiny_llama(tmp_path / "tiny.gguf"))

@@ -22,6 +22,7 @@ def _gpus_are_known() -> None:
     gpus()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("doing", ["loading", "running"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_in_one_line_and_leaves_no_process(number: signal.Signals, doing: str) -> None:

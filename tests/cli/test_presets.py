@@ -163,6 +163,7 @@ def test_continuing_with_another_preset_takes_its_system_prompt(stores: Stores, 
     assert (saved.model, saved.system, len(saved.exchanges)) == ("Pirate", "You are a pirate.", 2)
 
 
+@pytest.mark.night
 def test_a_batch_uses_the_settings_of_a_preset(stores: Stores, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "hi"}\n')
     run("batch", "--backend", "scripted", "-m", "pirate", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
@@ -243,6 +244,7 @@ def test_rm_refuses_a_preset(stored: Stores) -> None:
     assert "hf:org/name:Q4_K_M" in run("list")[0]
 
 
+@pytest.mark.night
 def test_bench_measures_the_model_of_a_preset(stores: Stores) -> None:
     out, _ = run("bench", "--backend", "scripted", "-m", "pirate", "--json", "-p", "8", "-n", "4", "--seconds", "1")
     assert '"hello"' in out

@@ -344,6 +344,7 @@ def test_offline_is_obeyed(machine: Machine) -> None:
     assert settled(machine.hub) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [

@@ -57,6 +57,7 @@ def test_json_counts_what_it_says(model: str) -> None:
     assert body["run"]["backend"] == "cpu"
 
 
+@pytest.mark.night
 def test_a_reader_that_leaves_gives_141_and_silence(model: str) -> None:
     done = shell(f"$LLMRUN generate -m {model} 'Write a very long story.' | head -c 10")
     assert (done.returncode, len(done.stdout), done.stderr) == (141, 10, b"")

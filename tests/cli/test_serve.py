@@ -70,7 +70,7 @@ def test_a_server_answers_until_a_signal(number: signal.Signals) -> None:
         assert "Traceback" not in rest
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_quiet_servers_log_nothing(tmp_path: Path) -> None:
     free = socket.create_server(("127.0.0.1", 0))
     port = free.getsockname()[1]

@@ -46,6 +46,7 @@ def test_wrong_values_are_refused_in_one_line() -> None:
         assert done.stderr.decode().startswith(words), done.stderr
 
 
+@pytest.mark.night
 def test_presets_are_served_beside_their_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models.toml").write_text('[presets.pirate]\nmodel = "one"\nsystem = "Say arr."\nmax_tokens = 5\n')
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))

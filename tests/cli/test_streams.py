@@ -100,6 +100,7 @@ def test_a_word_is_on_the_terminal_as_soon_as_it_is_complete(tmp_path: Path) -> 
     process.read()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", ["--help", "generate --help", "--version"])
 def test_help_into_a_closed_pipe_is_silent(arguments: str) -> None:
     done = shell(f"(sleep 1; exec $LLMRUN {arguments}) | true")
@@ -234,6 +235,7 @@ def test_ctrl_c_ends_the_answer_keeps_the_text_and_still_reports(tmp_path: Path)
     assert "Traceback" not in rest
 
 
+@pytest.mark.night
 def test_ctrl_c_discards_no_output_of_a_slow_terminal(tmp_path: Path) -> None:
     """Ctrl-C comes when the terminal's buffer is full. By default, what is written after that would be discarded."""
     if sys.platform == "win32":

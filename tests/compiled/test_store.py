@@ -102,6 +102,7 @@ def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
     assert reports == [(1, 1)]
 
 
+@pytest.mark.night
 def test_there_are_no_more_compilers_than_processors_for_this_process(cold: Path) -> None:
     with (
         mock.patch.object(store, "most_threads", return_value=1),
@@ -337,6 +338,7 @@ load_kernels(ALL_KERNELS, lambda ready, total: print(ready, flush=True))
 """
 
 
+@pytest.mark.night
 def test_an_interrupted_compile_leaves_whole_entries_and_no_processes(cold: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -213,6 +213,7 @@ class TestHybridOnTheCpu(PrefixContract, CancelContract, SpeculationContract):
         assert cached == n if n == of else cached <= n
 
 
+@pytest.mark.night
 class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract, SpeculationContract):
     """Tokens that no layer sees any more are dropped, so the cache cannot be truncated to an arbitrary position."""
 

@@ -171,6 +171,7 @@ def test_forced_tokens_take_one_step(logprobs: int | None) -> None:
 # --- several requests, small caches, cancellation and errors
 
 
+@pytest.mark.cover(1)
 @EVERY
 @pytest.mark.parametrize(
     ("checkpoint", "capacity", "rows_per_step"), [(None, None, 6), (7, None, 256), (None, 60, 256), (16, 90, 1)]

@@ -62,7 +62,7 @@ def test_a_process_can_end_while_its_next_message_is_awaited() -> None:
     assert asyncio.run(run()) == ("SIGKILL" if sys.platform != "win32" else "exit status 1")
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("finally_", ["", "; input()"], ids=["ends by itself", "is killed"])
 def test_processes_end_although_nobody_reads_their_messages(finally_: str) -> None:
     """A model may be unloaded while it sends embeddings."""

@@ -368,7 +368,7 @@ def test_calls_of_clients_that_left_count_until_they_are_forgotten(tmp_path: Pat
     asyncio.run(ask())
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_draining_finishes_embeddings(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, step_seconds=0.02)) as model:

@@ -152,7 +152,7 @@ def test_counts_go_on_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_without_batch_invariance_text_is_not_replayed(tmp_path: Path) -> None:
     async def ask() -> None:
         async with running(scripted_model(tmp_path, "varying", step_seconds=STEP_S), LIMITS, DEADLY) as model:
@@ -167,7 +167,7 @@ def test_without_batch_invariance_text_is_not_replayed(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_replay_with_other_text_is_an_error(tmp_path: Path) -> None:
     seen = []
 

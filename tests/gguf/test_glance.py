@@ -231,7 +231,7 @@ def test_any_bytes_behind_the_magic_are_facts_or_a_sentence(
         glance(path)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_what_the_reader_opens_a_glance_takes_too(path: Path) -> None:
     bases = base_files()
     refused = 0

@@ -190,7 +190,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/dev/fd"))  # noqa: PTH208 - Path.iterdir would have it closed before it is counted
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_hundred_opens_leave_no_descriptor_open(model: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(model.read_bytes()[:-64])

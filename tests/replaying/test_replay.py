@@ -98,9 +98,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.night if number % 4 else ()) for number, name in enumerate(CASES)]
-)
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", CASES)
 def test_neither_the_machine_nor_the_engine_changes_a_run(tmp_path: Path, name: str) -> None:
     path, kv_type = tmp_path / "model.gguf", NUMERIC_MODELS[name].kv_type
     write_numeric_model(path, name)

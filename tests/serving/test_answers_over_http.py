@@ -199,7 +199,7 @@ def test_a_required_tool_is_called_against_the_model_s_will(tools: Served) -> No
     assert isinstance(json.loads(called["function"]["arguments"])["ok"], bool)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_requests_beside_a_chat_do_not_drop_its_prefix(tmp_path: Path) -> None:
     """Open WebUI lists the models, streams a chat, and asks for a title and tags while the user reads."""
     with served("scripted", "--backend", "scripted", "--kv-tokens", "4096") as server:

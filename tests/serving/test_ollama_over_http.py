@@ -59,7 +59,7 @@ def asking(question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": question}]
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_tools_are_called_and_their_results_used(tools: Served) -> None:
     """Home Assistant sends results without the ID and the name of the call."""
     messages = asking("Both?")

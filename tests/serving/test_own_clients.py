@@ -40,6 +40,7 @@ def test_generate_answers_over_http(server: Served) -> None:
         assert llmrun("generate", "-q", "-m", model, "Hello").stdout == b"You said: Hello\n"
 
 
+@pytest.mark.night
 def test_generate_gives_the_same_text_here_and_over_http(server: Served) -> None:
     flags = ("-q", "--raw", "--seed", "7", "-n", "20", *NOISE, "--repeat-penalty", "1.2", "abc")
     there = llmrun("generate", "-m", server.url, *flags).stdout

@@ -32,6 +32,7 @@ def test_every_model_that_once_ended_otherwise_ends_well(backend: str, tmp_path:
     assert {name: outcome for name, outcome in outcomes.items() if outcome[0] not in ALLOWED} == {}
 
 
+@pytest.mark.night
 def test_a_case_is_the_same_bytes_in_every_process() -> None:
     program = "import hashlib; from tests.soak.model_mutations import mutant; "
     program += "print(hashlib.sha256(b''.join(mutant(5, case) for case in range(200))).hexdigest())"

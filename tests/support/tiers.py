@@ -1,7 +1,8 @@
 """The tiers of the test suite: which tests run after an edit, before a push, and at night (docs/testing.md).
 
 The mark on a test says where it first runs: unmarked tests run after every edit, tests marked `push` before every push,
-and tests marked `night` at night. `cover(n)` leaves out cases of a parametrized test in quick and push runs.
+and tests marked `night` at night. `cover(n)` and `sample(n)` leave out cases of a parametrized test in quick and push
+runs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def chosen_tier(config: pytest.Config) -> Tier:
 
 
 def first_tier(marks: Iterable[pytest.Mark]) -> Tier:
-    """Return the first tier that runs a test with these marks, without regard to `cover`."""
+    """Return the first tier that runs a test with these marks, without regard to left-out cases."""
     names = {mark.name for mark in marks}
     return Tier.NIGHT if "night" in names else Tier.PUSH if "push" in names else Tier.EDIT
 
@@ -93,16 +94,19 @@ def selected(items: Sequence[pytest.Item], tier: Tier, changed: Iterable[str] = 
 
 
 def left_out_cases(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases that `cover` leaves out of quick and push runs."""
-    functions: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    """Return the cases that `cover` and `sample` leave out of quick and push runs."""
+    functions: dict[tuple[str, str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("cover")
+        mark = item.get_closest_marker("cover") or item.get_closest_marker("sample")
         if mark and isinstance(item, pytest.Function):
-            functions[item.nodeid.split("[")[0], mark.args[0]].append(item)
+            functions[item.nodeid.split("[")[0], mark.name, mark.args[0]].append(item)
     left_out: set[pytest.Item] = set()
-    for (_, strength), cases in functions.items():
-        chosen = covering([factors(case.callspec.params) for case in cases], strength)
-        left_out.update(case for number, case in enumerate(cases) if number not in chosen)
+    for (_, name, number), cases in functions.items():
+        if name == "cover":
+            chosen = covering([factors(case.callspec.params) for case in cases], number)
+        else:
+            chosen = set(Random(0).sample(range(len(cases)), min(number, len(cases))))
+        left_out.update(case for place, case in enumerate(cases) if place not in chosen)
     return left_out
 
 

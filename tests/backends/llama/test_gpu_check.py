@@ -65,7 +65,7 @@ def test_a_build_that_dies_when_it_is_loaded_is_named_with_its_signal(
     assert tried().failure == "llama.cpp died while starting: SIGILL"
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize(("where", "doing"), [("when_imported", "starting"), ("when_decoding", "multiplying")])
 def test_a_build_that_hangs_is_given_up(
     where: str, doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

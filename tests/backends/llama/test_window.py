@@ -84,7 +84,7 @@ def test_the_cache_takes_what_was_forecast(window_path: Path, context_size: int,
     assert forecast == pytest.approx(backend.info.kv_bytes, rel=0.01)
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_copy_reaches_back_as_far_as_a_whole_window_is_left(window_path: Path) -> None:
     backend = opened(window_path)
     tokens = some_tokens(LENGTH)

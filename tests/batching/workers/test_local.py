@@ -71,6 +71,7 @@ def test_models_that_can_fill_gaps_do(tokens: tuple[str, ...], status: int, tmp_
     asyncio.run(run())
 
 
+@pytest.mark.night
 def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")
@@ -93,6 +94,7 @@ def test_a_killed_engine_is_not_noticed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.night
 def test_a_closed_worker_is_lost(tmp_path: Path) -> None:
     async def run() -> None:
         local = worker(scripted_model(tmp_path, step_seconds=0.1))

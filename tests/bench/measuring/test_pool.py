@@ -116,7 +116,7 @@ def test_an_engine_has_room_for_all_that_it_will_be_asked(three: list[BenchTarge
     assert rooms([configuration_of(three[1], chats(2)[0])])[three[1]].context_size == 4096
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_context_longer_than_the_model_was_trained_for_is_told_once(tmp_path: Path) -> None:
     notes = Notes()
     target = target_of(tmp_path, train_context=12)

@@ -159,7 +159,7 @@ def test_a_round_that_would_end_too_late_does_not_begin(tmp_path: Path) -> None:
     assert notes.said == []
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_measuring_the_machine_does_not_make_rounds_look_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first measurement starts a process, which takes a second on a busy machine."""
 
@@ -275,7 +275,7 @@ def test_a_target_that_cannot_be_opened_is_a_failure_with_its_reason(tmp_path: P
     assert "gone.json" in str(outcome.trials[0].failure)
 
 
-@pytest.mark.push
+@pytest.mark.night
 @pytest.mark.parametrize("step_seconds", [0.0, 0.3])
 def test_a_turn_is_long_enough_to_be_told_from_noise(tmp_path: Path, step_seconds: float) -> None:
     target = target_of(tmp_path, step_seconds=step_seconds)

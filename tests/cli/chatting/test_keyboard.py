@@ -301,6 +301,7 @@ def test_enter_sends_a_draft_as_it_is(prompt: Prompt) -> None:
     assert "Enter sends it" not in prompt.look()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("keys", "sent"),
     [

@@ -177,7 +177,7 @@ for end in range(100, 4001, 100):
 """
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_a_killed_writer_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("needs POSIX signals")

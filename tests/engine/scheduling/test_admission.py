@@ -81,7 +81,7 @@ def test_the_count_of_generated_tokens_never_falls() -> None:
     assert status.preemptions > 0
 
 
-@pytest.mark.push
+@pytest.mark.night
 def test_other_threads_may_queue_requests_during_steps() -> None:
     backend = ScriptedBackend(None, max_sequences=2, context_size=64)
     engine = Engine(backend, rows_per_step=8)

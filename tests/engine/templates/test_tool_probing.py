@@ -35,6 +35,7 @@ def test_every_template_is_in_the_table() -> None:
     assert sorted(EXPECTED) == TEMPLATES
 
 
+@pytest.mark.sample(20)
 @pytest.mark.push
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - DIFFERENT.keys()))
 def test_the_format_is_the_one_llama_cpp_finds(name: str) -> None:

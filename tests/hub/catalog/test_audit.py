@@ -163,6 +163,7 @@ def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) 
     assert run(path, "--all", "fine:2b").stdout.startswith("fine:2b-q8_0 ")
 
 
+@pytest.mark.night
 def test_the_script_completes_the_file(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)

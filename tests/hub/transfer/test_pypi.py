@@ -122,6 +122,7 @@ def test_a_wheel_whose_directory_lies_about_a_size_is_unpacked_no_further(index:
     assert left_over() == []
 
 
+@pytest.mark.night
 def test_a_flipped_byte_in_the_packed_data_is_an_integrity_error(index: Path, said: Said) -> None:
     packed = wheel(index, compression=zipfile.ZIP_DEFLATED)
     content = bytearray(packed.read_bytes())
@@ -139,6 +140,7 @@ def test_a_package_that_is_not_in_the_index_is_what_pip_says_in_one_line(said: S
     assert left_over() == []
 
 
+@pytest.mark.night
 def test_an_index_that_cannot_be_reached_is_not_called_a_missing_version(
     said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def test_an_interruption_while_pip_works_leaves_nothing(monkeypatch: pytest.Monk
     assert left_over() == []
 
 
+@pytest.mark.night
 def test_another_process_is_waited_for_with_a_line(index: Path, said: Said) -> None:
     wheel(index)
     with held_for(paths.lock_file(SHA256), 0.2):

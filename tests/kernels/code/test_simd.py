@@ -125,7 +125,7 @@ def hard_sums() -> list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[
     return [tuple(map(np.ascontiguousarray, one)) for one in (ordinary, middles, subnormal, edges, anything)]  # type: ignore[misc]
 
 
-@pytest.mark.push
+@pytest.mark.night
 @EVERY_LEVEL
 def test_multiply_adds_round_once(level: str) -> None:
     for a, b, c in hard_sums():

@@ -98,6 +98,7 @@ def test_the_last_answer_can_be_regenerated(chromium: Browser) -> None:
         assert page.texts(".reply") == ["Answer 0", "Answer 2"]
 
 
+@pytest.mark.night
 def test_the_last_question_can_be_edited(chromium: Browser) -> None:
     with serving(FakeModel(numbered)) as server:
         page = open_chat(chromium, server)
@@ -211,6 +212,7 @@ def test_the_model_can_be_chosen(chromium: Browser) -> None:
         page.wait_for("$('model').value === 'other'")
 
 
+@pytest.mark.night
 def test_the_list_of_models_is_kept_up_to_date(chromium: Browser) -> None:
     options = "String([...$('model').options].map((one) => one.text))"
     with serving() as server:

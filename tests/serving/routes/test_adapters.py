@@ -55,6 +55,7 @@ def test_the_name_of_an_adapter_is_a_model(server: Served) -> None:
     assert text_of(server, lora=[]) not in (text_of(server, model="first"), text_of(server, model="two"))
 
 
+@pytest.mark.night
 def test_presets_choose_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapters of all presets of a model are loaded, and only the requests of a preset use its own."""
     script = tmp_path / "noise.json"
