@@ -41,6 +41,7 @@ def another(path: Path, number: int) -> Path:
 # Valid sets of shards
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("small_first", [False, True])
 def test_a_model_split_by_gguf_py_has_the_metadata_and_the_bytes_of_the_whole(
     whole: Path, tmp_path: Path, small_first: bool

@@ -73,6 +73,7 @@ def test_the_text_of_a_stream_is_that_of_the_whole(server: Served) -> None:
     assert streamed == server.post(COMPLETIONS, **fields)["choices"][0]["text"]
 
 
+@pytest.mark.push
 def test_seeds_decide_at_any_load(server: Served) -> None:
     def ask(seed: int) -> str:
         return str(server.post(COMPLETIONS, prompt="abc", **NOISE, seed=seed)["choices"][0]["text"])

@@ -73,6 +73,7 @@ def test_the_count_is_that_of_the_message(server: Served) -> None:
     assert again["cache_read_input_tokens"] > again["input_tokens"] > 0
 
 
+@pytest.mark.push
 def test_prompts_that_are_too_long_are_counted_but_not_answered(server: Served) -> None:
     assert server.post(COUNT, **asking("x" * 300))["input_tokens"] > 300
     status, _, received = server.call("POST", MESSAGES, asking("x" * 300))

@@ -94,6 +94,7 @@ def test_formats_are_enforced(tools: Served) -> None:
         assert keys is None or [*found] == keys
 
 
+@pytest.mark.push
 def test_seeds_repeat_an_answer_in_both_apis(tools: Served) -> None:
     noise = {"temperature": 5.0, "top_k": 0, "top_p": 1, "min_p": 0}
     whole = tools.post(CHAT, messages=asking("Noise?"), stream=False, options={**noise, "num_predict": 12})

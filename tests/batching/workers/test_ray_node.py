@@ -18,6 +18,8 @@ from llmrun.batching.workers.ray_node import RayNode
 from llmrun.engine.isolation.frames import encoded
 from llmrun.errors import LlmrunError, ModelFileError, UsageError
 
+pytestmark = pytest.mark.push
+
 GREETING = {"version": __version__, "auth_mode": "token"}
 Answers = Mapping[str, Any]  # by methods: a pair of a kind and a value, an error, or None for silence
 
@@ -81,7 +83,6 @@ def test_a_node_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         opened(answers, monkeypatch, needs_token=True)
 
 
-@pytest.mark.push
 def test_a_node_that_never_starts_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerLost, match=r"have not become free within 0\.5 s"):
         opened({}, monkeypatch)

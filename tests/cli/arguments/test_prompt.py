@@ -107,6 +107,7 @@ def test_a_prompt_with_a_nul_byte_is_a_prompt() -> None:
     assert (done.stdout, done.stderr, done.returncode) == (b"You said: a\0b\n", b"", 0)
 
 
+@pytest.mark.push
 def test_bytes_that_are_no_text_in_an_argument_are_refused() -> None:
     done = scripted(b"caf\xe9")
     assert done.stderr == b"error: prompt: not UTF-8: byte 0xe9 after 3 characters\n"

@@ -30,6 +30,8 @@ from tests.support.constraint.hostile_grammars import (
 from tests.support.constraint.matchers import accepts, byte_tokenizer, checked_schema, matcher, schema_grammar
 from tests.support.tiers import examples
 
+pytestmark = pytest.mark.push
+
 ENOUGH_S = 2.0  # CPU time of the compiler and its process is limited to 1.2 s
 
 
@@ -86,7 +88,6 @@ def test_a_hostile_regex_is_refused_in_one_line(name: str, process: ConstraintPr
     assert_one_line(refusal_of_text(REGEXES[name], regex_grammar, process))
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("name", HARMLESS_SCHEMAS)
 def test_a_large_but_simple_schema_compiles(name: str, process: ConstraintProcess) -> None:
     assert refusal_of_schema(HARMLESS_SCHEMAS[name], process) is None
@@ -103,7 +104,6 @@ def test_a_simple_regex_compiles(name: str, process: ConstraintProcess) -> None:
     assert refusal_of_text(HARMLESS_REGEXES[name], regex_grammar, process) is None
 
 
-@pytest.mark.push
 def test_what_the_trial_accepts_fits_the_stack_here(process: ConstraintProcess) -> None:
     """Find the longest chain that the trial accepts, and compile one of four times the length."""
 
@@ -231,7 +231,6 @@ KEYWORDS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.push
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("name", KEYWORDS)
 def test_no_keyword_is_ignored_in_silence(name: str, draft: str, process: ConstraintProcess) -> None:
@@ -292,7 +291,6 @@ def test_any_json_compiles_or_is_refused_in_one_line(value: object) -> None:
         assert_one_line(said)
 
 
-@pytest.mark.push
 @settings(max_examples=examples(200), deadline=10_000)
 @given(st.text(max_size=40) | st.text(alphabet='start: "a|()[]{}*+?~&/%-><\n0', max_size=60))
 def test_any_text_is_a_grammar_or_refused_in_one_line(text: str) -> None:

@@ -75,6 +75,7 @@ def test_the_process_finds_the_same_format(name: str) -> None:
     assert PROCESS.abilities(source_of(name)).tools == tools_of(name)
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("name", WITH_FORMATS)
 def test_a_format_survives_json(name: str) -> None:
     assert ToolAbilities.from_json(asdict(tools_of(name))) == tools_of(name)

@@ -26,6 +26,7 @@ def known_style(
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 THINKING = [path for path in TEMPLATES if known_style(path.read_text(), ScriptedTokenizer())]
 names = pytest.mark.parametrize("path", THINKING, ids=lambda path: path.stem)
+pytestmark = pytest.mark.push
 
 
 def thinking(source: str) -> ModelThinking:
@@ -49,7 +50,6 @@ def test_the_table_says_what_the_template_does_when_it_is_tried(path: Path) -> N
     assert not tags.answer_closing or tags.answer_closing in style.trailers
 
 
-@pytest.mark.push
 @names
 def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
     source = path.read_text()

@@ -246,6 +246,6 @@ def test_the_end_token_is_not_part_of_a_call(sizes: tuple[int, ...]) -> None:
     tokenizer = ScriptedTokenizer()
     spelling = spelled_tools(found, Placeholders(tokenizer), tokenizer.end_of_generation)
     text = '<TOOLCALL>[{"name": "get", "arguments": {"days": 2}}, {"name": "now", "arguments": {}}]</TOOLCALL>'
-    answer = parsed(Case("", spelling, tokenizer), TOOLS, text + "\n", sizes)
+    answer = parsed(Case("", lambda: (spelling, tokenizer)), TOOLS, text + "\n", sizes)
     assert calls(answer) == [("get", {"days": 2}), ("now", {})]
     assert (answer.text, answer.broken) == ("", [])

@@ -153,6 +153,7 @@ def test_invalid_messages_are_refused(messages: Any, param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
 def test_many_messages_take_linear_time(role: str) -> None:
     """They took minutes."""

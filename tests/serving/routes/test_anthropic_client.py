@@ -15,6 +15,8 @@ from llmrun.serving.options import ServingOptions
 from tests.support.serving.fake_model import HOLD, FakeModel, text
 from tests.support.serving.servers import RunningServer, serving
 
+pytestmark = pytest.mark.push
+
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "Hello"}]
 ASKED: Any = {"model": "fake", "max_tokens": 5, "messages": MESSAGES}
 

@@ -166,6 +166,7 @@ def test_streams_have_valid_events_and_a_final_response(server: Served) -> None:
     assert checked(events[-1]["response"])["output"][0]["content"][0]["text"] == "Hello there, you!"
 
 
+@pytest.mark.push
 @pytest.mark.parametrize("choice", ["auto", {"type": "function", "name": "get_weather"}])
 def test_tools_are_called(server: Served, choice: Any) -> None:
     fields = {"tools": [WEATHER], "tool_choice": choice, "temperature": 0}

@@ -161,6 +161,7 @@ def test_a_client_that_leaves_cancels_the_answer() -> None:
         model.wait_for("cancelled")
 
 
+@pytest.mark.push
 @pytest.mark.parametrize(("n_words", "thread"), [(3, "same"), (1000, "other")])
 def test_the_end_of_a_long_stream_is_written_off_the_loop(
     n_words: int, thread: str, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,8 @@ that ran its `autoparser::analyze_template` on each template. For templates that
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 
 from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS, ScriptedTokenizer
@@ -36,13 +36,24 @@ WITH_FORMATS = [name for name in TEMPLATES if (EXPECTED[name][0] == "-") == (nam
 _CONTROL = re.compile(r"<[|｜][\w▁ .\":-]+[|｜]>|\[/?[A-Z_]{3,}\]|</?tool_call>|\]<\]minimax\[>\[")
 
 
-@dataclass(frozen=True)
 class Case:
-    """A format as spelled in a vocabulary."""
+    """A format as spelled in a vocabulary. Both are made on first use, because probing a template takes 0.1 s."""
 
-    name: str
-    spelling: ToolSpelling
-    tokenizer: ScriptedTokenizer
+    def __init__(self, name: str, make: Callable[[], tuple[ToolSpelling, ScriptedTokenizer]]) -> None:
+        self.name = name
+        self._make = make
+
+    @cached_property
+    def _made(self) -> tuple[ToolSpelling, ScriptedTokenizer]:
+        return self._make()
+
+    @property
+    def spelling(self) -> ToolSpelling:
+        return self._made[0]
+
+    @property
+    def tokenizer(self) -> ScriptedTokenizer:
+        return self._made[1]
 
     @property
     def format(self) -> ToolCallFormat:
@@ -58,16 +69,23 @@ def tools_of(name: str) -> ToolAbilities:
     return probe(source_of(name)).tools
 
 
-def case_of(found: ToolCallFormat, name: str = "", controls: tuple[str, ...] = ()) -> Case:
-    """Return a case for a format in a vocabulary with these control tokens."""
-    tokenizer = ScriptedTokenizer(more_control_tokens=[text for text in controls if text not in CONTROL_TOKENS])
-    return Case(name, spelled_tools(found, Placeholders(tokenizer)), tokenizer)
+def case_of(found: ToolCallFormat) -> Case:
+    """Return a case for a format in a vocabulary without control tokens of its own."""
+    return Case("", lambda: _spelled(found, ()))
 
 
 @cache
 def real_case(name: str, control: bool = True) -> Case:
     """Return a template's format in a vocabulary with the control tokens of the template, or with none of them."""
-    found = tools_of(name).tool_format
-    assert found is not None
-    controls = tuple(sorted(set(_CONTROL.findall(source_of(name))))) if control else ()
-    return case_of(found, name, controls)
+
+    def make() -> tuple[ToolSpelling, ScriptedTokenizer]:
+        found = tools_of(name).tool_format
+        assert found is not None
+        return _spelled(found, sorted(set(_CONTROL.findall(source_of(name)))) if control else ())
+
+    return Case(name, make)
+
+
+def _spelled(found: ToolCallFormat, controls: Sequence[str]) -> tuple[ToolSpelling, ScriptedTokenizer]:
+    tokenizer = ScriptedTokenizer(more_control_tokens=[text for text in controls if text not in CONTROL_TOKENS])
+    return spelled_tools(found, Placeholders(tokenizer)), tokenizer
