@@ -62,7 +62,7 @@ def test_forks_and_processes_do_the_same_on_a_terminal(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("is_enabled", [True, False], ids=["fork", "process"])
 def test_a_terminal_that_is_closed_ends_a_chat(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
-    """The terminal is the controlling terminal of a fork too, so closing it sends SIGHUP or ends the input."""
+    """Closing the terminal sends SIGHUP to a fork too, unless the fork sees the end of its input first."""
     monkeypatch.setattr(forking, "is_enabled", is_enabled)
     process = on_terminal("chat", "--backend", "scripted")
     process.expect_exact("/help")

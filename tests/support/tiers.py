@@ -59,7 +59,7 @@ def chosen_tier(config: pytest.Config) -> Tier:
 
 
 def first_tier(marks: Iterable[pytest.Mark]) -> Tier:
-    """Return the first tier that runs a test with these marks, without regard to left-out cases."""
+    """Return the first tier that runs a test with these marks, without regard to `cover` and `sample`."""
     names = {mark.name for mark in marks}
     return Tier.NIGHT if "night" in names else Tier.PUSH if "push" in names else Tier.EDIT
 
@@ -69,7 +69,7 @@ def leaves_out(tier: Tier, source: str) -> bool:
 
     A list of marks is seen only if it is in one line. Otherwise, the file is imported for nothing.
     """
-    later = [name for name in ("push", "night") if first_tier([getattr(pytest.mark, name).mark]) > tier]
+    later = [name for name in ("push", "night") if Tier[name.upper()] > tier]
     marks = "|".join((*later, *ELSEWHERE))
     return re.search(rf"^pytestmark = .*\bpytest\.mark\.({marks})\b", source, re.MULTILINE) is not None
 
@@ -97,16 +97,16 @@ def left_out_cases(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """Return the cases that `cover` and `sample` leave out of quick and push runs."""
     functions: dict[tuple[str, str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("cover") or item.get_closest_marker("sample")
+        mark = item.get_closest_marker("cover") or item.get_closest_marker("sample")  # not both
         if mark and isinstance(item, pytest.Function):
             functions[item.nodeid.split("[")[0], mark.name, mark.args[0]].append(item)
     left_out: set[pytest.Item] = set()
-    for (_, name, number), cases in functions.items():
+    for (_, name, argument), cases in functions.items():
         if name == "cover":
-            chosen = covering([factors(case.callspec.params) for case in cases], number)
+            chosen = covering([factors(case.callspec.params) for case in cases], argument)
         else:
-            chosen = set(Random(0).sample(range(len(cases)), min(number, len(cases))))
-        left_out.update(case for place, case in enumerate(cases) if place not in chosen)
+            chosen = set(Random(0).sample(range(len(cases)), min(argument, len(cases))))
+        left_out.update(case for number, case in enumerate(cases) if number not in chosen)
     return left_out
 
 
@@ -123,8 +123,8 @@ def covering(cases: Sequence[Mapping[str, str]], strength: int) -> set[int]:
     """Return the numbers of few cases that together contain each combination of `strength` values that occurs.
 
     This is the greedy algorithm: each step takes the case with the most new combinations. The counts of waiting cases
-    only fall, so a case whose count is up to date when it reaches the top of the heap is best. Among several, a random
-    number decides, because otherwise nearly all cases would have the first value of the first parameter.
+    only fall, so a case whose count is up to date when it reaches the top of the heap is best. Ties are broken at
+    random. Otherwise, nearly all cases would have the first value of the first parameter.
     """
     random = Random(0)
     combinations = [set(itertools.combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]

@@ -21,7 +21,7 @@ from llmrun.cli.answers.report import (
     waiting_words,
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
-from llmrun.cli.console.control_echo import hide_control_echo
+from llmrun.cli.console.control_echo import discard_input, keep_output_at_ctrl_c
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.ending_signals import TERMINATING
@@ -137,15 +137,17 @@ def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
         if received:
             os._exit(128 + number)
         received.append(number)
-        show_control_echo()  # a second signal ends the process without cleaning up
+        restore_terminal()  # a second signal ends the process without cleaning up
+        if number == signal.SIGINT:
+            discard_input()
         cancel()
 
     heeded = [number for number in (signal.SIGINT, *TERMINATING) if signal.getsignal(number) != signal.SIG_IGN]
-    show_control_echo = hide_control_echo()
+    restore_terminal = keep_output_at_ctrl_c()
     before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
         yield received
     finally:
-        show_control_echo()
+        restore_terminal()
         for number, handler in before.items():
             signal.signal(number, handler)

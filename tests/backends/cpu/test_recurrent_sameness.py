@@ -151,7 +151,7 @@ def test_the_longest_draft_can_be_rejected_entirely(folder: Path, name: str) -> 
             assert backend.kv.truncate(0, at + 1) == at + 1
 
 
-@pytest.mark.cover(1)
+@pytest.mark.sample(2)
 @HYBRIDS
 def test_the_end_of_a_prompt_can_be_cut(folder: Path, name: str) -> None:
     """The next turn of a chat often differs in the last tokens of the prompt. At most 32 tokens are computed again."""

@@ -33,13 +33,13 @@ def llmrun(
         capture_output=True,
         check=False,
         cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), **env},
+        env=env if cwd == ROOT else {"PYTHONPATH": str(ROOT), **env},
         timeout=TIMEOUT_S,
     )
 
 
 def _can_fork(arguments: Sequence[str | bytes], env: Mapping[str, str]) -> bool:
-    """Return whether a run can be forked. Python reads some variables only at its start, so they must not differ."""
+    """Return whether a run can be forked. Variables that Python reads only at its start must be this process's."""
     return (
         forking.is_enabled
         and _read_at_start(env) == _read_at_start(os.environ)
@@ -81,7 +81,7 @@ def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> pexp
 def module_on_terminal(
     module: str, *arguments: str, columns: int, env: Mapping[str, str], cwd: Path = ROOT, encoding: str | None = None
 ) -> pexpect.spawn[Any]:
-    """Start `python -m MODULE` in the same way."""
+    """Start `python -m MODULE`, or a fork that calls its `main()`, on a terminal. Skips the test on Windows."""
     if sys.platform == "win32":
         pytest.skip("needs a POSIX terminal")
     from tests.support.cli.forked_terminal import ForkedSpawn

@@ -15,7 +15,7 @@ from tests.support.cli import forking
 
 
 class _ForkedTerminal(ptyprocess.PtyProcess):  # type: ignore[misc]  # it has no types
-    """The terminal of a forked run. Waiting needs other code, because the run is not a child of this process."""
+    """The terminal of a forked run. It waits through `ForkedProcess`, because the run is not a child."""
 
     def __init__(self, process: forking.ForkedProcess, descriptor: int) -> None:
         super().__init__(process.pid, descriptor)

@@ -1,8 +1,8 @@
 """Run `llmrun` without waiting for imports: a server process imports all modules once and forks for each run.
 
-A run behaves like a newly started process, with its own streams, environment, folder and exit code, but begins after
-some milliseconds instead of half a second. The processes in which runs render chat templates are forked as well, from a
-second server.
+A run behaves like a newly started process, with its own streams, environment, working directory and exit code, but
+begins after some milliseconds instead of half a second. The processes in which runs render chat templates are forked as
+well, from a second server.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ _FLUSH_FAILED = 120  # Python's exit code if the last output cannot be written
 
 
 class ForkedProcess:
-    """A process that a server has forked, with the methods of `subprocess.Popen` that are needed.
+    """A process that a server has forked, with the methods of `subprocess.Popen` that tests and `IsolatedProcess` call.
 
     The process is not a child of this one, so its exit code arrives through a pipe.
     """
@@ -48,21 +49,29 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._report = report
+        self._waiting = threading.Lock()
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
-            self.wait()
+        if self.returncode is None and self._waiting.acquire(blocking=False):
+            try:
+                has_ended = bool(select.select([self._report], [], [], 0)[0])
+            finally:
+                self._waiting.release()
+            if has_ended:
+                self.wait()
         return self.returncode
 
     def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = int(self._report.read())
-            self._report.close()
+        with self._waiting:
+            if self.returncode is None:
+                with self._report:
+                    self.returncode = int(self._report.read())
         return self.returncode
 
     def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, but not been reported
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def run(
@@ -71,16 +80,17 @@ def run(
     """Run `llmrun`, with pipes for all three streams, like `subprocess.run`."""
     words = [os.fsdecode(argument) for argument in arguments]
     (to_stdin, their_stdin), (stdout, their_stdout), (stderr, their_stderr) = _pipe("wb"), _pipe("rb"), _pipe("rb")
+    end = time.monotonic() + timeout
     process = _forked(_run_server(), _request(["llmrun", *words], env, cwd), their_stdin, their_stdout, their_stderr)
     with ThreadPoolExecutor() as pool:
         feeding = pool.submit(_feed, to_stdin, stdin)
         reading = [pool.submit(file.read) for file in (stdout, stderr)]
         ending = pool.submit(process.wait)
         try:
-            output, errors = (done.result(timeout) for done in reading)
-            code = ending.result(timeout)
+            output, errors = (done.result(end - time.monotonic()) for done in reading)
+            code = ending.result(end - time.monotonic())
         except Late:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             raise subprocess.TimeoutExpired(words, timeout) from None
         feeding.result()
     stdout.close()
@@ -116,7 +126,7 @@ def _pipe(mode: str) -> tuple[IO[bytes], int]:
 
 
 def _forked(server: socket.socket, request: Mapping[str, Any], *streams: int) -> ForkedProcess:
-    """Let a server fork a process whose standard streams are these three descriptors, and close them here."""
+    """Make a server fork a process with these descriptors as its standard streams. Closes them in this process."""
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
     report, theirs = _pipe("rb")
@@ -135,20 +145,23 @@ def _feed(file: IO[bytes], data: bytes) -> None:
 @functools.cache
 def _run_server() -> socket.socket:
     """Start the server of runs, once for each process that runs tests."""
-    return _started([sys.executable, "-c", _program("serve_runs")])
+    return _started([sys.executable, "-c", _program("serve_runs")], os.environ)
 
 
 @functools.cache
 def _template_server() -> socket.socket:
-    """Start the server of template processes, in a Python that is as isolated as theirs. All runs share it."""
-    return _started([sys.executable, "-I", "-S", "-c", _program("serve_template_processes")])
+    """Start the server of template processes, with the options and the environment of an isolated process."""
+    from llmrun import child_processes
+
+    command = [sys.executable, "-I", "-S", "-c", _program("serve_template_processes")]
+    return _started(command, child_processes.isolated_environment())
 
 
 def _program(function: str) -> str:
     return f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import {function}; {function}(int(sys.argv[1]))"
 
 
-def _started(command: Sequence[str]) -> socket.socket:
+def _started(command: Sequence[str], env: Mapping[str, str]) -> socket.socket:
     """Start a server, which ends when the returned socket is closed."""
     if sys.platform != "linux":
         raise NotImplementedError(sys.platform)
@@ -157,6 +170,7 @@ def _started(command: Sequence[str]) -> socket.socket:
     subprocess.Popen(
         [*command, str(theirs.fileno()), *folders],
         cwd=ROOT,
+        env=env,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -178,11 +192,12 @@ def serve_runs(requests: int) -> None:
             importlib.import_module(module.name)
     _fork_template_processes()
     gc.freeze()  # otherwise, the collector of each run would copy the pages that all runs share
-    _run(_forked_for_request(socket.socket(fileno=requests)))
+    _become_run(_forked_for_request(socket.socket(fileno=requests)))
 
 
 def serve_template_processes(requests: int) -> None:
     """Import what templates need, and fork."""
+    from llmrun.engine.templates import probing  # noqa: F401  the worker imports it on first use
     from llmrun.engine.templates.worker import main
 
     gc.freeze()
@@ -256,7 +271,7 @@ def _split(report: int, descriptors: Sequence[int]) -> None:
 _streams: list[TextIO] = []  # kept until the end, as Python keeps its own first streams, because `main` replaces them
 
 
-def _run(request: Mapping[str, Any]) -> None:
+def _become_run(request: Mapping[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -271,15 +286,16 @@ def _run(request: Mapping[str, Any]) -> None:
 
 
 def _exit_after(main: Callable[[], object]) -> NoReturn:
-    """Call `main` and end the process as Python does, except that modules stay in memory.
+    """Call `main`, and end the process without Python's finalization.
 
-    Clearing them would copy all pages that the runs share, and cost more than most runs.
+    Finalization would copy all pages that the runs share, and cost more than most runs. Faults in finalizers and in the
+    exit handlers of libraries are therefore found only at night.
     """
     code = 0
     try:
         main()
     except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else 0
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BaseException:  # noqa: BLE001  as in any Python program
         traceback.print_exc()
         code = 1

@@ -1,6 +1,7 @@
 """Bodies, answers and official models for tests of Anthropic's API.
 
-The official client is imported where it is used, because that takes seconds in each process that collects tests.
+The official client is imported where it is used, because importing it takes seconds in each process that collects
+tests.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _CONTROL = re.compile(r"<[|｜][\w▁ .\":-]+[|｜]>|\[/?[A-Z_]{3,}\]|</?tool_ca
 
 
 class Case:
-    """A format as spelled in a vocabulary. Both are made on first use, because probing a template takes 0.1 s."""
+    """A format as spelled in a vocabulary. It is made on first use, because probing a template takes 0.1 s."""
 
     def __init__(self, name: str, make: Callable[[], tuple[ToolSpelling, ScriptedTokenizer]]) -> None:
         self.name = name
