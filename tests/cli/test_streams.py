@@ -13,7 +13,7 @@ import pexpect
 import pytest
 
 from tests.support.cli import forking
-from tests.support.cli.commands import LLMRUN, ROOT, on_terminal, screen_of, script_file, scripted, shell
+from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S, on_terminal, screen_of, script_file, scripted, shell
 
 pytestmark = pytest.mark.push
 
@@ -257,6 +257,21 @@ def test_ctrl_c_discards_no_output_of_a_slow_terminal(tmp_path: Path) -> None:
     assert process.exitstatus == 130
     assert len(rest) > 4000
     assert rest in LONG * 20
+
+
+def test_ctrl_c_discards_what_was_typed(tmp_path: Path) -> None:
+    """A line typed during the answer must not become the next command of a shell."""
+    if sys.platform == "win32":
+        pytest.skip("needs a POSIX terminal")
+    command = f"{' '.join(LLMRUN)} generate --backend scripted -q -m {slow_script(tmp_path)} hello"
+    program = f"stty -echo; {command}; read -t 1 line; echo the next line: $line."
+    process = pexpect.spawn("bash", ["-c", program], cwd=str(ROOT), timeout=TIMEOUT_S)
+    process.expect_exact("abcdefghij")
+    process.send("rm\r")
+    time.sleep(0.2)
+    process.sendintr()
+    process.expect_exact("the next line: .")
+    process.close()
 
 
 def test_ctrl_c_in_json_still_gives_the_body(tmp_path: Path) -> None:

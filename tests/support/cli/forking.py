@@ -220,6 +220,8 @@ def _fork_template_processes() -> None:
 
 def _forked_for_request(requests: socket.socket) -> dict[str, Any]:
     """Fork for each request, and return in the child with the request, after replacing its standard streams."""
+    if sys.platform != "linux":
+        raise NotImplementedError(sys.platform)
     import fcntl
     import termios
 
