@@ -69,6 +69,8 @@ class ForkedProcess:
         return self.returncode
 
     def kill(self) -> None:
+        if sys.platform != "linux":
+            raise NotImplementedError(sys.platform)
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended, but not been reported
                 os.kill(self.pid, signal.SIGKILL)
