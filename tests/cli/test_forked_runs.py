@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import forking
-from tests.support.cli.commands import llmrun, on_terminal, screen_of, script_file
+from tests.support.cli.commands import llmrun, screen_of, script_file
 
 pytestmark = pytest.mark.push
 
@@ -58,16 +58,6 @@ def test_forks_and_processes_do_the_same_on_a_terminal(monkeypatch: pytest.Monke
         screens.append(screen_of("generate", "--backend", "scripted", "-q", "--nope", columns=50))
     assert screens[0] == screens[1]
     assert screens[0][1] == 2
-
-
-@pytest.mark.parametrize("is_enabled", [True, False], ids=["fork", "process"])
-def test_a_terminal_that_is_closed_ends_a_chat(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
-    """Closing the terminal sends SIGHUP to a fork too, unless the fork sees the end of its input first."""
-    monkeypatch.setattr(forking, "is_enabled", is_enabled)
-    process = on_terminal("chat", "--backend", "scripted")
-    process.expect_exact("/help")
-    process.ptyproc.fileobj.close()
-    assert process.wait() in {1, 129}
 
 
 def test_a_fork_that_hangs_is_killed(tmp_path: Path) -> None:

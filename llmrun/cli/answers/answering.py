@@ -21,7 +21,7 @@ from llmrun.cli.answers.report import (
     waiting_words,
 )
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
-from llmrun.cli.console.control_echo import discard_input, keep_output_at_ctrl_c
+from llmrun.cli.console.control_echo import discard_typed_input, keep_output_at_ctrl_c
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.ending_signals import TERMINATING
@@ -139,7 +139,7 @@ def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
         received.append(number)
         restore_terminal()  # a second signal ends the process without cleaning up
         if number == signal.SIGINT:
-            discard_input()
+            discard_typed_input()
         cancel()
 
     heeded = [number for number in (signal.SIGINT, *TERMINATING) if signal.getsignal(number) != signal.SIG_IGN]

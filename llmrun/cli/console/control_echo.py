@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from llmrun.cli.console.terminal import discard_input
+
 _LOCAL = 3  # index into the list returned by tcgetattr
 
 
@@ -27,9 +29,9 @@ def hide_control_echo() -> Callable[[], None]:
 
 
 def keep_output_at_ctrl_c() -> Callable[[], None]:
-    """Do the same, and stop the terminal from discarding output at Ctrl-C.
+    """Hide control characters too, and stop the terminal of stdin from discarding output at Ctrl-C.
 
-    The terminal then keeps typed input too, so the program's handler of SIGINT should call `discard_input`.
+    The terminal then keeps typed input as well, so a handler of SIGINT should call `discard_typed_input`.
     """
     if sys.platform == "win32":
         return lambda: None
@@ -38,14 +40,10 @@ def keep_output_at_ctrl_c() -> Callable[[], None]:
     return _set_modes(termios.ECHOCTL | termios.NOFLSH, termios.NOFLSH)
 
 
-def discard_input() -> None:
+def discard_typed_input() -> None:
     """Discard what was typed on the terminal of stdin, as terminals do at Ctrl-C by default."""
-    if sys.platform == "win32" or not _owns_terminal():
-        return
-    import termios
-
-    with suppress(termios.error, OSError):
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    if _owns_terminal():
+        discard_input(sys.stdin.buffer)
 
 
 def _owns_terminal() -> bool:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import unicodedata
 from functools import lru_cache
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 # Text from a model, a file or a server may contain escape sequences that move the cursor, set the clipboard or type
 # input for the user. On a terminal, every control character except newline and tab is therefore replaced by its symbol
@@ -43,6 +43,19 @@ def visible_json(text: str) -> str:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether the stream is connected to a terminal."""
     return not stream.closed and stream.isatty()
+
+
+def discard_input(stream: BinaryIO) -> None:
+    """Discard what was typed on a terminal and has not been read."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        while msvcrt.kbhit():
+            msvcrt.getwch()
+    else:
+        import termios
+
+        termios.tcflush(stream.fileno(), termios.TCIFLUSH)
 
 
 def can_move_cursor(stream: TextIO) -> bool:

@@ -6,7 +6,7 @@ import sys
 from typing import BinaryIO
 
 from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import is_terminal
+from llmrun.cli.console.terminal import discard_input, is_terminal
 
 _LONGEST_LINE = 1000  # bytes
 
@@ -25,19 +25,7 @@ def ask(question: str, stream: BinaryIO | None = None) -> str | None:
         return None
     stream = stream or sys.stdin.buffer
     if stream.isatty():
-        _discard_typed_keys(stream)
+        discard_input(stream)
     out.prompt(question)
     line = stream.readline(_LONGEST_LINE)
     return line.decode(errors="replace").strip() if line else None
-
-
-def _discard_typed_keys(stream: BinaryIO) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        while msvcrt.kbhit():
-            msvcrt.getwch()
-    else:
-        import termios
-
-        termios.tcflush(stream.fileno(), termios.TCIFLUSH)
