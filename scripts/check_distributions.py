@@ -11,7 +11,7 @@ WHEEL = (
     "llmrun/__main__.py",
     "llmrun/models.toml",
     "llmrun/py.typed",
-    "llmrun/bench/html/page.html",
+    "llmrun/jobs/bench/html/page.html",
     "llmrun/cli/completing/llmrun.bash",
     "llmrun/cli/completing/llmrun.fish",
     "llmrun/cli/completing/llmrun.zsh",

@@ -22,15 +22,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llmrun.amounts import format_number, format_seconds
-from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, paired_ratio
-from llmrun.bench.serving.plan import ServingPlan
-from llmrun.bench.serving.probing import probed
-from llmrun.bench.serving.runs import measure_serving
-from llmrun.bench.serving.workloads import RequestMaker
-from llmrun.errors import LlmrunError, NetworkError
-from llmrun.remote.client import RemoteModel
-from llmrun.remote.url import parse_endpoint
+from llmrun.base.amounts import format_number, format_seconds
+from llmrun.base.errors import LlmrunError, NetworkError
+from llmrun.engine.remote.client import RemoteModel
+from llmrun.engine.remote.url import parse_endpoint
+from llmrun.jobs.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, paired_ratio
+from llmrun.jobs.bench.serving.plan import ServingPlan
+from llmrun.jobs.bench.serving.probing import probed
+from llmrun.jobs.bench.serving.runs import measure_serving
+from llmrun.jobs.bench.serving.workloads import RequestMaker
 
 START_S = 600.0
 STOP_S = 30.0

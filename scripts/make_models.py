@@ -23,8 +23,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llmrun.archs.parts.draft_head import DRAFTED_TOKENS  # noqa: E402
-from llmrun.gguf.reader import open_gguf  # noqa: E402
+from llmrun.formats.gguf.reader import open_gguf  # noqa: E402
+from llmrun.model.archs.parts.draft_head import DRAFTED_TOKENS  # noqa: E402
 from tests.support.gguf.gguf_files import CHATML, Tensor, write_gguf  # noqa: E402
 from tests.support.models.downloads import LLAMA_CPP_FOLDER, llama_cpp_source  # noqa: E402
 from tests.support.models.exact_head import ADDED  # noqa: E402

@@ -31,7 +31,7 @@ from llmrun.engine.constraint import answer as constrained  # noqa: E402
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat  # noqa: E402
 from llmrun.engine.engine import Engine  # noqa: E402
 from llmrun.engine.requests import ChatPrompt, Finished, Request, TextDelta, TextPrompt  # noqa: E402
-from llmrun.sampling_params import SamplingParams  # noqa: E402
+from llmrun.options.sampling_params import SamplingParams  # noqa: E402
 
 
 def record(**properties: Any) -> dict[str, Any]:

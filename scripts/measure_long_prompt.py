@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Finished, Request, TextDelta, TokenPrompt
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 SHORT, SHORT_ANSWER = 24, 8  # tokens
 ALONE = 60  # steps before the long prompt arrives

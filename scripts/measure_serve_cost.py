@@ -21,13 +21,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from llmrun.backends.base import OpenOptions
-from llmrun.bench.analysis.statistics import paired_ratio
-from llmrun.bench.serving.plan import ServingPlan
-from llmrun.bench.serving.runs import measure_serving
-from llmrun.bench.serving.workloads import RequestMaker
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
-from llmrun.sampling_params import SamplingParams
+from llmrun.jobs.bench.analysis.statistics import paired_ratio
+from llmrun.jobs.bench.serving.plan import ServingPlan
+from llmrun.jobs.bench.serving.runs import measure_serving
+from llmrun.jobs.bench.serving.workloads import RequestMaker
+from llmrun.options.sampling_params import SamplingParams
 from scripts.compare_servers import Quiet, serving
 
 

@@ -33,13 +33,13 @@ FOLDER = ROOT / ".tests-cache" / "faults"
 # Rooms of llmrun/, and the tests that show whether they work.
 TESTS = {
     "kernels": ("kernels", "backends/cpu"),
-    "plan": ("plan", "archs", "backends/cpu"),
-    "layouts": ("layouts", "quants", "kernels", "backends/cpu"),
-    "quants": ("quants", "quantizing", "gguf", "backends/cpu"),
+    "model/plan": ("model/plan", "model/archs", "backends/cpu"),
+    "formats/layouts": ("formats/layouts", "formats/quants", "kernels", "backends/cpu"),
+    "formats/quants": ("formats", "jobs/quantizing", "backends/cpu"),
     "backends/cpu": ("backends/cpu",),
-    "tokenizers": ("tokenizers",),
+    "model/tokenizers": ("model/tokenizers",),
     "engine": ("engine",),
-    "archs": ("archs",),
+    "model/archs": ("model/archs",),
 }
 TIERS = ("push (changed rooms ignored)", "push", "night")
 LIMIT_S = 2400  # for one run of the tests; a hang counts as found

@@ -18,10 +18,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llmrun.bench.measuring.results import samples_of  # noqa: E402
-from llmrun.bench.measuring.runner import Effort, Runner, Trial  # noqa: E402
-from llmrun.bench.measuring.sweep import BenchTarget, configurations  # noqa: E402
-from llmrun.bench.measuring.workload import synthetic  # noqa: E402
+from llmrun.jobs.bench.measuring.results import samples_of  # noqa: E402
+from llmrun.jobs.bench.measuring.runner import Effort, Runner, Trial  # noqa: E402
+from llmrun.jobs.bench.measuring.sweep import BenchTarget, configurations  # noqa: E402
+from llmrun.jobs.bench.measuring.workload import synthetic  # noqa: E402
 from scripts.compare_servers import Quiet  # noqa: E402
 
 RECORDING = ROOT / "tests" / "data" / "bench_timings.json"

@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if tier is Tier.EDIT:
         os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "quick")
         from llmrun.backends.engine_kernels import ENGINE_KERNELS
-        from llmrun.compiled.store import load_kernels
+        from llmrun.base.compiled.store import load_kernels
 
         load_kernels(ENGINE_KERNELS)  # compiling them takes a few seconds, once
         blocker = str(HERE / "support" / "no_compiling")

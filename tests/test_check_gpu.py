@@ -15,7 +15,7 @@ import pytest
 
 from llmrun.backends.llama import probe
 from llmrun.backends.llama.gpu_layers import layer_sizes
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.gpu_report import process_steps, steps

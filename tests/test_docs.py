@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.archs.registry import ARCHITECTURES, table
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.app import CLOSED_PIPE, INTERRUPTED, TERMINATED
 from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.prompting.template import parse_template
 from llmrun.cli.registry import aliases, load
-from llmrun.errors import LlmrunError
-from llmrun.settings import RULES
+from llmrun.model.archs.registry import ARCHITECTURES, table
+from llmrun.options.settings import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -136,7 +136,10 @@ EVERYTHING = {"edit": 1, "push": 1, "night": 1, "covered": 64, "sampled": 9}
 def test_changed_rooms_are_tested_as_at_night_until_a_night_run(copy: Path) -> None:
     found, said = run_suite(copy)
     assert found == EVERYTHING
-    assert "llmrun/kernels and llmrun/layouts and llmrun/plan and llmrun/quants changed since" in said
+    assert (
+        "llmrun/kernels and llmrun/formats/layouts and llmrun/model/plan and llmrun/formats/quants changed since"
+        in said
+    )
     for partial in (["tests/kernels"], ["-k", "test"], ["--collect-only"]):
         run_suite(copy, "--night", *partial)
         assert run_suite(copy)[0] == EVERYTHING  # a night run of some tests proves nothing
@@ -151,11 +154,11 @@ def test_changed_rooms_are_tested_as_at_night_until_a_night_run(copy: Path) -> N
 @pytest.mark.push
 def test_rooms_without_changes_do_not_pay_for_others(copy: Path) -> None:
     run_suite(copy, "--night")
-    (copy / "llmrun" / "quants" / "code.py").write_text("changed = 2")
+    (copy / "llmrun" / "formats" / "quants" / "code.py").write_text("changed = 2")
     found, said = run_suite(copy)
     assert "night" not in found
     assert "collected 76 items" in said  # without test_night
-    assert "llmrun/quants changed since" in said
+    assert "llmrun/formats/quants changed since" in said
 
 
 @pytest.mark.night

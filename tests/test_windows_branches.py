@@ -20,12 +20,12 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("these tests imitate Windows", allow_module_level=True)
 
-from llmrun import child_processes, ending_signals
+from llmrun.base import child_processes, ending_signals
+from llmrun.base.compiled.cache import KernelCache
 from llmrun.cli.chatting import journal
 from llmrun.cli.chatting.tools.question import ask
 from llmrun.cli.console.terminal import can_move_cursor
-from llmrun.compiled.cache import KernelCache
-from llmrun.engine_process.stop_signals import StopSignals
+from llmrun.serving.processes.stop_signals import StopSignals
 
 BREAK = signal.SIGQUIT  # stands for SIGBREAK, which exists only on Windows
 

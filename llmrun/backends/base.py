@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.saved_parts import SavedPart
-    from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import Batch, ModelInfo, Outputs
+    from llmrun.base.types import Batch, ModelInfo, Outputs
+    from llmrun.model.tokenizers.base import Tokenizer
 
 AUTO: Final = "auto"  # selects the best backend, or as many GPU layers as fit
 

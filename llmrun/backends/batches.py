@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.types import HIDDEN, LOGITS, Batch
+from llmrun.base.types import HIDDEN, LOGITS, Batch
 
 if TYPE_CHECKING:
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
 
 
 def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.tensors import common_type, parameter_count
-from llmrun.gguf.vocabulary import SUPPRESSED
-from llmrun.layouts.kv_types import parse_kv_type
-from llmrun.types import Adapter, ModelInfo
+from llmrun.base.types import Adapter, ModelInfo
+from llmrun.formats.gguf.vocabulary import SUPPRESSED
+from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.model.archs.parts.tensors import common_type, parameter_count
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 def describe(

@@ -10,7 +10,7 @@ import math
 import re
 from typing import Final
 
-from llmrun.sampling_texts import ListOfTexts
+from llmrun.base.sampling_texts import ListOfTexts
 
 SPLIT_MODES: Final = ("layer", "row", "none")  # how llama.cpp divides a model among devices; "layer" is the default
 MOST_DEVICES: Final = 15  # besides the CPU; ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS)

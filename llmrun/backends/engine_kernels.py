@@ -6,7 +6,7 @@ kernels in parallel.
 
 from __future__ import annotations
 
-from llmrun.compiled.store import KernelName
+from llmrun.base.compiled.store import KernelName
 
 SAMPLE = KernelName.of("sampling.chain", "sample")
 ENGINE_KERNELS = (SAMPLE,)

@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.archs.parts.encoders import is_encoder
-from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.kind import Gpus
 from llmrun.backends.registry import BACKENDS
-from llmrun.errors import UnsupportedModel
-from llmrun.machine.cpu_count import default_threads
-from llmrun.machine.free_memory import free_memory
+from llmrun.base.errors import UnsupportedModel
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.machine.free_memory import free_memory
+from llmrun.model.archs.parts.encoders import is_encoder
+from llmrun.model.archs.parts.tensors import common_type, parameter_count
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.registry import Entry
     from llmrun.backends.sizing.footprint import Footprint
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 DEFAULT_CONTEXT: Final = 4096  # tokens, enough for a fairly long chat
 DEFAULT_PROMPT: Final = 512

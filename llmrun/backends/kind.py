@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmrun.errors import DoesNotFit
-from llmrun.machine.software_devices import is_software_device
+from llmrun.base.errors import DoesNotFit
+from llmrun.base.machine.software_devices import is_software_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.sizing.footprint import Footprint
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 class NoRoomOnGpu(DoesNotFit):

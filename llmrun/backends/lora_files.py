@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import ModelFileError, ModelNotFound, UsageError
-from llmrun.gguf.problems import shown
-from llmrun.types import LARGEST_SCALE, Adapter
+from llmrun.base.errors import ModelFileError, ModelNotFound, UsageError
+from llmrun.base.types import LARGEST_SCALE, Adapter
+from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 _PEFT = (".safetensors", ".bin")  # the files of Hugging Face's PEFT
 
@@ -78,7 +78,7 @@ def opened_adapters(asked: Sequence[str], model: GGUFFile) -> Iterator[list[Adap
     if not asked:
         yield []
         return
-    from llmrun.gguf.adapter import open_adapter
+    from llmrun.formats.gguf.adapter import open_adapter
 
     with ExitStack() as opened:
         adapters = [open_adapter(LoraOption.parse(text).path, model) for text in asked]

@@ -21,17 +21,17 @@ from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.backends.sizing.recurrent_layers import layer_memories
-from llmrun.layouts.kv_types import parse_kv_type
-from llmrun.plan.ops.attention import Attention
-from llmrun.plan.ops.linear import Product
-from llmrun.plan.state_shapes import MatrixState
+from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.model.plan.ops.attention import Attention
+from llmrun.model.plan.ops.linear import Product
+from llmrun.model.plan.state_shapes import MatrixState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.gguf.tensors import TensorInfo
-    from llmrun.plan.plan import Plan
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.tensors import TensorInfo
+    from llmrun.model.plan.plan import Plan
 
 # Only one row per token is read from these tables, and it is not multiplied, so their cost is negligible.
 _TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 BLOCK_PART: Final = "block"
 CHECKPOINT_PART: Final = "checkpoint"
@@ -41,7 +41,7 @@ def identity_of(file: GGUFFile) -> list[str | int]:
 
     The samples may miss a change of a few weights, but such a change does not leave the time as it was.
     """
-    from llmrun.gguf.sampled_digest import sampled_digest
+    from llmrun.formats.gguf.sampled_digest import sampled_digest
 
     return [sampled_digest(file), file.path.stat().st_mtime_ns]
 

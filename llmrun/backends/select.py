@@ -10,13 +10,13 @@ from llmrun.backends.device_lists import RPC_OFF
 from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
-from llmrun.errors import UnsupportedModel, UsageError
-from llmrun.layouts.kv_types import KV_TYPE, parse_kv_type
+from llmrun.base.errors import UnsupportedModel, UsageError
+from llmrun.formats.layouts.kv_types import KV_TYPE, parse_kv_type
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
     from llmrun.backends.registry import Entry
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 def open_backend(path: Path, options: OpenOptions) -> Backend:
@@ -31,8 +31,8 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
     if stand_in is not None:
         return stand_in.open(path, options)
     named = _named(options)
-    from llmrun.gguf.metadata import check_is_model
-    from llmrun.gguf.reader import open_gguf
+    from llmrun.formats.gguf.metadata import check_is_model
+    from llmrun.formats.gguf.reader import open_gguf
 
     with open_gguf(path) as file:
         check_is_model(file)

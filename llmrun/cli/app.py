@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
+from llmrun.base.ending_signals import TERMINATING
+from llmrun.base.errors import LlmrunError
+from llmrun.base.machine.baseline import missing_instructions
 from llmrun.cli.arguments.options import Debug
 from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for
 from llmrun.cli.registry import Commands
-from llmrun.ending_signals import TERMINATING
-from llmrun.errors import LlmrunError
-from llmrun.machine.baseline import missing_instructions
 
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM

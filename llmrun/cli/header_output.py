@@ -11,21 +11,21 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import counted, format_bytes
-from llmrun.archs.parts.tensors import common_type, parameter_count
+from llmrun.base.amounts import counted, format_bytes
+from llmrun.base.errors import LlmrunError
+from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.console.columns import aligned, beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, visible_line
-from llmrun.errors import LlmrunError
-from llmrun.gguf.metadata import ADAPTER, purpose_of
-from llmrun.gguf.values import StringArray
-from llmrun.sampling_params import SAMPLING, value_text
-from llmrun.tokenizers.fill_in_middle import fill_tokens_of
-from llmrun.types import Pooling, named_pooling
+from llmrun.formats.gguf.metadata import ADAPTER, purpose_of
+from llmrun.formats.gguf.values import StringArray
+from llmrun.model.archs.parts.tensors import common_type, parameter_count
+from llmrun.model.tokenizers.fill_in_middle import fill_tokens_of
+from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.gguf.values import Value
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.values import Value
     from llmrun.hub.catalog.entry import CatalogEntry
 
 TEMPLATE = "tokenizer.chat_template"
@@ -148,10 +148,10 @@ def _purpose(file: GGUFFile) -> Iterator[tuple[str, str]]:
 
 def _draft_head(file: GGUFFile) -> str:
     """Say what the layer for multi-token prediction can gain on the CPU engine."""
-    from llmrun.archs.registry import draft_plan_of_header, plan_of_header
     from llmrun.backends.model_needs import draft_shares
     from llmrun.engine.drafting.costs import ASSUMED_ROW
     from llmrun.engine.drafting.reach import reachable_speedup
+    from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
 
     try:
         plan, head = plan_of_header(file), draft_plan_of_header(file)

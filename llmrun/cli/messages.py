@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from typer import TyperException
 
+from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.cli.arguments.usage import usage_error
-from llmrun.errors import DoesNotFit, LlmrunError
 
 # The loader's error message, which has no errno, if a shared library cannot be mapped into memory.
 _UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
@@ -64,8 +64,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _out_of_memory() -> Message:
-    from llmrun.amounts import format_bytes
-    from llmrun.machine.free_memory import address_space_limit
+    from llmrun.base.amounts import format_bytes
+    from llmrun.base.machine.free_memory import address_space_limit
 
     limit = address_space_limit()
     if limit is None:

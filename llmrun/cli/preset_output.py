@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmrun.cli.console.terminal import visible_line
-from llmrun.presets import Preset
-from llmrun.sampling_params import value_text
+from llmrun.options.presets import Preset
+from llmrun.options.sampling_params import value_text
 
 
 def fields(preset: Preset) -> Iterator[tuple[str, str]]:

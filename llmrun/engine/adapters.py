@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.errors import InvalidAnswer, LlmrunError, ModelFileError, UsageError
-from llmrun.types import LARGEST_SCALE
+from llmrun.base.errors import InvalidAnswer, LlmrunError, ModelFileError, UsageError
+from llmrun.base.types import LARGEST_SCALE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.types import Adapter
+    from llmrun.base.types import Adapter
 
 _TOKEN_BITS: Final = 24  # no vocabulary has more tokens
 _NUMBER_BITS: Final = 63  # so that the numbers are int64

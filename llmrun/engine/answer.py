@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.base.errors import LlmrunError
+from llmrun.base.types import FinishReason, TokenLogprob
 from llmrun.engine.adapters import unless_of_adapters
 from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextDelta, TokenLogprobs
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
 from llmrun.engine.samplers.state import SamplerState, initial_state
 from llmrun.engine.stats import request_timings
 from llmrun.engine.thinking.splitter import Split
-from llmrun.errors import LlmrunError
-from llmrun.types import FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmrun.engine.drafting.base import Drafter
     from llmrun.engine.drafting.pace import AnswerPace
     from llmrun.engine.thinking.decoder import ThinkingDecoder
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 _LONGEST_ENDING: Final = 64  # forced tokens; whether more of them end the answer is not checked in each step
 

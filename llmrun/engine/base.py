@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
+    from llmrun.base.types import ModelInfo
     from llmrun.engine.requests import Event, Request
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking.prompting import ModelThinking
     from llmrun.engine.tool_calls.prompting import ModelTools
-    from llmrun.types import ModelInfo
 
 
 class Answering(Protocol):

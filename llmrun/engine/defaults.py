@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrun.errors import BadGGUF
-from llmrun.gguf.problems import shown
-from llmrun.sampling_params import SAMPLING, SamplingParameter, SamplingParams
-from llmrun.settings import RULES
+from llmrun.base.errors import BadGGUF
+from llmrun.formats.gguf.problems import shown
+from llmrun.options.sampling_params import SAMPLING, SamplingParameter, SamplingParams
+from llmrun.options.settings import RULES
 
 
 def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float | str] | None = None) -> SamplingParams:

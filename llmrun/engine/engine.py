@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import Cancelled, KVFull, UsageError
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, DraftSource
 from llmrun.engine.prompts import PromptReader
@@ -27,15 +28,14 @@ from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.engine.tool_calls.prompting import ModelTools
 from llmrun.engine.work import Work, batch_of, take_results
-from llmrun.errors import Cancelled, KVFull, UsageError
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.base.types import ModelInfo, Outputs
     from llmrun.engine.constraint.matcher import ConstraintCompiler
     from llmrun.engine.embedding.embedder import Embedder
     from llmrun.engine.saved_state.base import SavedPrefixes
-    from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import ModelInfo, Outputs
+    from llmrun.model.tokenizers.base import Tokenizer
 
 
 class Engine:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import ModelInfo
+from llmrun.base.types import ModelInfo
+from llmrun.options.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import FillPrompt
-    from llmrun.tokenizers.base import Tokenizer
-    from llmrun.tokenizers.fill_in_middle import FillTokens
+    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.fill_in_middle import FillTokens
 
 _BATCH: Final = 2048  # llama-server's default for -b, which determines how much of a text it keeps
 _REPOSITORY: Final = "myproject\n"

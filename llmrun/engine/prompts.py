@@ -8,6 +8,7 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 from llmrun.engine.adapters import adapted_tokens, check_adapters
 from llmrun.engine.filling import encode_fill
 from llmrun.engine.requests import NONE, FillPrompt, RecordedChat, Request, TextPrompt, TokenPrompt
@@ -15,10 +16,10 @@ from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.engine.thinking.prompting import ModelThinking
-from llmrun.errors import ContextExceeded, ModelFileError, TemplateRefused, UsageError
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.base.types import ModelInfo
     from llmrun.engine.adapters import AdaptedTokens
     from llmrun.engine.constraint.answer import AnswerConstraint
     from llmrun.engine.constraint.base import Constraint, ResponseFormat
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.thinking.prompting import Beginning
     from llmrun.engine.tool_calls.prompting import ModelTools
-    from llmrun.types import ModelInfo
 
 
 def check_generates(info: ModelInfo) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.sampling_params import SAMPLING, SamplingParams
-from llmrun.settings import RULES
-from llmrun.types import FinishReason, Timings, TokenLogprob
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.types import FinishReason, Timings, TokenLogprob
+from llmrun.options.sampling_params import SAMPLING, SamplingParams
+from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.base.errors import LlmrunError
+from llmrun.base.sampling_texts import parse_breakers
 from llmrun.engine import sampling
 from llmrun.engine.samplers.needs import needs_chain, uses_dry
 from llmrun.engine.samplers.state import SamplerState, initial_state
-from llmrun.errors import LlmrunError
-from llmrun.layouts import records
-from llmrun.layouts import sampling as layout
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.sampling_texts import parse_breakers
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts import sampling as layout
+from llmrun.formats.layouts.arena import address_of, allocate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.samplers.breakers import Breakers
-    from llmrun.sampling_params import SamplingParams
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
+    from llmrun.options.sampling_params import SamplingParams
 
     Logits = NDArray[np.float32]
     Masks = NDArray[np.uint32]
@@ -100,7 +100,7 @@ class Sampler:
         n_threads  the most threads to use when there are many rows; 0 means one
         """
         from llmrun.backends.engine_kernels import SAMPLE
-        from llmrun.compiled.store import load_kernels  # imports llvmlite, which takes 40 ms
+        from llmrun.base.compiled.store import load_kernels  # imports llvmlite, which takes 40 ms
 
         self._n_threads = max(1, n_threads)
         self._pool: ThreadPoolExecutor | None = None  # started when a step first has many rows

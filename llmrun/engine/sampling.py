@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import InvalidAnswer, ModelFileError
-from llmrun.layouts.sampling import (
+from llmrun.base.errors import InvalidAnswer, ModelFileError
+from llmrun.formats.layouts.sampling import (
     EXP_TERMS,
     INVERSE_LN2,
     LN2_HIGH,
@@ -31,7 +31,7 @@ from llmrun.layouts.sampling import (
     SMALLEST_TEMPERATURE,
     STRIPES,
 )
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from llmrun.base.errors import KVFull
 from llmrun.engine.prefix_tree import PrefixTree
-from llmrun.errors import KVFull
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llmrun.types import Timings
+from llmrun.base.types import Timings
 
 
 @dataclass(frozen=True, slots=True)

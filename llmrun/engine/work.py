@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.base.types import HIDDEN, LOGITS, Batch
 from llmrun.engine.adapters import scales_of_rows
 from llmrun.engine.answer import Answer
 from llmrun.engine.drafting.base import NO_DRAFT, Draft
 from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.requests import Event, PrefillProgress
 from llmrun.engine.slots import Slot
-from llmrun.types import HIDDEN, LOGITS, Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

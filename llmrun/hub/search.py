@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmrun.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound
 from llmrun.hub.catalog.entry import CatalogEntry
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.names.model_order import bits_in_file, size_in, weights_in

@@ -18,11 +18,11 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from llmrun.compiled.levels import LEVELS, Target
-from llmrun.compiled.linker import create_linker
+from llmrun.base.compiled.levels import LEVELS, Target
+from llmrun.base.compiled.linker import create_linker
+from llmrun.formats.layouts.packed_types import PACKED_TYPES
 from llmrun.kernels.code import dots, simd, unpack
 from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16, I64
-from llmrun.layouts.packed_types import PACKED_TYPES
 
 _LINE = 64
 _INPUTS = 4  # one cache line each: bytes below 16, any bytes, float16, and negative floats

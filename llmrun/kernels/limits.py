@@ -13,14 +13,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.limits import READ_BYTES, MultiplyWords, ReadWords, independent_sums
+from llmrun.formats.layouts.packed_types import PACKED_TYPES
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import emit_dots, emit_pair_sums, multiplies_pairs
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.limits import READ_BYTES, MultiplyWords, ReadWords, independent_sums
-from llmrun.layouts.packed_types import PACKED_TYPES
 
 _READ = records.offsets(ReadWords)
 _MULTIPLY = records.offsets(MultiplyWords)

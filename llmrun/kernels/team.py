@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llmrun.formats.layouts import records
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import (
     atomic_add,
@@ -22,7 +23,6 @@ from llmrun.kernels.code.load_store import (
     load_i64,
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
 
 _FUTEX_WAIT_PRIVATE = 128
 _FUTEX_WAKE_PRIVATE = 129

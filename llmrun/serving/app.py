@@ -11,16 +11,16 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmrun.errors import LlmrunError
-from llmrun.protocol.embeddings.calls import (
+from llmrun.base.errors import LlmrunError
+from llmrun.serving.exchanges import Exchanges, exchange_of
+from llmrun.serving.gate import Gate
+from llmrun.serving.protocol.embeddings.calls import (
     EMBEDDING_PATHS,
     OLLAMA_EMBED_PATH,
     OLLAMA_EMBEDDINGS_PATH,
     RERANK_PATHS,
 )
-from llmrun.protocol.ollama.missing import MISSING
-from llmrun.serving.exchanges import Exchanges, exchange_of
-from llmrun.serving.gate import Gate
+from llmrun.serving.protocol.ollama.missing import MISSING
 from llmrun.serving.refusals import Refused, error_response
 from llmrun.serving.routes import ollama
 from llmrun.serving.routes.adapters import AdapterRoutes

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from llmrun.engine.requests import Event, Finished, Request, TextDelta
-from llmrun.engine_process.served_model import Asked, ServedModel
 from llmrun.serving.metrics import Metrics
+from llmrun.serving.processes.served_model import Asked, ServedModel
 
 _MANY_TOKENS = 256  # writing the log-probabilities of so many tokens takes 20 ms
 _MOST_EVENTS = 64  # at a time; writing so many takes a millisecond

@@ -18,9 +18,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from llmrun.protocol.errors import ApiError
-from llmrun.protocol.wire import OPENAI, json_bytes
 from llmrun.serving.options import Limits
+from llmrun.serving.protocol.errors import ApiError
+from llmrun.serving.protocol.wire import OPENAI, json_bytes
 from llmrun.serving.refusals import INVALID, SERVER, Refused, error_response
 
 _SPARE = 64  # connections beyond the limit that still get an answer, which says that there are too many

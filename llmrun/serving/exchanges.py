@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmrun.errors import LlmrunError
-from llmrun.gguf.problems import shown
-from llmrun.protocol.apis import wire_of
-from llmrun.protocol.wire import WireFormat
+from llmrun.base.errors import LlmrunError
+from llmrun.formats.gguf.problems import shown
 from llmrun.serving.disconnects import ClientGone
 from llmrun.serving.metrics import Metrics
+from llmrun.serving.protocol.apis import wire_of
+from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import error_response
 
 _KEY = "llmrun.exchange"

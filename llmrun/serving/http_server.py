@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from llmrun.errors import UsageError
-from llmrun.machine.freed_memory import return_freed_memory
+from llmrun.base.errors import UsageError
+from llmrun.base.machine.freed_memory import return_freed_memory
 from llmrun.serving.connections import Connection
 from llmrun.serving.options import Limits
 

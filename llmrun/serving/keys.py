@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmrun.errors import UsageError
-from llmrun.remote.url import is_endpoint, parse_endpoint
+from llmrun.base.errors import UsageError
+from llmrun.engine.remote.url import is_endpoint, parse_endpoint
 
 _SECRET_BYTES = 32
 _SHORTEST = 16  # characters; shorter keys can be guessed

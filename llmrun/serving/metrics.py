@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmrun.engine_process.served_model import Load, State
+from llmrun.serving.processes.served_model import Load, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

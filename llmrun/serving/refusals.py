@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from llmrun.errors import LlmrunError
-from llmrun.protocol.errors import ApiError, api_error
-from llmrun.protocol.wire import WireFormat, json_bytes
+from llmrun.base.errors import LlmrunError
+from llmrun.serving.protocol.errors import ApiError, api_error
+from llmrun.serving.protocol.wire import WireFormat, json_bytes
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.remote.event_ids import FORM
+from llmrun.engine.remote.event_ids import FORM
 from llmrun.serving.exchanges import AnswerId
 from llmrun.serving.models.ready import Ready
 from llmrun.serving.refusals import Refused

@@ -8,9 +8,9 @@ from contextlib import suppress
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from llmrun.engine_process.stop_signals import StopSignals
 from llmrun.serving.http_server import HttpServer
 from llmrun.serving.models.registry import Models
+from llmrun.serving.processes.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from llmrun.serving.upstreams.front import Upstreams

@@ -15,11 +15,11 @@ from typing import Any
 
 from starlette.types import Send
 
-from llmrun.errors import LlmrunError
-from llmrun.protocol.parsed import Answer, FailingAnswer
-from llmrun.protocol.wire import WireFormat
+from llmrun.base.errors import LlmrunError
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.choices import Choices
+from llmrun.serving.protocol.parsed import Answer, FailingAnswer
+from llmrun.serving.protocol.wire import WireFormat
 from llmrun.serving.refusals import as_api_error
 from llmrun.serving.resuming import EventNumbers
 

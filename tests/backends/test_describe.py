@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 
 pytestmark = pytest.mark.push

@@ -22,7 +22,7 @@ from llmrun.backends.registry import (
 )
 from llmrun.backends.select import open_backend
 from llmrun.backends.sizing.footprint import Footprint
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 
 HEAVY = {"llama_cpp", "llvmlite", "numba", "numpy", "regex"}

@@ -20,9 +20,9 @@ from llmrun.backends.llama.rpc import connecting
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.select import check_options, open_backend
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
-from llmrun.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
-from llmrun.gguf.reader import GGUFFile
-from llmrun.layouts.kv_types import KV_CHOICES
+from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError
+from llmrun.formats.gguf.reader import GGUFFile
+from llmrun.formats.layouts.kv_types import KV_CHOICES
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.tiny_models import changed_copy

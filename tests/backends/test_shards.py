@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.gguf.gguf_shards import split_by_gguf_py

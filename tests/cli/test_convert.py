@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.amounts import format_bytes
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.amounts import format_bytes
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, shell
 from tests.support.converting.checkpoints import tiny_checkpoint
 from tests.support.hub.small_disks import mounted_disk
@@ -117,7 +117,7 @@ def test_interrupted_conversions_leave_nothing(tmp_path: Path) -> None:
     folder = tiny_checkpoint().write(tmp_path / "model")
     slow = """
 import time
-from llmrun.converting import convert
+from llmrun.jobs.converting import convert
 from llmrun.__main__ import main
 def write(file, *rest):
     file.write(b"begun")

@@ -21,9 +21,9 @@ from llmrun.cli.console.terminal import width
 from llmrun.cli.doctoring import terminal_check
 from llmrun.cli.doctoring.report_output import show
 from llmrun.cli.doctoring.terminal_check import look_at_terminal
-from llmrun.doctor.examine import Report
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
-from llmrun.doctor.machine import Machine
+from llmrun.jobs.doctor.examine import Report
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding
+from llmrun.jobs.doctor.machine import Machine
 from tests.support.backends.fake_llama import DIES, HANGS, fake_llama, without_llama
 from tests.support.cli.commands import ROOT, llmrun, on_terminal, screen_of
 

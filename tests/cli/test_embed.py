@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from llmrun.backends.scripted.backend import HIDDEN_SIZE
+from llmrun.base.errors import Cancelled, DoesNotFit, UsageError
 from llmrun.cli.embedding.flags import EmbedFlags
 from llmrun.cli.embedding.inputs import Input, read_texts
 from llmrun.cli.embedding.output import check_output, write_vectors
 from llmrun.cli.embedding.running import open_embedder
 from llmrun.engine.embedding.embedder import Embedder
-from llmrun.errors import Cancelled, DoesNotFit, UsageError
-from llmrun.settings import Settings
+from llmrun.options.settings import Settings
 from tests.support.cli.commands import llmrun
 from tests.support.hub.small_disks import mounted_disk
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, tiny_encoder

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from llmrun.backends.llama import probe
-from llmrun.machine.energy import nvml_sources
+from llmrun.base.machine.energy import nvml_sources
 from tests.support.cli.commands import llmrun
 from tests.support.cli.gpu_commands import GREEDY, GpuCommands, benched
 from tests.support.models.downloads import smollm2

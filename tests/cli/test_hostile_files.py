@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.console.terminal import visible_json, visible_line
-from llmrun.errors import LlmrunError
-from llmrun.gguf.problems import shown
-from llmrun.gguf.reader import read_gguf
+from llmrun.formats.gguf.problems import shown
+from llmrun.formats.gguf.reader import read_gguf
 from tests.support.cli.commands import screen_of
 from tests.support.cli.terminals import Terminal
 from tests.support.gguf.gguf_bytes import STRING, RawTensor, string, u32, whole_file

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.llama.quantizing.imatrix_file import read_imatrix
+from llmrun.base.errors import Cancelled
 from llmrun.cli.commands import imatrix
-from llmrun.errors import Cancelled
-from llmrun.quantizing.measuring import ImatrixCollector
+from llmrun.jobs.quantizing.measuring import ImatrixCollector
 from tests.support.cli.commands import llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.amounts import format_bytes
-from llmrun.machine.cpu_count import most_threads
+from llmrun.base.amounts import format_bytes
+from llmrun.base.machine.cpu_count import most_threads
 from tests.support.cli.commands import llmrun, scripted
 from tests.support.gguf.gguf_files import tiny_llama
 

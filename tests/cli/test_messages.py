@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrun import errors
+from llmrun.base import errors
 from llmrun.cli.messages import message_for
 from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama

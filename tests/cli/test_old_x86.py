@@ -21,7 +21,7 @@ QUESTION = ("generate", "--temp", "0", "-n", "8", "Say hello in French.")
 _RUN_AND_LIST_KERNELS = """
 import pickle, sys
 from llmrun.cli.app import main
-from llmrun.compiled import store
+from llmrun.base.compiled import store
 assert main(sys.argv[2:]) == 0
 open(sys.argv[1], "wb").write(pickle.dumps([name for name, _ in store._loaded]))
 """
@@ -59,7 +59,7 @@ def test_old_processors_give_the_same_answer(tmp_path: Path, processor: str, lev
 def test_falsely_reported_instructions_are_not_used(tmp_path: Path) -> None:
     """AVX-512 is reported, but the emulated processor lacks it."""
     (tmp_path / "sitecustomize.py").write_text(_REPORTS_MORE)
-    code = "from llmrun.compiled.levels import host_levels, host_target; "
+    code = "from llmrun.base.compiled.levels import host_levels, host_target; "
     code += "print(host_levels()[0].name, host_target().level.name)"
     done = run_on("Haswell", "-c", code, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", LLMRUN_CACHE_DIR=str(tmp_path))
     assert done.stdout.split() == ["avx512vnni", "avx2"], done.stderr

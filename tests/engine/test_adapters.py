@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.errors import InvalidAnswer, ModelFileError, UsageError
+from llmrun.base.types import Adapter, Batch, Outputs
 from llmrun.engine.adapters import AdaptedTokens, adapted_tokens
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
 from llmrun.engine.saved_state.one_file import SavedFile
-from llmrun.errors import InvalidAnswer, ModelFileError, UsageError
-from llmrun.types import Adapter, Batch, Outputs
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.tiers import examples
 

@@ -13,7 +13,7 @@ from llmrun.engine.requests import Failed, Request, TokenPrompt
 from llmrun.engine.sampler import Sampler
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.thinking.decoder import ThinkingDecoder
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 LOGITS = np.eye(4, 300, 70, dtype=np.float32)  # the likeliest tokens of the rows are 70, 71, 72 and 73
 

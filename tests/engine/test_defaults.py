@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from gguf import Keys
 
+from llmrun.base.errors import BadGGUF
 from llmrun.engine.defaults import default_sampling
-from llmrun.errors import BadGGUF
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 
 def test_without_anything_they_are_llama_cpps() -> None:

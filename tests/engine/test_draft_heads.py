@@ -14,7 +14,7 @@ from llmrun.engine.drafting.head import HeadSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.engine.saved_state.one_file import SavedFile
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.models.exact_head import exact_head

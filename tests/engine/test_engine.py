@@ -12,11 +12,11 @@ import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
 from llmrun.backends.scripted.tokenizer import IM_END
+from llmrun.base.errors import ContextExceeded, UsageError
+from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextDelta, TextPrompt, TokenPrompt
-from llmrun.errors import ContextExceeded, UsageError
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch, FinishReason, Outputs
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 

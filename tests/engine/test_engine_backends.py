@@ -14,9 +14,9 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.sampling_params import SamplingParams
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.backends.windowed_plans import windows_in_plans
 from tests.support.engine.answers import answer_all

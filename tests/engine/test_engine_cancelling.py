@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedCache
+from llmrun.base.errors import Cancelled
+from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine import answer as answer_module
 from llmrun.engine import engine as engine_module
 from llmrun.engine import slots as slots_module
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished
-from llmrun.errors import Cancelled
-from llmrun.types import Batch, FinishReason, Outputs
 from tests.support.engine.answers import answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree, by_thread
 from tests.support.engine.scripted_models import noisy, random_request

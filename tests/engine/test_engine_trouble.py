@@ -11,10 +11,10 @@ import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
 from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.base.errors import LlmrunError, TemplateRefused, UsageError
+from llmrun.base.types import Batch, Outputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
-from llmrun.errors import LlmrunError, TemplateRefused, UsageError
-from llmrun.types import Batch, Outputs
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 

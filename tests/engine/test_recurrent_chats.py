@@ -13,7 +13,7 @@ from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.engine.answers import answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.long_chat import tokens_computed

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmrun.base.errors import LlmrunError, ModelFileError
 from llmrun.engine import sampler as sampler_module
 from llmrun.engine import sampling
 from llmrun.engine.sampler import Drawn, Sampler, SequenceRows
-from llmrun.errors import LlmrunError, ModelFileError
-from llmrun.layouts.sampling import mask_words
-from llmrun.sampling_params import SamplingParams
+from llmrun.formats.layouts.sampling import mask_words
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
 pytestmark = pytest.mark.push

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmrun.base.errors import LlmrunError, ModelFileError
 from llmrun.engine import sampling
-from llmrun.errors import LlmrunError, ModelFileError
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.push
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.base.types import Batch, FinishReason, Outputs
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt, TokenPrompt
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch, FinishReason, Outputs
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 from tests.support.engine.contract import assert_books_agree, forget_all
 from tests.support.engine.drafts import (

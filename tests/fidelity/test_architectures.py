@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.models.llama_cpp_oracle import requantize
 from tests.support.models.predictions import check_predictions
 from tests.support.models.tiny_architecture import TinyArchitecture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound
 from llmrun.hub import search
 from llmrun.hub.resolve.memory_check import estimated_need
 from llmrun.hub.search import NO, TIGHT, YES, FoundModel, find_models

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from llmrun.compiled.levels import host_target
+from llmrun.base.compiled.levels import host_target
 from llmrun.kernels import object_file
 from llmrun.kernels.code.load_store import load_i64, store_i64
 from llmrun.kernels.compiler import compile_kernel, kernel, kernel_family

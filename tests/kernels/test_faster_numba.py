@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from llmrun.compiled.store import KernelName, _Child
+from llmrun.base.compiled.store import KernelName, _Child
 from tests.support.cli.commands import ROOT
 from tests.support.kernels.runs import TARGETS
 

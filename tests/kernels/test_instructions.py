@@ -13,7 +13,7 @@ import capstone
 import pytest
 
 from llmrun import kernels
-from llmrun.compiled.store import KernelName, object_images
+from llmrun.base.compiled.store import KernelName, object_images
 from llmrun.kernels import object_file
 from llmrun.kernels.code.simd import NEON
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, PLAIN_TARGETS, TARGETS, own_kernels, stand_in

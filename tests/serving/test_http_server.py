@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.serving.http_server import bound_socket, tls_context
 from llmrun.serving.options import Limits, ServingOptions
 from tests.support.serving.fake_model import TIMEOUT_S

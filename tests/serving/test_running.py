@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from llmrun.engine_process.served_model import State
-from llmrun.errors import DoesNotFit
+from llmrun.base.errors import DoesNotFit
+from llmrun.serving.processes.served_model import State
 from tests.support.serving.fake_model import HOLD, TIMEOUT_S, FakeModel, text
 from tests.support.serving.servers import eventually, read_all, read_until, serving
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from llmrun.errors import BackendCrashed, Overloaded, Unavailable
+from llmrun.base.errors import BackendCrashed, Overloaded, Unavailable
 from llmrun.serving.options import Limits, ServingOptions
 from tests.support.serving.fake_model import HOLD, FakeModel, text
 from tests.support.serving.servers import Reply, eventually, read_until, serving

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from llmrun.bench.documents.document import Verdict
-from llmrun.bench.measuring.reporter import BenchReporter
-from llmrun.bench.measuring.results import is_precise, verdicts
-from llmrun.bench.measuring.runner import Effort, Runner
-from llmrun.bench.measuring.sweep import BenchTarget, configurations
-from llmrun.bench.measuring.worker_process import WorkerProcess
-from llmrun.bench.measuring.workload import synthetic
+from llmrun.jobs.bench.documents.document import Verdict
+from llmrun.jobs.bench.measuring.reporter import BenchReporter
+from llmrun.jobs.bench.measuring.results import is_precise, verdicts
+from llmrun.jobs.bench.measuring.runner import Effort, Runner
+from llmrun.jobs.bench.measuring.sweep import BenchTarget, configurations
+from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
+from llmrun.jobs.bench.measuring.workload import synthetic
 from scripts.compare_servers import Quiet
 from tests.soak.driver import Broken, Case, Soak
 

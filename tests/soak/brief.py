@@ -49,7 +49,7 @@ def gguf(soak: Soak) -> Iterator[Case]:
         try:
             return outcome(data)
         except Exception:
-            path = ROOT / "tests" / "gguf" / "corpus" / f"seed-{soak.seed}-case-{number}.gguf"
+            path = ROOT / "tests" / "formats" / "gguf" / "corpus" / f"seed-{soak.seed}-case-{number}.gguf"
             path.write_bytes(data)
             soak.say(f"saved {path.relative_to(ROOT)}")
             raise

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.hub.local.safe_writes import CHUNK
 from llmrun.hub.names.model_sources import Artifact
 from llmrun.hub.remote.backoff import MOST_CONNECTIONS, PROGRESS

@@ -21,12 +21,12 @@ import psutil
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
+from llmrun.base.errors import BackendCrashed
 from llmrun.cli.messages import message_for
 from llmrun.engine.defaults import default_sampling
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt
-from llmrun.errors import BackendCrashed
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.soak.driver import Broken, Case, Soak
 from tests.soak.model_mutations import bases, mutant
 

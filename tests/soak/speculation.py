@@ -15,7 +15,7 @@ from llmrun.backends.select import open_backend
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Case, Soak
 from tests.support.engine.contract import forget_all, plain_tokens
 from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine

@@ -8,13 +8,13 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmrun.tokenizers.base import Tokenizer
+from llmrun.model.tokenizers.base import Tokenizer
 from tests.soak.driver import Broken, Case, Soak
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import harsh_text, text_of_every_class
 from tests.support.tokenizers.vocabularies import ALL, added_texts, llama_vocabulary, our_tokenizer
 
-_CORPUS = Path(__file__).resolve().parent.parent / "tokenizers" / "corpus.jsonl"
+_CORPUS = Path(__file__).resolve().parent.parent / "model" / "tokenizers" / "corpus.jsonl"
 
 
 def tokenizers(soak: Soak) -> Iterator[Case]:

@@ -29,9 +29,9 @@ TESTED_AT_NIGHT = ROOT / "tests" / "night.json"  # written by the night tier
 # If one of these rooms of llmrun/ has changed, push runs include all night tests in these folders.
 ROOMS: dict[str, tuple[str, ...]] = {
     "kernels": ("tests/kernels/", "tests/backends/cpu/"),
-    "layouts": ("tests/layouts/", "tests/quants/", "tests/kernels/"),
-    "plan": ("tests/plan/", "tests/archs/"),
-    "quants": ("tests/quants/", "tests/quantizing/"),
+    "formats/layouts": ("tests/formats/layouts/", "tests/formats/quants/", "tests/kernels/"),
+    "model/plan": ("tests/model/plan/", "tests/model/archs/"),
+    "formats/quants": ("tests/formats/quants/", "tests/jobs/quantizing/"),
 }
 
 

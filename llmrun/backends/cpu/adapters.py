@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import UnsupportedModel
-from llmrun.gguf.problems import shown
-from llmrun.plan.adapting import changeable, with_adapters
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.adapters import LowRank
+from llmrun.base.errors import UnsupportedModel
+from llmrun.formats.gguf.problems import shown
+from llmrun.model.plan.adapting import changeable, with_adapters
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.adapters import LowRank
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.tensors import TensorInfo
-    from llmrun.plan.plan import Plan
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.tensors import TensorInfo
+    from llmrun.model.plan.plan import Plan
 
 
 def adapted(plan: Plan, adapters: Sequence[AdapterFile]) -> Plan:

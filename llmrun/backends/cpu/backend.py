@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from llmrun.archs.registry import architecture_of
 from llmrun.backends.batches import check_batch
 from llmrun.backends.cpu.adapters import adapted
 from llmrun.backends.cpu.cache_size import cache_size, rows_of_step
@@ -33,25 +32,26 @@ from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.engine_kernels import ENGINE_KERNELS
 from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.backends.saved_parts import identity_of, key_of
-from llmrun.compiled.levels import host_target
-from llmrun.compiled.store import load_kernels
-from llmrun.layouts.arena import allocate
-from llmrun.layouts.numerics import NUMERICS
-from llmrun.machine.cpu_count import default_threads
-from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
-from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.base.compiled.levels import host_target
+from llmrun.base.compiled.store import load_kernels
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.formats.layouts.arena import allocate
+from llmrun.formats.layouts.numerics import NUMERICS
+from llmrun.model.archs.registry import architecture_of
+from llmrun.model.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
     from llmrun.backends.cpu.weights.packed import PackedMatrix
-    from llmrun.compiled.store import KernelName
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.plan import Plan
-    from llmrun.plan.rope import Rope
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.base.compiled.store import KernelName
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
+    from llmrun.model.plan.rope import Rope
+    from llmrun.model.tokenizers.base import Tokenizer
 
 _Team = TypeVar("_Team", bound=Team)
 

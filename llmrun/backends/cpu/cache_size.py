@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.tensors import parameter_count
 from llmrun.backends.base import AUTO
 from llmrun.backends.cpu.footprint import footprint_on_cpu
 from llmrun.backends.cpu.kv_pool import blocks_in, blocks_of_sequence
@@ -16,13 +15,14 @@ from llmrun.backends.sizing.context_size import (
     context_for,
     shared_cache_tokens,
 )
-from llmrun.errors import UsageError
-from llmrun.machine.free_memory import free_memory
+from llmrun.base.errors import UsageError
+from llmrun.base.machine.free_memory import free_memory
+from llmrun.model.archs.parts.tensors import parameter_count
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.plan import Plan
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
 
 # The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows most weights
 # are already read from the CPU caches. They would also delay progress reports, which are sent between steps.

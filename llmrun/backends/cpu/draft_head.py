@@ -16,15 +16,15 @@ from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.cpu.rotations import Rotations
 from llmrun.backends.cpu.steps import WantedRows
 from llmrun.backends.cpu.team import Team
-from llmrun.layouts.arena import allocate
-from llmrun.types import Batch, Outputs
+from llmrun.base.types import Batch, Outputs
+from llmrun.formats.layouts.arena import allocate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.cpu.weights.packed import PackedMatrix
-    from llmrun.plan.plan import Plan
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
+    from llmrun.model.plan.plan import Plan
 
 
 class CpuDraftHead:

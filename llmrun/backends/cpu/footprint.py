@@ -19,11 +19,11 @@ from llmrun.backends.cpu.recurrent_states import (
 from llmrun.backends.cpu.weights.packed import packed_bytes
 from llmrun.backends.sizing.footprint import ENGINE_PROCESS, Footprint, header_bytes, vocabulary_bytes
 from llmrun.backends.sizing.kv_bytes import KVBytes
-from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv_blocks import BLOCK
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.plan import Plan
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
 
 
 def footprint_on_cpu(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.kind import BackendKind
     from llmrun.backends.sizing.footprint import Footprint
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 class CpuKind:
@@ -29,13 +29,13 @@ class CpuKind:
         return CpuBackend(file, options)
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        from llmrun.archs.registry import draft_plan_of_header, plan_of_header
         from llmrun.backends.cpu.adapters import adapted
         from llmrun.backends.cpu.cache_size import rows_of_step
         from llmrun.backends.cpu.footprint import footprint_on_cpu
         from llmrun.backends.lora_files import opened_adapters
-        from llmrun.machine.cpu_count import default_threads
-        from llmrun.tokenizers.registry import tokenizer_kernels
+        from llmrun.base.machine.cpu_count import default_threads
+        from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
+        from llmrun.model.tokenizers.registry import tokenizer_kernels
 
         tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
         with opened_adapters(options.adapters, file) as adapters:
@@ -52,9 +52,9 @@ class CpuKind:
         )
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
-        from llmrun.archs.registry import plan_of_header
         from llmrun.backends.cpu.cache_size import MAX_ROWS
         from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
+        from llmrun.model.archs.registry import plan_of_header
 
         return forecast_on_cpu(
             plan_of_header(file),

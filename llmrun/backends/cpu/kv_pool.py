@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.errors import KVFull
-from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.base.errors import KVFull
+from llmrun.formats.layouts.kv_blocks import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

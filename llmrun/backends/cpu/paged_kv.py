@@ -16,9 +16,9 @@ import numpy as np
 from llmrun.backends.cpu.kv_pool import BlockPool, blocks_in
 from llmrun.backends.cpu.recurrent_states import RecurrentStates
 from llmrun.backends.cpu.saved_blocks import consecutive_blocks, load_block, saved_blocks
-from llmrun.errors import IntegrityError
-from llmrun.layouts.arena import address_of
-from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.base.errors import IntegrityError
+from llmrun.formats.layouts.arena import address_of
+from llmrun.formats.layouts.kv_blocks import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,14 +9,14 @@ import numpy as np
 from llmrun.backends.cpu.lowering.base import STEP_COUNTS
 from llmrun.backends.cpu.lowering.needs import FLOAT
 from llmrun.backends.cpu.team import Team
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, floats_at
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, floats_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.cpu.lowering.base import Buffer
-    from llmrun.plan.values import Value
+    from llmrun.model.plan.values import Value
 
 
 class PausingTeam(Team):

@@ -27,8 +27,8 @@ from statistics import median
 from typing import Final
 
 from llmrun.backends.cpu.speeds.kept import keep_speeds, kept_speeds
-from llmrun.compiled.levels import host_target
-from llmrun.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
+from llmrun.base.compiled.levels import host_target
+from llmrun.formats.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
 
 WAYS: Final = {"none": PREFETCH_NONE, "linear": PREFETCH_LINEAR, "streams": PREFETCH_STREAMS}
 _NAMES: Final = tuple(WAYS)

@@ -20,9 +20,9 @@ import numpy as np
 
 from llmrun.backends.cpu.steps import NO_RUNS, Run, StepRuns
 from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
-from llmrun.errors import IntegrityError
-from llmrun.layouts.states import REPLAY_ROWS, RUN_WORDS
-from llmrun.plan.state_shapes import ConvolutionState, StateGroup
+from llmrun.base.errors import IntegrityError
+from llmrun.formats.layouts.states import REPLAY_ROWS, RUN_WORDS
+from llmrun.model.plan.state_shapes import ConvolutionState, StateGroup
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.plan.rope import rotations_of
+from llmrun.model.plan.rope import rotations_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from llmrun.plan.rope import Rope
+    from llmrun.model.plan.rope import Rope
 
 _POSITIONS = 64  # computed together, which takes 3 to 5 times as long as computing one
 _MOST_BLOCKS = 64  # blocks of positions in the cache: 2 MB for 64 pairs of features

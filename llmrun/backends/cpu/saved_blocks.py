@@ -14,8 +14,8 @@ import numpy as np
 
 from llmrun.backends.cpu.kv_pool import BlockPool, blocks_in
 from llmrun.backends.saved_parts import BLOCK_PART, SavedPart
-from llmrun.errors import IntegrityError
-from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.base.errors import IntegrityError
+from llmrun.formats.layouts.kv_blocks import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

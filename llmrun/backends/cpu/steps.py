@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.layouts import states
-from llmrun.layouts.states import REPLAY_ROWS
-from llmrun.plan.values import Rows
-from llmrun.types import HIDDEN, LOGITS
+from llmrun.base.types import HIDDEN, LOGITS
+from llmrun.formats.layouts import states
+from llmrun.formats.layouts.states import REPLAY_ROWS
+from llmrun.model.plan.values import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from llmrun.plan.values import Value
+    from llmrun.model.plan.values import Value
 
 
 def steps_of(sequences: Sequence[int], most: int, *, whole: bool) -> Iterator[slice]:

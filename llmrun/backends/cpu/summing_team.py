@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from llmrun.backends.cpu.pausing_team import PausingTeam
-from llmrun.layouts import records
-from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS
-from llmrun.plan.ops.linear import FloatWords, IntegerWords, Product
-from llmrun.plan.values import Routing, Rows, Value
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS
+from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, Product
+from llmrun.model.plan.values import Routing, Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.cpu.lowering.base import Buffer, Lowered
-    from llmrun.plan.plan import Plan
+    from llmrun.model.plan.plan import Plan
 
 _LAYERS, _OUTPUT = "blk.", "output."  # how the names of the matrices begin
 _ROWS = 64  # rows that are squared at a time, so that the squares stay in the CPU's cache

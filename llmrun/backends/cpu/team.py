@@ -17,11 +17,11 @@ import numpy as np
 
 from llmrun.backends.cpu.prefetching import Prefetching
 from llmrun.backends.cpu.steps import NO_RUNS, StepRuns
-from llmrun.compiled.store import Kernel, KernelName, load_kernels
-from llmrun.errors import Cancelled, LlmrunError
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.plan.reach import seen_ranges
+from llmrun.base.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.base.errors import Cancelled, LlmrunError
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.model.plan.reach import seen_ranges
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu.team import Team, function_address
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

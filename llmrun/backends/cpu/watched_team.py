@@ -9,13 +9,13 @@ import numpy as np
 
 from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.pausing_team import PausingTeam
-from llmrun.layouts import records
-from llmrun.layouts.arena import floats_at
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import floats_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.plan.plan import Plan
+    from llmrun.model.plan.plan import Plan
 
 _DIGITS = 16  # of a digest
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.archs.parts.encoders import is_encoder, labels_of
 from llmrun.backends.base import AUTO
 from llmrun.backends.batches import check_batch
 from llmrun.backends.describe import describe
@@ -33,7 +32,7 @@ from llmrun.backends.llama.shared_layout import CONTEXT_STEP, Layout
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.backends.lora_files import described, opened_adapters
 from llmrun.backends.saved_parts import identity_of, key_of
-from llmrun.errors import (
+from llmrun.base.errors import (
     BackendCrashed,
     Cancelled,
     KVFull,
@@ -42,12 +41,13 @@ from llmrun.errors import (
     UnsupportedModel,
     UsageError,
 )
-from llmrun.gguf.problems import shown
-from llmrun.layouts.arena import round_up
-from llmrun.machine.cpu_count import default_threads
-from llmrun.open_flags import O_BINARY
-from llmrun.tokenizers.registry import load_tokenizer
-from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.open_flags import O_BINARY
+from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.formats.gguf.problems import shown
+from llmrun.formats.layouts.arena import round_up
+from llmrun.model.archs.parts.encoders import is_encoder, labels_of
+from llmrun.model.tokenizers.registry import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import OpenOptions, Progress
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.tokenizers.base import Tokenizer
 
 MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
 _SHARES = ("qwen3", "qwen3vl")  # architectures whose rerankers return probabilities in llama.cpp, instead of logits

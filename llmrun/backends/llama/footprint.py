@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.archs.parts.encoders import is_encoder
 from llmrun.backends.llama.gpu_layers import is_of_first_layers, resident_activations, row_bytes
 from llmrun.backends.sizing.footprint import CLIENT_PROCESS, LLAMA_PROCESS, Footprint, header_bytes, vocabulary_bytes
+from llmrun.model.archs.parts.encoders import is_encoder
 
 if TYPE_CHECKING:
     from llmrun.backends.sizing.kv_bytes import KVBytes
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.gguf.tensors import TensorInfo
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.tensors import TensorInfo
 
 
 def footprint_on_llama(

@@ -20,9 +20,9 @@ from llmrun.backends.llama.gpu_check_model import VOCABULARY, WIDTH, trial_model
 from llmrun.backends.llama.probe import installed_version, is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import Layout
-from llmrun.errors import BackendCrashed, LlmrunError
-from llmrun.gguf.problems import shown
-from llmrun.machine.cpu_count import default_threads
+from llmrun.base.errors import BackendCrashed, LlmrunError
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.formats.gguf.problems import shown
 
 PATIENCE_S = 20.0  # time limit of the trial; a GPU driver may need several seconds to wake eight GPUs
 _SHADERS = 3  # the GPU may take this many times longer, because Vulkan compiles shaders on first use

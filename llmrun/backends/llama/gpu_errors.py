@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from llmrun.machine.system_files import NVIDIA_DRIVER
+from llmrun.base.machine.system_files import NVIDIA_DRIVER
 
 REBUILD = "this build of llama.cpp is for other GPUs: `llmrun doctor` prints the command that builds it for this one"
 
@@ -75,7 +75,7 @@ def why_no_gpu(log: str, vulkan: bool | None = None) -> str:
 
     vulkan  whether Vulkan started, or None if this build of llama.cpp does not use it
     """
-    from llmrun.machine.energy import nvidia_cards  # llama.cpp's process starts faster without it
+    from llmrun.base.machine.energy import nvidia_cards  # llama.cpp's process starts faster without it
 
     failed = _INITIALIZING.search(log)
     has_driver = NVIDIA_DRIVER.exists() or bool(nvidia_cards())

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.archs.parts.encoders import has_no_cache, is_encoder
 from llmrun.backends.llama.shared_layout import MOST_WANTED
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.backends.sizing.recurrent_layers import layer_memories, widest_input
-from llmrun.layouts.arena import round_up
-from llmrun.layouts.kv_types import parse_kv_type
+from llmrun.formats.layouts.arena import round_up
+from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.model.archs.parts.encoders import has_no_cache, is_encoder
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 ALL_LAYERS = -1  # stands for all layers where a number of layers is expected
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.machine import Speeds
     from llmrun.backends.kind import BackendKind, Gpus, GpuSupport
     from llmrun.backends.sizing.footprint import Footprint
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 class LlamaGpus:

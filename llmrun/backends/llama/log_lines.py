@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from llmrun.backends.describe import threads_in_words
-from llmrun.errors import DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError
-from llmrun.gguf.problems import shown
+from llmrun.base.errors import DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel, UsageError
+from llmrun.formats.gguf.problems import shown
 
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
 _LOG_PREFIX = re.compile(r"^(llama_\w+: |error loading model: )+")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import counted, format_mebibytes
-from llmrun.archs.parts.tensors import parameter_count
 from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.footprint import footprint_on_llama
 from llmrun.backends.llama.gpu_layers import (
@@ -21,13 +19,15 @@ from llmrun.backends.llama.gpu_layers import (
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layers_kept import layers_of
-from llmrun.errors import UsageError
-from llmrun.gguf.problems import shown
-from llmrun.machine.free_memory import free_memory
+from llmrun.base.amounts import counted, format_mebibytes
+from llmrun.base.errors import UsageError
+from llmrun.base.machine.free_memory import free_memory
+from llmrun.formats.gguf.problems import shown
+from llmrun.model.archs.parts.tensors import parameter_count
 
 if TYPE_CHECKING:
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.kind import Gpus
-from llmrun.errors import LlmrunError
-from llmrun.folders import cache_folder
-from llmrun.machine.system_files import NVIDIA_DRIVER
+from llmrun.base.errors import LlmrunError
+from llmrun.base.folders import cache_folder
+from llmrun.base.machine.system_files import NVIDIA_DRIVER
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Progress

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from llmrun import child_processes
 from llmrun.backends.llama.gpu_errors import advice_for, gpu_error
 from llmrun.backends.llama.kv.memory_transfers import MemorySender
 from llmrun.backends.llama.messages import read_answer, request_line
 from llmrun.backends.llama.shared_layout import FLAG_BYTES
 from llmrun.backends.llama.shared_memory import SharedMemory
-from llmrun.errors import BackendCrashed, LlmrunError
-from llmrun.gguf.problems import shown
+from llmrun.base import child_processes
+from llmrun.base.errors import BackendCrashed, LlmrunError
+from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.rpc.servers import RpcServer

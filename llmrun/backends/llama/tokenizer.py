@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.tokenizers.fill_in_middle import checked_fill_tokens
-from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
-from llmrun.tokenizers.text_tokenizer import without_surrogates
+from llmrun.model.tokenizers.fill_in_middle import checked_fill_tokens
+from llmrun.model.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
+from llmrun.model.tokenizers.text_tokenizer import without_surrogates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

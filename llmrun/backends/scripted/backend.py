@@ -21,8 +21,8 @@ import numpy as np
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.saved_parts import BLOCK_PART, SavedPart
 from llmrun.backends.scripted.tokenizer import FIRST_WORD, IM_END, ScriptedTokenizer
-from llmrun.errors import Cancelled, IntegrityError, KVFull, UsageError
-from llmrun.types import HIDDEN, LOGITS, Adapter, Batch, ModelInfo, Outputs
+from llmrun.base.errors import Cancelled, IntegrityError, KVFull, UsageError
+from llmrun.base.types import HIDDEN, LOGITS, Adapter, Batch, ModelInfo, Outputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

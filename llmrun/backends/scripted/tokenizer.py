@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.tokenizers.fill_in_middle import fill_tokens, find_roles
+from llmrun.model.tokenizers.fill_in_middle import fill_tokens, find_roles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.tokenizers.fill_in_middle import FillTokens
+    from llmrun.model.tokenizers.fill_in_middle import FillTokens
 
 CONTROL_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(CONTROL_TOKENS))

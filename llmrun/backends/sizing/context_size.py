@@ -6,11 +6,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
-from llmrun.amounts import format_mebibytes
 from llmrun.backends.sizing.footprint import Footprint
-from llmrun.errors import DoesNotFit
-from llmrun.gguf.problems import shown
-from llmrun.layouts.kv_types import F16, Q4_0, Q8_0, parse_kv_type
+from llmrun.base.amounts import format_mebibytes
+from llmrun.base.errors import DoesNotFit
+from llmrun.formats.gguf.problems import shown
+from llmrun.formats.layouts.kv_types import F16, Q4_0, Q8_0, parse_kv_type
 
 # The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
 # Unused parts of the cache cost nothing, because the system allocates pages on first use.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from llmrun.backends.sizing.kv_bytes import KVBytes
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 # These sizes come from the peak memory of `llmrun generate` with a tiny model that has almost no vocabulary: 107.3 MB
 # with the CPU engine and 131.6 MB with llama.cpp, of which 1 MB was the model. _TOKEN was measured with vocabularies of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 # The default period of the window pattern, from llama.cpp's src/models. The last layer of each period attends to all
 # tokens, and the other layers have a sliding window. If the period is 0, all layers have one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 
 def layers_of(file: GGUFFile) -> int:
@@ -25,7 +25,7 @@ def storing_layers(file: GGUFFile) -> int:
     """Return how many layers store keys and values. Later layers reuse their cache or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
     if architecture == "gemma3n":  # its files do not contain this number
-        from llmrun.archs.gemma3n import STORING
+        from llmrun.model.archs.gemma3n import STORING
 
         return min(run, STORING)
     if architecture != "gemma4":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 _FLOAT = 4
 _CONVOLUTION = re.compile(r"blk\.(\d+)\.(?:ssm_conv1d|shortconv\.conv)\.weight$")

@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.base.folders import data_folder
+from llmrun.base.open_flags import O_BINARY
 from llmrun.cli.answers.report import completion_body
 from llmrun.cli.console.output import out
 from llmrun.engine.requests import ChatPrompt, FillPrompt, TextPrompt
-from llmrun.folders import data_folder
-from llmrun.open_flags import O_BINARY
-from llmrun.sampling_params import SAMPLING
+from llmrun.options.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.report import AnsweredRequest
@@ -138,7 +138,7 @@ def entry_of(done: AnsweredRequest, template: str | None, preset: str | None) ->
     The entry omits secrets, namely the Hub token, passwords in URLs and the values of environment variables whose names
     suggest a secret.
     """
-    from llmrun.doctor.secrets import Secrets
+    from llmrun.jobs.doctor.secrets import Secrets
 
     hidden = Secrets().hidden
     request, body = done.request, completion_body(done)

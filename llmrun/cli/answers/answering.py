@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import counted as in_words
+from llmrun.base.amounts import counted as in_words
+from llmrun.base.ending_signals import TERMINATING
+from llmrun.base.errors import LlmrunError
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.collected import CollectedAnswer
 from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import (
@@ -24,10 +27,7 @@ from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.control_echo import discard_typed_input, keep_output_at_ctrl_c
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.ending_signals import TERMINATING
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
-from llmrun.errors import LlmrunError
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import format_bytes
 from llmrun.backends.registry import is_stand_in
+from llmrun.base.amounts import format_bytes
+from llmrun.base.folders import data_folder
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.folders import data_folder
-from llmrun.settings import Settings, is_set
+from llmrun.options.settings import Settings, is_set
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +33,9 @@ def tell_of_default_model(settings: Settings, command: str) -> None:
 
 
 def _sentence(model: str, command: str) -> str:
+    from llmrun.base.machine.free_memory import free_memory
     from llmrun.hub.catalog.lookup import load_catalog
     from llmrun.hub.resolve.suggestion import quoted_size, suggested_model
-    from llmrun.machine.free_memory import free_memory
 
     size = quoted_size(load_catalog().entry(model))
     toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"

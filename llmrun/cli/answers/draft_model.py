@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from llmrun.errors import ModelNotFound, UsageError
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import model_named
+from llmrun.base.errors import ModelNotFound, UsageError
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.settings import model_named
 
 Found = TypeVar("Found")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import InvalidAnswer
+from llmrun.base.types import FinishReason
 from llmrun.cli.console.output import out
-from llmrun.errors import InvalidAnswer
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.report import AnsweredRequest

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from llmrun.errors import LlmrunError, TemplateRefused
+from llmrun.base.errors import LlmrunError, TemplateRefused
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.backends.base import AUTO, OpenOptions
 from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import is_stand_in
 from llmrun.backends.trained_context import beyond_training
+from llmrun.base.amounts import format_bytes, format_parameters, format_seconds
+from llmrun.base.errors import DoesNotFit
+from llmrun.base.kernel_warnings import kernel_warnings_told
 from llmrun.cli.answers.draft_model import resolved_draft
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.errors import DoesNotFit
-from llmrun.kernel_warnings import kernel_warnings_told
-from llmrun.remote.url import is_endpoint, parse_endpoint
+from llmrun.engine.remote.url import is_endpoint, parse_endpoint
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
     from llmrun.hub.catalog.entry import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
-    from llmrun.sampling_params import SamplingParams
-    from llmrun.settings import Settings
+    from llmrun.options.sampling_params import SamplingParams
+    from llmrun.options.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def _tell_of_unused_gpu_flags(settings: Settings) -> None:
 
 def tell_of_too_many_threads(settings: Settings) -> None:
     """Print a note if --threads exceeds the number of threads that this machine can run at the same time."""
-    from llmrun.machine.cpu_count import most_threads
+    from llmrun.base.machine.cpu_count import most_threads
 
     if settings.threads is None or is_stand_in(settings.backend):
         return
@@ -267,7 +267,7 @@ def _found(name: str, settings: Settings, options: OpenOptions | None = None) ->
 @contextmanager
 def _open_remote(settings: Settings, max_sequences: int) -> Iterator[OpenModel]:
     from llmrun.engine.defaults import default_sampling
-    from llmrun.remote.engine import RemoteEngine
+    from llmrun.engine.remote.engine import RemoteEngine
 
     with RemoteEngine.open(
         settings.model, max_sequences=max_sequences, offline=settings.offline, explain=out.note

@@ -12,7 +12,7 @@ from llmrun.engine.child.opening import portable_options
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.open_model import ModelFiles
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 _CACHED_PREFIXES = 64  # sequences, which take 4 bytes for each block of 32 tokens
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.open_model import lasting_model
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.engine.engine import Engine
-from llmrun.replaying.recorder import opening_of, record, write_recording
-from llmrun.replaying.watching import Watcher
-from llmrun.types import FinishReason
+from llmrun.jobs.replaying.recorder import opening_of, record, write_recording
+from llmrun.jobs.replaying.watching import Watcher
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.answers.report import AnsweredRequest
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 
 class Recorder:

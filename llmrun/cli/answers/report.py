@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.amounts import counted, format_number, format_percent, format_seconds_briefly
+from llmrun.base.amounts import counted, format_number, format_percent, format_seconds_briefly
+from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, width
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
-from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import LlmrunError
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.answering import cancelling
 from llmrun.cli.answers.collected import CollectedAnswer
 from llmrun.cli.answers.formatted import check_format
@@ -17,8 +19,6 @@ from llmrun.cli.arguments.samples import MEAN_LOGPROB, SamplesWanted
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
 from llmrun.engine.requests import Failed, Finished, PrefillProgress, Request, TextDelta
-from llmrun.errors import LlmrunError
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering

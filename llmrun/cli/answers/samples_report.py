@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.amounts import format_number, format_seconds_briefly
+from llmrun.base.amounts import format_number, format_seconds_briefly
 from llmrun.cli.answers.report import AnsweredRequest, completion_body, fitting_fields, model_words
 from llmrun.cli.arguments.samples import MEAN_LOGPROB, VOTE
 from llmrun.cli.console.output import out

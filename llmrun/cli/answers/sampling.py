@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 _RANDOM_SEEDS = 1_000_000  # the seeds are short enough to retype, yet repeats are rare among a thousand samples
 

@@ -11,32 +11,32 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import format_parameters
 from llmrun.backends.lora_files import LoraOption
 from llmrun.backends.registry import is_stand_in
+from llmrun.base.amounts import format_parameters
+from llmrun.base.errors import ModelNotFound, NetworkError
+from llmrun.base.folders import prefixes_folder
+from llmrun.base.machine.free_memory import free_memory
+from llmrun.base.machine.freed_memory import return_large_blocks_at_once
+from llmrun.base.types import Pooling, named_pooling
 from llmrun.cli.answers.open_model import ModelFiles, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.answers.opening import to_open
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.engine_process.limits import ServingLimits
-from llmrun.engine_process.model_process import ModelProcess
-from llmrun.engine_process.stop_signals import StopSignals
-from llmrun.errors import ModelNotFound, NetworkError
-from llmrun.folders import prefixes_folder
 from llmrun.hub.resolve.model_file import resolve
-from llmrun.machine.free_memory import free_memory
-from llmrun.machine.freed_memory import return_large_blocks_at_once
+from llmrun.options.settings import load_presets, with_model
 from llmrun.serving.app import make_app
 from llmrun.serving.bodies import Bodies
 from llmrun.serving.http_server import HttpServer, allow_open_files
 from llmrun.serving.models.known import GivenOnly, KnownModel, KnownModels, WithStore
 from llmrun.serving.models.registry import Models
 from llmrun.serving.models.store import catalogue_name, given_model, models_in_store
+from llmrun.serving.processes.limits import ServingLimits
+from llmrun.serving.processes.model_process import ModelProcess
+from llmrun.serving.processes.stop_signals import StopSignals
 from llmrun.serving.running import run_server
 from llmrun.serving.service import Service
-from llmrun.settings import load_presets, with_model
-from llmrun.types import Pooling, named_pooling
 
 if TYPE_CHECKING:
     import ssl
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from llmrun.engine.child.messages import Open
     from llmrun.engine.facts import ModelFacts
     from llmrun.hub.resolve.model_file import ResolvedModel
-    from llmrun.presets import Preset
+    from llmrun.options.presets import Preset
+    from llmrun.options.settings import Settings
     from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
     from llmrun.serving.upstreams.front import Upstreams
     from llmrun.serving.upstreams.upstream import Upstream
-    from llmrun.settings import Settings
 
 
 def serve_models(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.presets import THINKING
+from llmrun.options.presets import THINKING
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.flags import AnswerFlags
     from llmrun.engine.base import Answering
     from llmrun.engine.requests import TextDelta
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 
 class ThinkingView:

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import formats, options
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
-from llmrun.remote.url import is_endpoint
-from llmrun.sampling_params import SAMPLING
-from llmrun.settings import RULES, Settings, load_settings
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.options.settings import RULES, Settings, load_settings
 
 _NOT_FOR_SERVERS = (
     *("ctx_size", "threads", "kv_type", "lora", "chat_template", "backend", "speculate", "gpu_layers"),

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompt import checked_text, read_text
-from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from llmrun.cli.console.output import out
-from llmrun.settings import RULES, Settings, load_settings
+from llmrun.options.settings import RULES, Settings, load_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmrun.cli.console.output import out
-from llmrun.settings import Settings, load_sound_settings
+from llmrun.options.settings import Settings, load_sound_settings
 
 
 def apply_settings(flags: Mapping[str, object]) -> Settings:

@@ -10,8 +10,8 @@ import typer
 from llmrun.backends.device_lists import SPLIT_MODES
 from llmrun.backends.registry import CHOICES, choices_in_words
 from llmrun.cli.arguments.values import drafts, files, models, one_of
-from llmrun.layouts.kv_types import KV_CHOICES
-from llmrun.settings import Settings
+from llmrun.formats.layouts.kv_types import KV_CHOICES
+from llmrun.options.settings import Settings
 
 PromptCache = Annotated[
     Path | None,

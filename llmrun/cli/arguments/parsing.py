@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompt import checked_text
-from llmrun.errors import UsageError
-from llmrun.sampling_params import SAMPLING, value_text
+from llmrun.options.sampling_params import SAMPLING, value_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmrun.sampling_params import SamplingParams
+    from llmrun.options.sampling_params import SamplingParams
 
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:

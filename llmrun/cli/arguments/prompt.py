@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.errors import UsageError
 
 LARGEST_TEXT = 64 << 20  # bytes; more than fits in any context, and protects against endless files such as /dev/zero
 STDIN = "-"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmrun.errors import UsageError
-from llmrun.remote.url import is_endpoint
+from llmrun.base.errors import UsageError
+from llmrun.engine.remote.url import is_endpoint
 
 _FLAG = "--prompt-cache"
 _HINT = "name a new file, or one that --prompt-cache has written"

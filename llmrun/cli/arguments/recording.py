@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.backends.base import AUTO
-from llmrun.errors import UsageError
-from llmrun.remote.url import is_endpoint
+from llmrun.base.errors import UsageError
+from llmrun.engine.remote.url import is_endpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 CPU = "cpu"
 
@@ -44,7 +44,7 @@ def check_recordable(path: Path, settings: Settings, *, several: bool, cached: b
 
 def _may_overwrite(path: Path) -> bool:
     """Return whether a file is a recording, empty or missing. Devices and pipes are not."""
-    from llmrun.replaying.recording import FORMAT
+    from llmrun.jobs.replaying.recording import FORMAT
 
     if not path.is_file():
         return not path.exists()

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.values import one_of
-from llmrun.errors import UsageError
-from llmrun.settings import RULES
+from llmrun.options.settings import RULES
 
 MEAN_LOGPROB: Final = "mean-logprob"
 VOTE: Final = "vote"

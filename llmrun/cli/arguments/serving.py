@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.amounts import parse_duration
+from llmrun.base.amounts import parse_duration
+from llmrun.base.errors import UsageError
+from llmrun.base.folders import prefixes_folder
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.given import given_by
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
-from llmrun.folders import prefixes_folder
-from llmrun.remote.url import parse_endpoint
-from llmrun.settings import Settings, load_settings
+from llmrun.engine.remote.url import parse_endpoint
+from llmrun.options.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmrun.remote.url import Endpoint
+    from llmrun.engine.remote.url import Endpoint
     from llmrun.serving.models.registry import ModelLimits
     from llmrun.serving.options import ServingOptions
     from llmrun.serving.upstreams.upstream import Upstream
@@ -178,7 +178,7 @@ class ServeFlags:
 
     def model_limits(self) -> ModelLimits:
         """Return the limits of all models together. Raises UsageError."""
-        from llmrun.machine.free_memory import free_memory
+        from llmrun.base.machine.free_memory import free_memory
         from llmrun.serving.models.registry import FOREVER, ModelLimits
 
         keep_s = None

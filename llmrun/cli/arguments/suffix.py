@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompt import checked_text, read_text
-from llmrun.errors import UsageError
 
 Suffix = Annotated[
     str | None, typer.Option("--suffix", metavar="TEXT", help="Fill the gap between the prompt and this text.")

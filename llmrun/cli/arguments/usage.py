@@ -10,7 +10,7 @@ import typer
 from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 
 _EXTRA = re.compile(r"got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _MOST_MEANT = 3  # a hint suggests at most this many options

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 
 FILES = "<files>"
 _HERE = "on this machine"
@@ -28,7 +28,7 @@ def files() -> list[str]:
 def models() -> list[tuple[str, str] | str]:
     """Return the user's presets, the models on this machine and those in the catalogue, and FILES."""
     from llmrun.hub.catalog.lookup import load_catalog
-    from llmrun.settings import load_presets
+    from llmrun.options.settings import load_presets
 
     names: tuple[str, ...] = ()
     presets: dict[str, str] = {}

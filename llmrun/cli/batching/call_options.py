@@ -7,19 +7,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.batching.requests import CallOptions, Default, Fill
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.formats import CHOICE, GRAMMAR, JSON_OBJECT, JSON_SCHEMA, REGEX
 from llmrun.cli.arguments.parsing import parse_stops
 from llmrun.engine.constraint.grammars import schema_of
-from llmrun.errors import UsageError
-from llmrun.protocol.openai.thinking import BUDGETS
-from llmrun.sampling_params import SAMPLING
+from llmrun.jobs.batching.requests import CallOptions, Default, Fill
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.serving.protocol.openai.thinking import BUDGETS
 
 if TYPE_CHECKING:
     from llmrun.cli.arguments.flags import AnswerFlags
     from llmrun.cli.prompting.template import PromptTemplate
     from llmrun.engine.constraint.base import ResponseFormat
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 _VARIABLES: Final = ("chat_template_kwargs", "enable_thinking", "reasoning_effort")

@@ -8,25 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import counted, format_clock
-from llmrun.batching.estimate.counting import Counts, count_batch
-from llmrun.batching.estimate.estimating import Estimate, estimate_of
-from llmrun.batching.estimate.prediction import ApiPrice
-from llmrun.batching.estimate.reading import CallReader
-from llmrun.batching.estimate.sampling import BEGIN_S, Sampler
-from llmrun.batching.lines import check_source
+from llmrun.base.amounts import counted, format_clock
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.machine.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.cli.batching.dry_run_report import Comparison, body_of, lines_of
 from llmrun.cli.batching.workers import LOCAL, WorkersWanted
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
+from llmrun.jobs.batching.estimate.counting import Counts, count_batch
+from llmrun.jobs.batching.estimate.estimating import Estimate, estimate_of
+from llmrun.jobs.batching.estimate.prediction import ApiPrice
+from llmrun.jobs.batching.estimate.reading import CallReader
+from llmrun.jobs.batching.estimate.sampling import BEGIN_S, Sampler
+from llmrun.jobs.batching.lines import check_source
 
 if TYPE_CHECKING:
-    from llmrun.batching.requests import CallOptions
     from llmrun.engine.child.messages import Loading, Note
-    from llmrun.settings import Settings
+    from llmrun.jobs.batching.requests import CallOptions
+    from llmrun.options.settings import Settings
 
 
 def parse_prices(text: str | None) -> ApiPrice | None:
@@ -118,10 +118,10 @@ def _check(source: Path, counts: Counts) -> None:
 @contextmanager
 def _opened(wanted: WorkersWanted, settings: Settings) -> Iterator[CallReader]:
     """Open the model in this process, as the worker of a run opens it in another one."""
+    from llmrun.base.kernel_warnings import kernel_warnings_told
     from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
     from llmrun.cli.answers.opening import to_open
     from llmrun.engine.child.opening import describe, open_engine
-    from llmrun.kernel_warnings import kernel_warnings_told
 
     tell_of_too_many_threads(settings)
     with model_files(settings) as files:

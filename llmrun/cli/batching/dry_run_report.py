@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.amounts import counted, format_number, format_percent, format_seconds
-from llmrun.batching.estimate.estimating import Estimate
-from llmrun.batching.estimate.prediction import ApiPrice
-from llmrun.bench.analysis.intervals import Interval
+from llmrun.base.amounts import counted, format_number, format_percent, format_seconds
 from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.terminal import room
+from llmrun.jobs.batching.estimate.estimating import Estimate
+from llmrun.jobs.batching.estimate.prediction import ApiPrice
+from llmrun.jobs.bench.analysis.intervals import Interval
 
 _JOULES_PER_KWH: Final = 3.6e6
 _HOUR_S: Final = 3600.0

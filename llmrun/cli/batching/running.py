@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import counted, format_clock, format_number, format_percent, format_seconds
-from llmrun.batching.run import Outcome, run_batch
+from llmrun.base.amounts import counted, format_clock, format_number, format_percent, format_seconds
 from llmrun.cli.console.control_echo import hide_control_echo
 from llmrun.cli.console.output import out
-from llmrun.engine_process.stop_signals import StopSignals
+from llmrun.jobs.batching.run import Outcome, run_batch
+from llmrun.serving.processes.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from llmrun.batching.batch import Batch
-    from llmrun.batching.tally import Tally
-    from llmrun.batching.workers.base import Worker
+    from llmrun.jobs.batching.batch import Batch
+    from llmrun.jobs.batching.tally import Tally
+    from llmrun.jobs.batching.workers.base import Worker
 
 _SHOWN_NAMES = 5
 

@@ -7,19 +7,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from llmrun.batching.workers.ray_address import check_ray, is_ray
+from llmrun.base.errors import NetworkError, UsageError
 from llmrun.cli.answers.open_model import model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.errors import NetworkError, UsageError
-from llmrun.remote.url import is_endpoint, parse_endpoint
+from llmrun.engine.remote.url import is_endpoint, parse_endpoint
+from llmrun.jobs.batching.workers.ray_address import check_ray, is_ray
 
 if TYPE_CHECKING:
-    from llmrun.batching.batch import Batch
-    from llmrun.batching.workers.base import Worker
     from llmrun.cli.arguments.flags import AnswerFlags
     from llmrun.engine.child.messages import Open
-    from llmrun.settings import Settings
+    from llmrun.jobs.batching.batch import Batch
+    from llmrun.jobs.batching.workers.base import Worker
+    from llmrun.options.settings import Settings
 
 LOCAL: Final = "local"
 _KINDS: Final = "use local, URLs of servers, ray or ray:HOST:PORT, separated by commas"
@@ -91,7 +91,7 @@ def as_begun(batch: Batch, settings: Settings) -> Settings:
 
     The default depends on the free memory, which is different every time.
     """
-    from llmrun.batching.journal import recorded_header
+    from llmrun.jobs.batching.journal import recorded_header
 
     header = None if batch.force else recorded_header(batch.output)
     context = None if header is None else header.get("context_size")
@@ -117,7 +117,7 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
         )
         found: list[Worker] = []
         if LOCAL in wanted.names:
-            from llmrun.batching.workers.local import LocalWorker
+            from llmrun.jobs.batching.workers.local import LocalWorker
 
             tell_of_too_many_threads(settings)
             found.append(LocalWorker(opening, loading=show_loading, note=out.note, detail=out.detail))
@@ -127,7 +127,7 @@ def workers_of(wanted: WorkersWanted, settings: Settings) -> Iterator[list[Worke
 
 
 def _server(name: str, wanted: WorkersWanted, settings: Settings) -> Worker:
-    from llmrun.batching.workers.endpoint import EndpointWorker
+    from llmrun.jobs.batching.workers.endpoint import EndpointWorker
 
     endpoint = parse_endpoint(name)
     if settings.offline and not endpoint.is_loopback:
@@ -138,7 +138,7 @@ def _server(name: str, wanted: WorkersWanted, settings: Settings) -> Worker:
 @contextmanager
 def _on_ray(name: str, opening: Open, settings: Settings) -> Iterator[Sequence[Worker]]:
     """Yield the workers of a Ray cluster, and disconnect from it at the end."""
-    from llmrun.batching.workers.ray_cluster import ModelToSend, RayCluster, Shows
+    from llmrun.jobs.batching.workers.ray_cluster import ModelToSend, RayCluster, Shows
 
     out.progress(f"connecting to {name}")
     cluster = RayCluster.connect(name, offline=settings.offline)

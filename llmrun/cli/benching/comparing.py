@@ -8,9 +8,13 @@ from typing import Any
 
 from rich.text import Text
 
-from llmrun.amounts import format_number
-from llmrun.bench.analysis.statistics import unpaired_ratio
-from llmrun.bench.documents.foreign import (
+from llmrun.base.amounts import format_number
+from llmrun.base.errors import UsageError
+from llmrun.cli.benching.table import table_of
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import visible_line
+from llmrun.jobs.bench.analysis.statistics import unpaired_ratio
+from llmrun.jobs.bench.documents.foreign import (
     Compared,
     Comparison,
     Series,
@@ -20,11 +24,7 @@ from llmrun.bench.documents.foreign import (
     series_of,
     worst_loss,
 )
-from llmrun.bench.documents.history import find, load_history
-from llmrun.cli.benching.table import table_of
-from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import visible_line
-from llmrun.errors import UsageError
+from llmrun.jobs.bench.documents.history import find, load_history
 
 _LOST = 1
 _NO_INTERVAL = "one sample"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.amounts import format_mebibytes, format_percent
-from llmrun.bench.documents.document import Document, Result
-from llmrun.bench.documents.words import answer_sentences, result_names, verdict_sentence
+from llmrun.base.amounts import format_mebibytes, format_percent
 from llmrun.cli.benching.summary import draft_words, figure_words, head_words, shown_metrics
 from llmrun.cli.console.terminal import visible_line
+from llmrun.jobs.bench.documents.document import Document, Result
+from llmrun.jobs.bench.documents.words import answer_sentences, result_names, verdict_sentence
 
 # Unescaped, these characters would end a cell or start markup or HTML.
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>[]"})

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrun.amounts import format_bandwidth, format_number, format_percent, format_seconds
 from llmrun.backends.base import AUTO
 from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
 from llmrun.backends.registry import backend_named
 from llmrun.backends.trained_context import beyond_training
-from llmrun.bench.measuring.sweep import BenchTarget
-from llmrun.bench.measuring.workload import Workload
-from llmrun.bench.profiling.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
+from llmrun.base.amounts import format_bandwidth, format_number, format_percent, format_seconds
+from llmrun.base.errors import UsageError
+from llmrun.base.kernel_warnings import kernel_warnings_told
 from llmrun.cli.benching.flags import LISTS
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.cli.console.terminal import visible_line
-from llmrun.errors import UsageError
-from llmrun.kernel_warnings import kernel_warnings_told
+from llmrun.jobs.bench.measuring.sweep import BenchTarget
+from llmrun.jobs.bench.measuring.workload import Workload
+from llmrun.jobs.bench.profiling.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
 
 _HEADS = [
     "op",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrun.bench.documents.document import Document
-from llmrun.bench.documents.words import metric_words
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
-from llmrun.errors import LlmrunError
+from llmrun.jobs.bench.documents.document import Document
+from llmrun.jobs.bench.documents.words import metric_words
 
 
 def show(document: Document, kind: str, *, api_price: float | None = None) -> None:
@@ -33,7 +33,7 @@ def show(document: Document, kind: str, *, api_price: float | None = None) -> No
 
 
 def _show_rows(document: Document, kind: str) -> None:
-    from llmrun.bench.documents.rows import csv_text, llama_bench_rows
+    from llmrun.jobs.bench.documents.rows import csv_text, llama_bench_rows
 
     rows = llama_bench_rows(document)
     if kind == "json":
@@ -48,7 +48,7 @@ def _show_rows(document: Document, kind: str) -> None:
 
 def write_page(document: Document, path: Path) -> None:
     """Write the HTML page of a document. Raises LlmrunError if the file cannot be written."""
-    from llmrun.bench.html.page import page
+    from llmrun.jobs.bench.html.page import page
 
     path = path.expanduser()
     try:
@@ -61,7 +61,7 @@ def write_page(document: Document, path: Path) -> None:
 def show_history(documents: Sequence[Document], kind: str) -> None:
     """Print one line per run, oldest first."""
     if kind != "table":
-        from llmrun.bench.documents.document_json import to_json
+        from llmrun.jobs.bench.documents.document_json import to_json
 
         bodies = [to_json(document) for document in documents]
         if kind == "jsonl":

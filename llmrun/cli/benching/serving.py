@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from llmrun.amounts import counted
-from llmrun.bench.serving.plan import ServingPlan
-from llmrun.bench.serving.report import to_row
-from llmrun.bench.serving.runs import ServingResult, measure_serving
-from llmrun.bench.serving.words import CONDITIONS_HEAD, TIMES_HEAD, condition_rows, heading, sentences, times_rows
+from llmrun.base.amounts import counted
 from llmrun.cli.benching.markdown_table import escaped, table_lines
 from llmrun.cli.benching.table import table_of
 from llmrun.cli.console.living import LiveReporter
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
+from llmrun.jobs.bench.serving.plan import ServingPlan
+from llmrun.jobs.bench.serving.report import to_row
+from llmrun.jobs.bench.serving.runs import ServingResult, measure_serving
+from llmrun.jobs.bench.serving.words import CONDITIONS_HEAD, TIMES_HEAD, condition_rows, heading, sentences, times_rows
 
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PROMISE = 1

@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.bench.serving.goodput import parse_goodput
-from llmrun.bench.serving.plan import (
+from llmrun.base.errors import UsageError
+from llmrun.jobs.bench.serving.goodput import parse_goodput
+from llmrun.jobs.bench.serving.plan import (
     CANCEL,
     CONCURRENCY,
     OVERLOAD,
@@ -20,7 +21,6 @@ from llmrun.bench.serving.plan import (
     Rate,
     ServingPlan,
 )
-from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
     from llmrun.cli.benching.flags import BenchFlags
@@ -48,7 +48,7 @@ def serving_flag(flags: BenchFlags) -> str:
 
 def serving_endpoints(flags: BenchFlags, models: Sequence[str], flag: str) -> list[str]:
     """Return the endpoints to measure, including the URLs among `models`. Raises UsageError if there are others."""
-    from llmrun.remote.url import is_endpoint, parse_endpoint
+    from llmrun.engine.remote.url import is_endpoint, parse_endpoint
 
     local = [name for name in models if not is_endpoint(name)]
     endpoints = [*(flags.endpoint or ()), *(name for name in models if is_endpoint(name))]
@@ -151,7 +151,7 @@ def _rates(flags: BenchFlags, workload: str) -> list[Rate | None]:
 
 
 def _one_number(text: str, flag: str, minimum: int) -> int:
-    from llmrun.bench.measuring.sweep import numbers
+    from llmrun.jobs.bench.measuring.sweep import numbers
 
     found = numbers(text, flag, minimum)
     if len(found) != 1:

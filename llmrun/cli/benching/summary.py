@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llmrun.amounts import format_number, format_percent, format_seconds
-from llmrun.bench.documents.document import Document, Result
-from llmrun.bench.documents.words import metric_of, metric_unit
+from llmrun.base.amounts import format_number, format_percent, format_seconds
+from llmrun.jobs.bench.documents.document import Document, Result
+from llmrun.jobs.bench.documents.words import metric_of, metric_unit
 
 _COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "throughput", "requests")
 

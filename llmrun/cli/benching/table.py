@@ -8,15 +8,22 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from llmrun.amounts import counted, format_bandwidth, format_mebibytes, format_number, format_percent, format_seconds
-from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS
-from llmrun.bench.documents.document import Document, Verdict
-from llmrun.bench.documents.words import answer_sentences, metric_of, result_names, verdict_sentence
-from llmrun.bench.energy import beside_api
+from llmrun.base.amounts import (
+    counted,
+    format_bandwidth,
+    format_mebibytes,
+    format_number,
+    format_percent,
+    format_seconds,
+)
 from llmrun.cli.benching.summary import draft_words, figure_words, head_words, shown_metrics
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, visible_line
-from llmrun.settings import SPECULATE_OFF
+from llmrun.jobs.bench.analysis.statistics import MINIMUM_ROUNDS
+from llmrun.jobs.bench.documents.document import Document, Verdict
+from llmrun.jobs.bench.documents.words import answer_sentences, metric_of, result_names, verdict_sentence
+from llmrun.jobs.bench.energy import beside_api
+from llmrun.options.settings import SPECULATE_OFF
 
 _BAR = 10  # the width of a bar in columns
 _BARS_FROM = 96  # Bars are shown only on terminals with at least this many columns.

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import formats
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
@@ -19,8 +20,7 @@ from llmrun.cli.chatting.store import Recording, read_conversation, reporting_fi
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, shortened, visible_line
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.settings import RULES
+from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.screen import Completion
 from llmrun.cli.chatting.slash import answers, models
 from llmrun.cli.chatting.tools import slash as tools
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.terminal import room
-from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat

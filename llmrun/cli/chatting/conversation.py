@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from llmrun import __version__
+from llmrun.base.types import FinishReason
 from llmrun.cli.chatting.events import (
     FORMAT,
     AnswerBegan,
@@ -32,7 +33,6 @@ from llmrun.cli.chatting.events import (
 from llmrun.cli.chatting.preferences import Value
 from llmrun.cli.chatting.tools.arguments import parsed_arguments
 from llmrun.engine.requests import ToolCall
-from llmrun.types import FinishReason
 
 TITLE_CHARACTERS = 60
 _NO_RESULT = "The call was interrupted, and its result is unknown."

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from llmrun.base.errors import UsageError
+from llmrun.base.types import FinishReason
 from llmrun.cli.chatting.preferences import Value, checked_value
-from llmrun.errors import UsageError
-from llmrun.types import FinishReason
 
 FORMAT: Final = 4  # version of the file format, incremented when older versions of llmrun cannot read a new feature
 # Format 1 has no thoughts, and formats 1 to 3 have no tool calls. Formats 1 and 2 save every token on its own line.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from prompt_toolkit.history import History
 
+from llmrun.base.open_flags import O_BINARY
 from llmrun.cli.console.output import out
-from llmrun.open_flags import O_BINARY
 
 LARGEST = 1 << 20  # bytes
 LONGEST = 1 << 16  # bytes per entry; longer entries would displace many others, and the conversation saves them anyway

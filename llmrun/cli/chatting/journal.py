@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import LlmrunError
+from llmrun.base.open_flags import O_BINARY
 from llmrun.cli.chatting.events import Answered, Event, Piece, to_line
 from llmrun.engine.saved_state.budget import ENDING
-from llmrun.errors import LlmrunError
-from llmrun.open_flags import O_BINARY
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

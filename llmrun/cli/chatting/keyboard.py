@@ -39,6 +39,7 @@ from prompt_toolkit.output.defaults import create_output
 from prompt_toolkit.selection import SelectionState
 from prompt_toolkit.styles import Style
 
+from llmrun.base.folders import data_folder
 from llmrun.cli.chatting.blocks import is_unfinished
 from llmrun.cli.chatting.history import StoredHistory
 from llmrun.cli.chatting.pastes import Pastes, ShownPastes
@@ -46,7 +47,6 @@ from llmrun.cli.chatting.screen import Completions, Meter
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible_line
-from llmrun.folders import data_folder
 
 PROMPT = "> "
 MOST_ROWS = 10  # screen rows for long input

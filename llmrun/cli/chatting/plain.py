@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompt import LARGEST_TEXT
 from llmrun.cli.chatting.blocks import QUOTES, is_unfinished
 from llmrun.cli.chatting.screen import AnswerView, Meter
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor
-from llmrun.errors import UsageError
 
 
 class PlainTurns:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import formats
-from llmrun.errors import UsageError
-from llmrun.sampling_params import SAMPLING
-from llmrun.settings import RULES
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.options.settings import RULES
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.base import ResponseFormat

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.collected import CollectedCalls
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought, WasThinking
 from llmrun.cli.console.output import out
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from llmrun.base.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
 from llmrun.cli.answers.sampling import next_seed, sent_sampling
@@ -33,9 +35,7 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
 from llmrun.cli.messages import message_for
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
-from llmrun.errors import ContextExceeded, InvalidAnswer, LlmrunError, NetworkError, TemplateRefused, UsageError
-from llmrun.sampling_params import SAMPLING
-from llmrun.types import FinishReason
+from llmrun.options.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.model_in_use import ModelInUse
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Store
     from llmrun.engine.base import Answering
     from llmrun.engine.requests import ToolCall
-    from llmrun.sampling_params import SamplingParams
-    from llmrun.settings import Settings
-    from llmrun.tools.toolbox import Toolbox
+    from llmrun.engine.tools.toolbox import Toolbox
+    from llmrun.options.sampling_params import SamplingParams
+    from llmrun.options.settings import Settings
 
 # These errors end the turn, but not the chat.
 SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError, NetworkError, InvalidAnswer)

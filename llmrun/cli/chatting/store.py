@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.base.errors import UsageError
+from llmrun.base.open_flags import O_BINARY
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
 from llmrun.cli.chatting.events import Began, Piece, from_line, to_line
 from llmrun.cli.chatting.journal import (
@@ -35,8 +37,6 @@ from llmrun.cli.chatting.journal import (
     lock_journal,
     remove_files,
 )
-from llmrun.errors import UsageError
-from llmrun.open_flags import O_BINARY
 
 ENDING = ".jsonl"
 LARGEST_FILE = 64 << 20  # bytes, enough for a million tokens of answers

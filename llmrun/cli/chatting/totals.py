@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from llmrun.amounts import format_number, format_percent, format_seconds_briefly
-from llmrun.types import Timings
+from llmrun.base.amounts import format_number, format_percent, format_seconds_briefly
+from llmrun.base.types import Timings
 
 
 @dataclass(slots=True)

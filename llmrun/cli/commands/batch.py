@@ -23,13 +23,13 @@ from typing import Annotated
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags_except
 from llmrun.cli.arguments.formats import checked_format, flag_of
 from llmrun.cli.arguments.parsing import parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
 from llmrun.cli.prompting.library import chosen_template
-from llmrun.errors import UsageError
 
 LISTING = {"place": 27}
 
@@ -98,12 +98,12 @@ def command(
     response_format = None if formatted is None else checked_format(*formatted, origin=flag_of(formatted[0]))
 
     # No slow imports above this line, so that usage errors appear immediately.
-    from llmrun.batching.batch import Batch
-    from llmrun.batching.files import resolved
     from llmrun.cli.answers.default_model import tell_of_default_model
     from llmrun.cli.batching.call_options import call_options
     from llmrun.cli.batching.running import run
     from llmrun.cli.batching.workers import WorkersWanted, as_begun, parse_workers, refuse_local, workers_of
+    from llmrun.jobs.batching.batch import Batch
+    from llmrun.jobs.batching.files import resolved
 
     wanted = WorkersWanted(parse_workers(workers, settings.model), parallel, kv_tokens, chat_template)
     if not wanted.needs_model:

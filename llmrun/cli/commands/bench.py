@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.amounts import counted
 from llmrun.backends.registry import is_stand_in
+from llmrun.base.amounts import counted
+from llmrun.base.errors import UsageError
+from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
@@ -31,15 +33,13 @@ from llmrun.cli.arguments.values import FILES, one_of
 from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, names, workloads
 from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
-from llmrun.machine import shell
-from llmrun.settings import SPECULATE_AUTO, SPECULATE_OFF, model_named
+from llmrun.options.settings import SPECULATE_AUTO, SPECULATE_OFF, model_named
 
 if TYPE_CHECKING:
-    from llmrun.bench.documents.document import Document
-    from llmrun.bench.measuring.runner import Outcome
-    from llmrun.bench.measuring.sweep import BenchTarget, Configuration
-    from llmrun.settings import Settings
+    from llmrun.jobs.bench.documents.document import Document
+    from llmrun.jobs.bench.measuring.runner import Outcome
+    from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration
+    from llmrun.options.settings import Settings
 
 LISTING = {"place": 50}
 INTERRUPTED = 130  # 128 + SIGINT
@@ -69,7 +69,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
         raise UsageError("--profile: cannot be combined with --lora, whose ops it does not measure")
 
     # No heavy imports above this line, so that usage errors appear immediately.
-    from llmrun.bench.measuring.sweep import configurations
+    from llmrun.jobs.bench.measuring.sweep import configurations
 
     if flags.profile:
         from llmrun.cli.benching.profiling import check_profile, profile_all
@@ -94,8 +94,8 @@ def _measure_servers(flags: BenchFlags, settings: Settings, flag: str) -> int:
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
     """Return the models and endpoints to measure. Download missing models first."""
     from llmrun.backends.lora_files import LoraOption
-    from llmrun.bench.measuring.sweep import local_targets, remote_target
-    from llmrun.remote.url import is_endpoint
+    from llmrun.engine.remote.url import is_endpoint
+    from llmrun.jobs.bench.measuring.sweep import local_targets, remote_target
 
     named = _names(flags.model or ())
     endpoints = [*(flags.endpoint or ()), *(name for name in named if is_endpoint(name))]
@@ -137,7 +137,7 @@ def _speculation(name: str, settings: Settings, backends: Sequence[str]) -> tupl
 
 def _names(given: Sequence[str]) -> list[str]:
     """Split each `A,B` into two names, unless a file has exactly that name. Presets stand for their models."""
-    from llmrun.remote.url import is_endpoint
+    from llmrun.engine.remote.url import is_endpoint
 
     lists = [[text] if Path(text).exists() or is_endpoint(text) else names(text, "--model") for text in given]
     return list(dict.fromkeys(model_named(name.strip()) for some in lists for name in some))
@@ -172,13 +172,13 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
 
     Raises the first error if all configurations failed, and KeyboardInterrupt if nothing was measured.
     """
-    from llmrun.bench.measuring.digests import file_sha256
-    from llmrun.bench.measuring.results import document, is_precise
-    from llmrun.bench.measuring.runner import Effort, Runner
-    from llmrun.bench.system import system_state, warnings_about, warnings_between
     from llmrun.cli.console.living import LiveReporter
     from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.local.open_models import in_use
+    from llmrun.jobs.bench.measuring.digests import file_sha256
+    from llmrun.jobs.bench.measuring.results import document, is_precise
+    from llmrun.jobs.bench.measuring.runner import Effort, Runner
+    from llmrun.jobs.bench.system import system_state, warnings_about, warnings_between
 
     system = system_state()
     for words in warnings_about(system):
@@ -208,8 +208,8 @@ def _raise_if_empty(outcome: Outcome) -> None:
 
 
 def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
-    from llmrun.bench.documents.history import save
     from llmrun.cli.benching.run_output import show, write_page
+    from llmrun.jobs.bench.documents.history import save
 
     try:
         show(found, kind, api_price=flags.compare_price)
@@ -268,8 +268,8 @@ def history(
     del debug
     flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
-    from llmrun.bench.documents.history import find, load_history
     from llmrun.cli.benching.run_output import show, show_history, write_page
+    from llmrun.jobs.bench.documents.history import find, load_history
 
     kept = load_history()
     if kept.damaged:

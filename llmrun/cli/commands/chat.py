@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments import formats, options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
@@ -34,11 +36,10 @@ from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.cli.prompting.library import chosen_template
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.folders import conversations_folder
-from llmrun.settings import RULES, Settings, load_settings, model_named, with_model, with_values
+from llmrun.options.settings import RULES, Settings, load_settings, model_named, with_model, with_values
 
 if TYPE_CHECKING:
+    from llmrun.base.types import ModelInfo
     from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.context.prompting import Prompting
@@ -50,9 +51,8 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.chatting.typing_ahead import QuietKeyboard
     from llmrun.cli.prompting.template import PromptTemplate
-    from llmrun.tools.declared import ToolsFile
-    from llmrun.tools.toolbox import Toolbox
-    from llmrun.types import ModelInfo
+    from llmrun.engine.tools.declared import ToolsFile
+    from llmrun.engine.tools.toolbox import Toolbox
 
 LISTING = {"place": 10, "aliases": ("run",), "extra": '`llmrun generate -m MODEL "text"` answers one question'}
 LAST = ""  # the value of --continue without a name
@@ -305,7 +305,7 @@ def _declared_tools(file: Path | None, conversation: Conversation) -> ToolsFile 
     if file is None:
         return None
     from llmrun.cli.chatting.preferences import chosen_format
-    from llmrun.tools.tools_file import read_tools_file
+    from llmrun.engine.tools.tools_file import read_tools_file
 
     if chosen_format(conversation.preferences) is not None:
         raise UsageError("--tools: cannot be combined with an answer format such as --json-schema")
@@ -326,8 +326,8 @@ def _opened_tools(
         return
     check_tools(opened.engine, opened.name)
     from llmrun.engine.constraint.validation import problem_with
-    from llmrun.tools.limits import Limits
-    from llmrun.tools.toolbox import Toolbox
+    from llmrun.engine.tools.limits import Limits
+    from llmrun.engine.tools.toolbox import Toolbox
 
     limits = Limits(result=longest_result(opened.engine))
     with Toolbox.open(declared, validate=problem_with, note=out.note, progress=out.progress, limits=limits) as toolbox:

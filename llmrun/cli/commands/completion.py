@@ -18,10 +18,10 @@ from typing import Annotated
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.values import one_of
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
 
 LISTING = {"place": 160}
 

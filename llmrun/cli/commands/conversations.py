@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import counted, format_age
+from llmrun.base.amounts import counted, format_age
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import conversations_folder
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.chatting.archive.names import conversation_names
 from llmrun.cli.console.output import out
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.folders import conversations_folder
-from llmrun.settings import load_settings
+from llmrun.options.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Recording, Store

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.amounts import counted, format_bytes
+from llmrun.base.amounts import counted, format_bytes
+from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.arguments.parsing import check_gguf_name
 from llmrun.cli.console.output import out
-from llmrun.machine import shell
 
 if TYPE_CHECKING:
-    from llmrun.converting.convert import Conversion
+    from llmrun.jobs.converting.convert import Conversion
 
 LISTING = {"place": 58}
 
@@ -41,9 +41,9 @@ def command(
     out.quiet = settings.quiet
     check_gguf_name(output)
 
-    from llmrun.batching.files import check_absent
-    from llmrun.converting.checkpoint import Checkpoint
-    from llmrun.converting.convert import plan_conversion
+    from llmrun.jobs.batching.files import check_absent
+    from llmrun.jobs.converting.checkpoint import Checkpoint
+    from llmrun.jobs.converting.convert import plan_conversion
 
     check_absent(output)
     with Checkpoint(folder) as checkpoint:
@@ -63,9 +63,9 @@ def command(
 
 
 def _write(conversion: Conversion, output: Path) -> None:
-    from llmrun.batching.files import absent_file
     from llmrun.cli.console.progress import HubReporter
-    from llmrun.converting.convert import write_conversion
+    from llmrun.jobs.batching.files import absent_file
+    from llmrun.jobs.converting.convert import write_conversion
 
     reporter = HubReporter()
     with absent_file(output, conversion.nbytes) as file:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.console.output import out
-from llmrun.settings import Settings, load_sound_settings
+from llmrun.options.settings import Settings, load_sound_settings
 
 LISTING = {"place": 150}
 
@@ -43,8 +43,8 @@ def command(*, flags: DoctorFlags) -> int:
     from llmrun.cli.console.living import LiveReporter
     from llmrun.cli.doctoring.report_output import show, show_json
     from llmrun.cli.doctoring.terminal_check import look_at_terminal
-    from llmrun.doctor.examine import examine
-    from llmrun.doctor.machine import Machine
+    from llmrun.jobs.doctor.examine import examine
+    from llmrun.jobs.doctor.machine import Machine
 
     with LiveReporter() as waiting:
         report = examine(

@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from llmrun.amounts import format_bytes
+from llmrun.base.amounts import format_bytes
+from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room
 from llmrun.cli.messages import message_for
-from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
-from llmrun.settings import model_named
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.cli.console.progress import HubReporter
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import Wanted
     from llmrun.hub.names.model_sources import Artifact
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 LISTING = {"place": 40}
 _NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
@@ -99,7 +99,7 @@ class _FitFlags:
         from llmrun.backends.base import OpenOptions
         from llmrun.backends.cpu.speeds.machine import Speeds
         from llmrun.backends.fitting import Resources
-        from llmrun.machine.cpu_count import default_threads
+        from llmrun.base.machine.cpu_count import default_threads
 
         self.settings, self.prompt = settings, prompt
         threads = settings.threads or default_threads()
@@ -150,8 +150,8 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     reader.
     """
     from llmrun.cli.console.progress import HubReporter
-    from llmrun.gguf.metadata import check_is_model
-    from llmrun.gguf.reader import open_gguf
+    from llmrun.formats.gguf.metadata import check_is_model
+    from llmrun.formats.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing, is_offline, refuse_if_offline
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.resolve.offers import here, leaves_open
@@ -207,7 +207,7 @@ def _hint(meant: Wanted, error: LlmrunError) -> str:
 
 
 def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:
-    from llmrun.gguf.reader import open_gguf
+    from llmrun.formats.gguf.reader import open_gguf
 
     for name, path in held:
         yield name, path.name, open_gguf(path)
@@ -215,7 +215,7 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
     """Open the local copy of an artifact, matched by name and size. Return None if it is missing or damaged."""
-    from llmrun.gguf.reader import open_gguf
+    from llmrun.formats.gguf.reader import open_gguf
 
     try:
         file = open_gguf(held[artifact.name]) if artifact.name in held else None

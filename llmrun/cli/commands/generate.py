@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.formats import checked_format, flag_of
@@ -35,11 +36,10 @@ from llmrun.cli.arguments.samples import BestOf, Null, Samples, parse_samples
 from llmrun.cli.arguments.suffix import Suffix, SuffixFile, read_suffix
 from llmrun.cli.console.output import out
 from llmrun.cli.prompting.library import chosen_template
-from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
     from llmrun.cli.prompting.template import PromptTemplate
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 LISTING = {"place": 20}
 

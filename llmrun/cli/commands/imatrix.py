@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import counted, format_bytes, format_seconds
+from llmrun.base.amounts import counted, format_bytes, format_seconds
+from llmrun.base.errors import UsageError
+from llmrun.base.machine import shell
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
-from llmrun.errors import UsageError
-from llmrun.machine import shell
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import model_named
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.cpu.backend import CpuBackend
-    from llmrun.quantizing.measuring import ImatrixCollector
+    from llmrun.jobs.quantizing.measuring import ImatrixCollector
 
 LISTING = {"place": 57}
 _LABEL = 10  # columns
@@ -73,11 +73,11 @@ def command(
 
     # No heavy imports above this line, so that usage errors appear immediately.
     from llmrun.backends.base import OpenOptions
-    from llmrun.batching.files import check_absent
+    from llmrun.base.kernel_warnings import kernel_warnings_told
     from llmrun.hub.local.open_models import in_use
     from llmrun.hub.resolve.model_file import resolve
-    from llmrun.kernel_warnings import kernel_warnings_told
-    from llmrun.quantizing.measuring import open_cpu_backend
+    from llmrun.jobs.batching.files import check_absent
+    from llmrun.jobs.quantizing.measuring import open_cpu_backend
 
     check_absent(output)
     found = resolve(model, offline=settings.offline, reporter=HubReporter())
@@ -103,8 +103,8 @@ def _run(
     as_json: bool,
 ) -> int:
     """Read the text, write the file and print the report. Ctrl-C stops reading, and the chunks so far are written."""
-    from llmrun.batching.files import absent_file
-    from llmrun.evaluation.chunks import contexts_of
+    from llmrun.jobs.batching.files import absent_file
+    from llmrun.jobs.evaluation.chunks import contexts_of
 
     context = backend.info.context_size
     chunks = contexts_of(text, backend.tokenizer, context, most)
@@ -143,7 +143,7 @@ def _collected(
     """Read the chunks until a signal arrives. Return the collector and the signals."""
     from llmrun.cli.answers.answering import cancelling
     from llmrun.cli.evaluating.running import followed
-    from llmrun.quantizing.measuring import ImatrixCollector
+    from llmrun.jobs.quantizing.measuring import ImatrixCollector
 
     with backend.summing(with_output=with_output) as team, cancelling(backend.cancel) as signals:
         collector = ImatrixCollector(backend, team)

@@ -15,19 +15,19 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import counted, format_age, format_bytes, format_tokens
+from llmrun.base.amounts import counted, format_age, format_bytes, format_tokens
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, shortened, visible_line
-from llmrun.errors import UsageError
-from llmrun.settings import load_presets
+from llmrun.options.settings import load_presets
 
 if TYPE_CHECKING:
-    from llmrun.gguf.glance import Glance
+    from llmrun.formats.gguf.glance import Glance
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
-    from llmrun.presets import Preset
+    from llmrun.options.presets import Preset
 
 LISTING = {"place": 70, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.console.output import out
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.settings import load_settings
+from llmrun.options.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.answer_log import AnswerLog, Entry

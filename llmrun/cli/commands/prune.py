@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import format_bytes
+from llmrun.base.amounts import format_bytes
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.errors import LlmrunError
 
 if TYPE_CHECKING:
     from llmrun.engine.saved_state.budget import StoredState
@@ -85,8 +85,8 @@ def command(
 
 def _remove_states(*, dry_run: bool) -> list[StoredState]:
     """Remove abandoned saved states, and return them. With `dry_run`, only find them."""
+    from llmrun.base.folders import conversations_folder, prefixes_folder
     from llmrun.engine.saved_state.budget import abandoned
-    from llmrun.folders import conversations_folder, prefixes_folder
 
     removed = []
     for state in abandoned(conversations_folder(), prefixes_folder(), time.time()):

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from llmrun.amounts import format_bytes, format_seconds
+from llmrun.base.amounts import format_bytes, format_seconds
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.settings import model_named
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Artifact

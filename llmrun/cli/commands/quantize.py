@@ -19,34 +19,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import counted, format_bytes, format_seconds
+from llmrun.base.amounts import counted, format_bytes, format_seconds
+from llmrun.base.errors import UsageError
+from llmrun.base.machine import shell
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.arguments.parsing import check_gguf_name
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, progress_bar
-from llmrun.errors import UsageError
-from llmrun.machine import shell
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import model_named
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.quantizing.plan import Plan
-    from llmrun.quantizing.quantizer import Job
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.jobs.quantizing.plan import Plan
+    from llmrun.jobs.quantizing.quantizer import Job
 
 LISTING = {"place": 56}
 _LABEL = 11  # columns
 
 
 def _types() -> list[str]:
-    from llmrun.quantizing.file_types import FILE_TYPE_NAMES
+    from llmrun.jobs.quantizing.file_types import FILE_TYPE_NAMES
 
     return list(FILE_TYPE_NAMES)
 
 
 def _weight_types() -> list[str]:
-    from llmrun.quantizing.file_types import weight_type_names
+    from llmrun.jobs.quantizing.file_types import weight_type_names
 
     return list(weight_type_names())
 
@@ -101,7 +101,7 @@ def command(
     check_gguf_name(target)
 
     from llmrun.backends.llama.kind import KIND
-    from llmrun.quantizing.file_types import COPY, file_type_named, weight_type_named
+    from llmrun.jobs.quantizing.file_types import COPY, file_type_named, weight_type_named
 
     chosen = file_type_named(file_type)
     output = None if output_type is None else weight_type_named(output_type, "--output-type")
@@ -110,13 +110,13 @@ def command(
         raise UsageError(f"{probe.missing}: it has the quantizer", hint=probe.hint)
 
     from llmrun.backends.llama.quantizing.imatrix_file import read_imatrix
-    from llmrun.batching.files import check_absent
-    from llmrun.gguf.metadata import check_is_model
-    from llmrun.gguf.reader import open_gguf
+    from llmrun.base.machine.cpu_count import default_threads
+    from llmrun.formats.gguf.metadata import check_is_model
+    from llmrun.formats.gguf.reader import open_gguf
     from llmrun.hub.local.open_models import in_use
     from llmrun.hub.resolve.model_file import resolve
-    from llmrun.machine.cpu_count import default_threads
-    from llmrun.quantizing.quantizer import Job, plan_of
+    from llmrun.jobs.batching.files import check_absent
+    from llmrun.jobs.quantizing.quantizer import Job, plan_of
 
     if not dry_run:
         check_absent(target)
@@ -150,7 +150,7 @@ def command(
 
 def _tell(plan: Plan, job: Job) -> None:
     """Print a note if the importance matrix lacks tensors."""
-    from llmrun.quantizing.quantizer import without_data
+    from llmrun.jobs.quantizing.quantizer import without_data
 
     if job.imatrix is not None and (missing := without_data(plan, job.imatrix)):
         out.note(f"--imatrix: the file has no data for {counted(len(missing), 'tensor')}, such as {missing[0]}")
@@ -158,7 +158,7 @@ def _tell(plan: Plan, job: Job) -> None:
 
 def _written(file: GGUFFile, target: Path, job: Job, plan: Plan) -> int:
     """Write the new file and return its size in bytes."""
-    from llmrun.quantizing.quantizer import quantize
+    from llmrun.jobs.quantizing.quantizer import quantize
 
     def show(share: float) -> None:
         out.progress(f"quantizing  {progress_bar(share)}  {share:.0%}")
@@ -170,7 +170,7 @@ def _written(file: GGUFFile, target: Path, job: Job, plan: Plan) -> int:
 
 
 def _body(file: GGUFFile, target: Path, job: Job, plan: Plan, n_bytes: int) -> dict[str, Any]:
-    from llmrun.archs.parts.tensors import common_type
+    from llmrun.model.archs.parts.tensors import common_type
 
     return {
         "model": {

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
 from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
-from llmrun.settings import load_settings
+from llmrun.options.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
-    from llmrun.replaying.recording import Recording
-    from llmrun.replaying.replay import Result
-    from llmrun.replaying.watching import Watcher
-    from llmrun.settings import Settings
+    from llmrun.jobs.replaying.recording import Recording
+    from llmrun.jobs.replaying.replay import Result
+    from llmrun.jobs.replaying.watching import Watcher
+    from llmrun.options.settings import Settings
 
 LISTING = {"place": 22}
 
@@ -54,9 +54,9 @@ def command(
     out.quiet, out.color = settings.quiet, settings.color
 
     from llmrun.cli.answers.answering import cancelling
-    from llmrun.replaying.parsing import read_recording
-    from llmrun.replaying.replay import check_numerics, replay
-    from llmrun.replaying.watching import Watcher
+    from llmrun.jobs.replaying.parsing import read_recording
+    from llmrun.jobs.replaying.replay import check_numerics, replay
+    from llmrun.jobs.replaying.watching import Watcher
 
     recording = read_recording(file)
     check_numerics(recording)
@@ -79,13 +79,13 @@ def command(
 def _opened(settings: Settings, recording: Recording, watcher: Watcher, held: ExitStack) -> Engine:
     """Find, check and open the recorded model. May raise any LlmrunError from the hub or the engine."""
     from llmrun.backends.lora_files import LoraOption
+    from llmrun.base.kernel_warnings import kernel_warnings_told
     from llmrun.cli.answers.open_model import local_options, model_files, tell_of_too_many_threads
     from llmrun.cli.console.progress import HubReporter, show_loading
     from llmrun.engine.engine import Engine
-    from llmrun.kernel_warnings import kernel_warnings_told
-    from llmrun.replaying.recorder import adapter_digest
-    from llmrun.replaying.recorder import model_files as hashed_files
-    from llmrun.replaying.replay import check_adapters, check_files
+    from llmrun.jobs.replaying.recorder import adapter_digest
+    from llmrun.jobs.replaying.recorder import model_files as hashed_files
+    from llmrun.jobs.replaying.replay import check_adapters, check_files
 
     files = held.enter_context(model_files(settings))
     check_files(recording, hashed_files(files.found.path, HubReporter()))

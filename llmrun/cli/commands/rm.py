@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import format_bytes
+from llmrun.base.amounts import format_bytes
+from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.base.folders import own_models_file
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.errors import LlmrunError, ModelNotFound, UsageError
-from llmrun.folders import own_models_file
-from llmrun.settings import preset_named
+from llmrun.options.settings import preset_named
 
 if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model

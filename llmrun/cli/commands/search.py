@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import counted, format_bytes, format_tokens, format_weights
+from llmrun.base.amounts import counted, format_bytes, format_tokens, format_weights
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
@@ -67,8 +67,8 @@ def command(
 
 
 def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool) -> None:
+    from llmrun.base.machine.free_memory import free_memory
     from llmrun.hub.search import find_models
-    from llmrun.machine.free_memory import free_memory
 
     found = find_models(words)
     shown, memory = found[:limit], free_memory()
@@ -117,7 +117,7 @@ def _as_json(model: FoundModel, memory: int | None) -> dict[str, Any]:
 
 
 def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: bool) -> None:
-    from llmrun.errors import ModelNotFound, NetworkError
+    from llmrun.base.errors import ModelNotFound, NetworkError
     from llmrun.hub.remote.hub_search import search_hub
     from llmrun.hub.resolve.model_file import is_offline
 

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.prompt import read_text
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.cli.arguments.values import models
-from llmrun.errors import UsageError
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import model_named
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 LISTING = {"place": 25}
 

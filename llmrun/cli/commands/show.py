@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.cli import preset_output
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.errors import ModelNotFound, UsageError
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import preset_named
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.settings import preset_named
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import CatalogEntry, Wanted
-    from llmrun.presets import Preset
+    from llmrun.options.presets import Preset
 
 LISTING = {"place": 80}
 
@@ -74,7 +74,7 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
 
     May raise any LlmrunError from the hub or the reader.
     """
-    from llmrun.gguf.reader import open_gguf
+    from llmrun.formats.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import models, select

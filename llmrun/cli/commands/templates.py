@@ -18,12 +18,12 @@ from typing import Annotated, Any
 
 import typer
 
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.machine import shell
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.usage import SingleCommand, command_group, refuse_early_flags
 from llmrun.cli.console.output import out
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.machine import shell
-from llmrun.settings import load_settings
+from llmrun.options.settings import load_settings
 
 LISTING = {"place": 130}
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
+from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, UsageError
 from llmrun.cli.arguments import options, values
 from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.arguments.prompt import STDIN, read_stdin, read_text
 from llmrun.cli.console.output import out
-from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, UsageError
-from llmrun.settings import model_named
+from llmrun.options.settings import model_named
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Expected

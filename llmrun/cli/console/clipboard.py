@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor
-from llmrun.errors import UsageError
 
 _MOST_BYTES = 74_994  # maximum text size, because terminals ignore OSC 52 sequences of more than 100,000 bytes
 _PATIENCE_S = 5.0

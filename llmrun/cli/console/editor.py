@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.console.terminal import is_terminal
-from llmrun.errors import UsageError
 
 _USUAL = ("editor", "nano", "vim", "vi", "notepad")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.flow import Flow, atomic_writes, flow_to, reader_is_gone
 from llmrun.cli.console.terminal import (
@@ -26,7 +27,6 @@ from llmrun.cli.console.terminal import (
     visible_line,
     width,
 )
-from llmrun.errors import LlmrunError
 
 RED = "31"
 YELLOW = "33"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from llmrun.amounts import format_bytes, format_bytes_done, format_clock
+from llmrun.base.amounts import format_bytes, format_bytes_done, format_clock
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns, width
 

@@ -8,12 +8,12 @@ from typing import Any
 from rich.text import Text
 
 from llmrun import __version__
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
 from llmrun.cli.console.columns import wrapped
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import columns
-from llmrun.doctor.examine import Report
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
+from llmrun.jobs.doctor.examine import Report
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM, Finding
 
 SCHEMA = 1
 _MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("✗", "bold red")}

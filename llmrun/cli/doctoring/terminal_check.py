@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, columns, is_terminal
-from llmrun.doctor.findings import NOTE, OK, Finding
-from llmrun.doctor.machine import Machine
+from llmrun.jobs.doctor.findings import NOTE, OK, Finding
+from llmrun.jobs.doctor.machine import Machine
 
 SECTION = "Terminal"
 _NARROW = 60

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from llmrun.base.errors import UsageError
+from llmrun.base.types import Pooling
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.given import settings_of
 from llmrun.cli.arguments.values import one_of
-from llmrun.errors import UsageError
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import Settings
-from llmrun.types import Pooling
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.options.settings import Settings
 
 _POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompt import STDIN, checked_text, read_stdin, read_text
 from llmrun.cli.console.output import out
 from llmrun.engine.constraint.strict_json import parse
-from llmrun.errors import UsageError
 
 _JSON_LINES: Final = (".jsonl", ".ndjson")
 # The fields of a JSON line with its text: ours, OpenAI's, and those of common data sets.

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.batching.files import MORE_ROOM, new_file, remove_leftovers, resolved
+from llmrun.base.errors import UsageError
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_json
-from llmrun.errors import UsageError
+from llmrun.jobs.batching.files import MORE_ROOM, new_file, remove_leftovers, resolved
 
 if TYPE_CHECKING:
     import numpy as np

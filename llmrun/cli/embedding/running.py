@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from llmrun.amounts import counted
 from llmrun.backends.base import AUTO
 from llmrun.backends.select import open_backend
+from llmrun.base.amounts import counted
+from llmrun.base.errors import Cancelled
+from llmrun.base.kernel_warnings import kernel_warnings_told
+from llmrun.base.types import named_pooling
 from llmrun.cli.answers.answering import cancelling
 from llmrun.cli.answers.open_model import local_options, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
@@ -18,17 +21,14 @@ from llmrun.engine.embedding.embedder import Embedder
 from llmrun.engine.embedding.inputs import InputReader
 from llmrun.engine.embedding.jobs import EmbeddingJob
 from llmrun.engine.slots import SequenceSlots
-from llmrun.errors import Cancelled
-from llmrun.kernel_warnings import kernel_warnings_told
-from llmrun.types import named_pooling
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llmrun.base.types import ModelInfo, Pooling
     from llmrun.cli.embedding.inputs import Input
-    from llmrun.settings import Settings
-    from llmrun.types import ModelInfo, Pooling
+    from llmrun.options.settings import Settings
 
 _TEXTS_AT_A_TIME: Final = 32  # the most texts in a pass
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from llmrun.amounts import counted
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import BACKENDS
+from llmrun.base.amounts import counted
+from llmrun.base.errors import UsageError
+from llmrun.base.kernel_warnings import kernel_warnings_told
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
-from llmrun.errors import UsageError
-from llmrun.evaluation.chunks import one_chunk, tokens_of
-from llmrun.evaluation.engines import ANSWER_TOKENS, MOST_DIVERGENCE, Agreement, agreement_of
-from llmrun.evaluation.opening import Source, opened
-from llmrun.kernel_warnings import kernel_warnings_told
+from llmrun.jobs.evaluation.chunks import one_chunk, tokens_of
+from llmrun.jobs.evaluation.engines import ANSWER_TOKENS, MOST_DIVERGENCE, Agreement, agreement_of
+from llmrun.jobs.evaluation.opening import Source, opened
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.evaluation.engines import Difference
+    from llmrun.jobs.evaluation.engines import Difference
 
 _TEXT_TOKENS: Final = 512  # of the text; the rest is not used
 _LABEL: Final = 18  # columns
@@ -30,7 +30,7 @@ _LABEL: Final = 18  # columns
 
 def sample_text() -> str:
     """Return the built-in text, which has prose, code, a calculation and five languages."""
-    return files("llmrun.evaluation").joinpath("sample.txt").read_text(encoding="utf-8").removesuffix("\n")
+    return files("llmrun.jobs.evaluation").joinpath("sample.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def check_engines_installed() -> None:

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from llmrun.backends.registry import CHOICES
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.given import settings_of
 from llmrun.cli.arguments.values import models, one_of
-from llmrun.errors import UsageError
-from llmrun.layouts.kv_types import KV_CHOICES
-from llmrun.remote.url import is_endpoint
-from llmrun.settings import RULES, SPECULATE_OFF, Settings, model_named, with_model, with_values
+from llmrun.engine.remote.url import is_endpoint
+from llmrun.formats.layouts.kv_types import KV_CHOICES
+from llmrun.options.settings import RULES, SPECULATE_OFF, Settings, model_named, with_model, with_values
 
 
 @dataclass(frozen=True, slots=True)

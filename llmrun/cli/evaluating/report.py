@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import counted, format_bytes, format_seconds
+from llmrun.base.amounts import counted, format_bytes, format_seconds
 from llmrun.cli.console.output import out
-from llmrun.evaluation.choices import Accuracy, Answered, accuracy_of
-from llmrun.evaluation.results import PERCENTILES
+from llmrun.jobs.evaluation.choices import Accuracy, Answered, accuracy_of
+from llmrun.jobs.evaluation.results import PERCENTILES
 
 if TYPE_CHECKING:
-    from llmrun.bench.analysis.intervals import Interval
-    from llmrun.evaluation.results import Comparison, Perplexity, TextResult
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
+    from llmrun.jobs.bench.analysis.intervals import Interval
+    from llmrun.jobs.evaluation.results import Comparison, Perplexity, TextResult
 
 _LABEL = 17  # columns
 

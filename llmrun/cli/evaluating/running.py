@@ -9,26 +9,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from llmrun.amounts import counted, format_clock
 from llmrun.backends.base import AUTO
 from llmrun.backends.trained_context import beyond_training
+from llmrun.base.amounts import counted, format_clock
+from llmrun.base.errors import Cancelled
+from llmrun.base.kernel_warnings import kernel_warnings_told
 from llmrun.cli.answers.answering import cancelling
 from llmrun.cli.answers.open_model import local_options, model_files, smaller_ones_named, tell_of_too_many_threads
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import show_loading
 from llmrun.cli.evaluating.report import Report, show
-from llmrun.errors import Cancelled
-from llmrun.evaluation.choices import Answered, ChoiceScorer, context_for
-from llmrun.evaluation.chunks import chunks_of
-from llmrun.evaluation.measuring import scores_of_chunks
-from llmrun.evaluation.opening import Source, opened
-from llmrun.evaluation.results import summarized
-from llmrun.kernel_warnings import kernel_warnings_told
+from llmrun.jobs.evaluation.choices import Answered, ChoiceScorer, context_for
+from llmrun.jobs.evaluation.chunks import chunks_of
+from llmrun.jobs.evaluation.measuring import scores_of_chunks
+from llmrun.jobs.evaluation.opening import Source, opened
+from llmrun.jobs.evaluation.results import summarized
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.evaluation.questions import Question
-    from llmrun.settings import Settings
+    from llmrun.jobs.evaluation.questions import Question
+    from llmrun.options.settings import Settings
 
 Part = TypeVar("Part")
 _LONGEST_CONTEXT = 8192  # tokens, for questions

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmrun.base.errors import UsageError
+from llmrun.base.folders import config_file
 from llmrun.cli.prompting.template import PromptTemplate, parse_params, read_template
-from llmrun.errors import UsageError
-from llmrun.folders import config_file
 
 ENDING = ".toml"
 _NAME = re.compile(r"\w[\w .-]{0,63}")

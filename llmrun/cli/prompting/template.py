@@ -21,11 +21,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import AnswerFlags
 from llmrun.cli.arguments.prompt import checked_text
-from llmrun.errors import UsageError
-from llmrun.sampling_params import SAMPLING
-from llmrun.settings import RULES
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.options.settings import RULES
 
 INPUT = "input"  # the variable for the user's prompt
 SETTINGS = ("model", *SAMPLING, "max_tokens", "seed", "think", "think_budget", "hide_thinking")

@@ -20,9 +20,9 @@ from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from llmrun import errors
+from llmrun.base import errors
+from llmrun.base.errors import LlmrunError
 from llmrun.engine.constraint.base import ResponseFormat
-from llmrun.errors import LlmrunError
 
 # Classes that modules import only for type checkers, so that get_type_hints would not find them.
 _NAMES: Mapping[str, Any] = {"ResponseFormat": ResponseFormat}
@@ -68,7 +68,7 @@ def codec_of(hint: Any) -> Codec:
 
 
 def error_to_json(error: LlmrunError) -> dict[str, Any]:
-    """Convert an error. A class that is not in llmrun.errors is sent as its nearest base class that is."""
+    """Convert an error. A class that is not in llmrun.base.errors is sent as its nearest base class that is."""
     known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     details = {name: getattr(error, name) for name in _ERROR_FIELDS if hasattr(error, name)}
     return {"error": known.__name__, "message": str(error), "hint": error.hint, **details}

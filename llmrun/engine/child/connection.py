@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import IO
 
-from llmrun import child_processes
+from llmrun.base import child_processes
 from llmrun.engine.child.messages import FromChild, ToChild, decode_to_child, encode_from_child
 from llmrun.engine.isolation.frames import read_frame, write_frame
 

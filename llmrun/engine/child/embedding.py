@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.base.errors import Cancelled
 from llmrun.engine.child.messages import Embed, Embedded, Rejected
 from llmrun.engine.embedding.inputs import InputReader, limited
 from llmrun.engine.embedding.jobs import EmbeddingJob
 from llmrun.engine.requests import TextPrompt
-from llmrun.errors import Cancelled
 
 if TYPE_CHECKING:
     from llmrun.engine.child.messages import FromChild

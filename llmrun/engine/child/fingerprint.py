@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun import __version__
 from llmrun.backends.registry import is_stand_in
-from llmrun.layouts.numerics import NUMERICS
+from llmrun.formats.layouts.numerics import NUMERICS
 
 if TYPE_CHECKING:
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
 
 
 def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
@@ -39,8 +39,8 @@ def fingerprint(info: ModelInfo, digest: str, *, answering: object) -> str:
 def _digest_of(info: ModelInfo) -> str:
     path = Path(info.path)
     if not is_stand_in(info.backend):
-        from llmrun.gguf.reader import open_gguf
-        from llmrun.gguf.sampled_digest import sampled_digest
+        from llmrun.formats.gguf.reader import open_gguf
+        from llmrun.formats.gguf.sampled_digest import sampled_digest
 
         with open_gguf(path) as file:
             return sampled_digest(file)

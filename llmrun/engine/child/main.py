@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import LlmrunError
+from llmrun.base.kernel_warnings import kernel_warnings_told
 from llmrun.engine.child.connection import Connection, end_process
 from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import CannotOpen, Crashed, Note, Open, Opened, ToChild
-from llmrun.errors import LlmrunError
-from llmrun.kernel_warnings import kernel_warnings_told
 
 if TYPE_CHECKING:
     from llmrun.engine.child.serving import EngineServing
@@ -46,9 +46,9 @@ def main() -> None:
 
 def _serve(asked: Open, opened: Future[EngineServing], connection: Connection, heart: Heart) -> int:
     """Open the model, run it until it is closed, and return the exit status."""
+    from llmrun.base.machine.freed_memory import return_freed_memory
     from llmrun.engine.child.opening import describe, open_engine
     from llmrun.engine.child.serving import EngineServing
-    from llmrun.machine.freed_memory import return_freed_memory
 
     try:
         engine = open_engine(asked, connection.send, lambda ids: opened.result().report_begun(ids))

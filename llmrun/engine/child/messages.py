@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmrun.base.errors import LlmrunError
+from llmrun.base.types import FinishReason, Timings
 from llmrun.engine.child.codec import codec_of
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.engine.requests import Event, Finished, Request, TextPrompt, TokenPrompt
-from llmrun.errors import LlmrunError
-from llmrun.types import FinishReason, Timings
 
 
 @dataclass(frozen=True, slots=True)

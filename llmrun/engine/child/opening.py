@@ -9,6 +9,8 @@ from typing import Any
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import backend_named
+from llmrun.base.errors import UsageError
+from llmrun.base.folders import conversations_folder
 from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open
 from llmrun.engine.defaults import default_sampling
@@ -16,9 +18,7 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import SavedChunks
-from llmrun.errors import UsageError
-from llmrun.folders import conversations_folder
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 
 _CALLBACKS = ("progress", "explain", "on_tokenizer")
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
+from llmrun.base.machine.freed_memory import return_freed_memory
 from llmrun.engine.child.embedding import Embedding
 from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import (
@@ -31,8 +33,6 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.child.turns import TurnQueue
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished
-from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
-from llmrun.machine.freed_memory import return_freed_memory
 
 _Prepared = Ask | Tokenize | Detokenize | CountPrompt | Embed
 _SAVE_S = 2.0  # how long prefixes are saved before the process ends

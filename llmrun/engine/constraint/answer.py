@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.layouts.sampling import mask_words
+from llmrun.formats.layouts.sampling import mask_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmrun.engine.thinking.decoder import ThinkingDecoder
     from llmrun.engine.thinking.prompting import Beginning
     from llmrun.engine.thinking.styles import ThinkingStyle
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
     Masks = NDArray[np.uint32]
 

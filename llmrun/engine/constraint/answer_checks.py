@@ -21,7 +21,7 @@ from referencing.exceptions import Unresolvable
 from llmrun.engine.constraint import formats
 from llmrun.engine.constraint.ecma_patterns import compile_ecma
 from llmrun.engine.constraint.strict_json import TooManyDigits, parse
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 _MOST_ERRORS = 100  # the most informative one of these is reported
 

@@ -9,11 +9,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.exact_formats import with_exact_formats
 from llmrun.engine.constraint.limits import check_grammar_text, check_schema
-from llmrun.errors import UsageError
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

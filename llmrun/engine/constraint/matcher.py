@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, cast
 
+from llmrun.base.errors import InvalidAnswer, UsageError
 from llmrun.engine.constraint.grammars import grammar_of, schema_of
 from llmrun.engine.constraint.limits import compile_probe, on_large_stack
 from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.errors import InvalidAnswer, UsageError
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.engine.constraint.base import ResponseFormat
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 _KEPT: Final = 8  # compiled formats
 _LONGEST_REASON: Final = 300  # characters

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.engine.isolation.process import IsolatedProcess, ProcessFailed, ProcessLimits
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 _MEMORY_PER_BYTE = 60  # bytes per byte of a request; nested JSON of short values takes 50 bytes per byte of text
 _REASON_LENGTH = 300

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.base.types import HIDDEN, LOGITS
 from llmrun.engine.drafting.base import Draft, Worth
 from llmrun.engine.drafting.sequence import CHUNK, SequenceDrafter, SequenceSource
-from llmrun.types import HIDDEN, LOGITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import DraftHead
+    from llmrun.base.types import Batch
     from llmrun.engine.requests import Request
     from llmrun.engine.slots import Slot
-    from llmrun.types import Batch
 
 
 _MOST_WITHOUT_STATES: Final = 512  # tokens; with 256 rows, the head takes 5 % of the time of the model

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.base.types import Batch
     from llmrun.engine.requests import Request
-    from llmrun.types import Batch
 
 
 def open_draft_model(path: Path, options: OpenOptions, target: Backend) -> ModelSource:

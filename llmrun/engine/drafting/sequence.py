@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from llmrun.base.errors import Cancelled, KVFull
+from llmrun.base.types import LOGITS, Batch
 from llmrun.engine.drafting.base import ANY, NO_DRAFT, Draft, Drafter, DraftSource, Kind, Worth
 from llmrun.engine.sampling import penalizes, sample
 from llmrun.engine.slots import SequenceSlots, Slot
-from llmrun.errors import Cancelled, KVFull
-from llmrun.types import LOGITS, Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.backends.base import KVCache
+    from llmrun.base.types import ModelInfo
     from llmrun.engine.requests import Request
-    from llmrun.types import ModelInfo
 
 CHUNK: Final = 256  # the maximum number of tokens in a pass, so that Ctrl-C need not wait for long
 _KEPT_SECONDS: Final = 0.9  # weight of older times per token after each new one

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.errors import UsageError
-from llmrun.tokenizers.text_tokenizer import TextTokenizer
+from llmrun.base.errors import UsageError
+from llmrun.model.tokenizers.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 
 def check_same_vocabulary(draft: Backend, target: Backend) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from llmrun.base.errors import KVFull, LlmrunError, UsageError
+from llmrun.base.types import HIDDEN, Batch, Pooling
 from llmrun.engine.adapters import AdaptedTokens, adapted_tokens, scales_of_rows
 from llmrun.engine.embedding.jobs import EmbeddingJob, Turns
 from llmrun.engine.embedding.pooling import (
@@ -22,8 +24,6 @@ from llmrun.engine.embedding.pooling import (
     pooling_of,
     score_of,
 )
-from llmrun.errors import KVFull, LlmrunError, UsageError
-from llmrun.types import HIDDEN, Batch, Pooling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

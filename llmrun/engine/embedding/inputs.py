@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from llmrun.errors import ContextExceeded, UsageError
+from llmrun.base.errors import ContextExceeded, UsageError
 
 if TYPE_CHECKING:
-    from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
+    from llmrun.model.tokenizers.base import Tokenizer
 
 _TEMPLATE: Final = "tokenizer.chat_template.rerank"
 _PAIR_KEYS: Final = ("model", "pre", "add_eos_token", "add_sep_token", "seperator_token_id")  # GGUF spells it so

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llmrun.errors import LlmrunError
+    from llmrun.base.errors import LlmrunError
 
 
 @dataclass(slots=True, eq=False)

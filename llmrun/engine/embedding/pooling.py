@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import ModelFileError, UsageError
-from llmrun.types import Pooling, named_pooling
+from llmrun.base.errors import ModelFileError, UsageError
+from llmrun.base.types import Pooling, named_pooling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
 
 
 def pooling_of(info: ModelInfo) -> Pooling:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
-from llmrun import child_processes
+from llmrun.base import child_processes
+from llmrun.base.errors import LlmrunError
 from llmrun.engine.isolation.frames import FrameTooLong, encoded, read_frame, write_frame
-from llmrun.errors import LlmrunError
 
 if TYPE_CHECKING:
     import psutil

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrun.engine.samplers.numbers import softmax
 from llmrun.engine.samplers.state import SamplerState
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from llmrun.engine.sampling import Candidates

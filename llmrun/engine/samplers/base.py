@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.engine.samplers.breakers import NO_BREAKERS, Breakers
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 # llama.cpp's limits.
 _LONGEST_TEXT = 40  # bytes

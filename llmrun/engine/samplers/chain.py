@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.base.sampling_texts import ADAPTIVE_P, INFILL, TEMPERATURE, parse_samplers
 from llmrun.engine import sampling
 from llmrun.engine.samplers import adaptive, mirostat
 from llmrun.engine.samplers.base import Place
@@ -32,8 +33,7 @@ from llmrun.engine.samplers.temperature import apply_temperature, temperature, t
 from llmrun.engine.samplers.top_n_sigma import top_n_sigma
 from llmrun.engine.samplers.typical import typical_p
 from llmrun.engine.samplers.xtc import xtc
-from llmrun.sampling_params import SamplingParams
-from llmrun.sampling_texts import ADAPTIVE_P, INFILL, TEMPERATURE, parse_samplers
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

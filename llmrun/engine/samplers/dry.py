@@ -15,7 +15,7 @@ from llmrun.engine.samplers.needs import uses_dry
 from llmrun.engine.samplers.numbers import integer_power, log
 from llmrun.engine.samplers.repetitions import suffix_lengths
 from llmrun.engine.sampling import LARGEST
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

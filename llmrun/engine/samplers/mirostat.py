@@ -15,7 +15,7 @@ import numpy as np
 from llmrun.engine import sampling
 from llmrun.engine.samplers.numbers import LN2, exp_of, log, softmax
 from llmrun.engine.sampling import ordered_sum
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from llmrun.engine.sampling import Candidates

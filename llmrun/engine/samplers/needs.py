@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmrun.sampling_params import SamplingParams
-from llmrun.sampling_texts import DEFAULT_SAMPLERS, parse_samplers
+from llmrun.base.sampling_texts import DEFAULT_SAMPLERS, parse_samplers
+from llmrun.options.sampling_params import SamplingParams
 
 _DEFAULT_ORDER = parse_samplers(DEFAULT_SAMPLERS)
 

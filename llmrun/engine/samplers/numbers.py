@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from llmrun.engine.sampling import LARGEST, exp, ordered_sum
-from llmrun.layouts.sampling import LN2_HIGH, LN2_LOW
+from llmrun.formats.layouts.sampling import LN2_HIGH, LN2_LOW
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 
 class SamplerState(NamedTuple):

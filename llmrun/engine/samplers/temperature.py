@@ -8,8 +8,8 @@ import numpy as np
 
 from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.numbers import exp_of, log, softmax
-from llmrun.layouts.sampling import SMALLEST_TEMPERATURE
-from llmrun.sampling_params import SamplingParams
+from llmrun.formats.layouts.sampling import SMALLEST_TEMPERATURE
+from llmrun.options.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from llmrun.engine.sampling import Candidates

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import IO, Final
 
-from llmrun.open_flags import O_BINARY, O_NONBLOCK
+from llmrun.base.open_flags import O_BINARY, O_NONBLOCK
 
 _NAME: Final = b"llmrun state "
 MAGIC: Final = _NAME + b"2\n\0"  # with the version of the format

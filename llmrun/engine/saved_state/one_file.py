@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import IntegrityError, LlmrunError
 from llmrun.engine.prefix_tree import common_prefix
 from llmrun.engine.saved_state.budget import Budget, note_use
 from llmrun.engine.saved_state.state_file import StateFile
-from llmrun.errors import IntegrityError, LlmrunError
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache

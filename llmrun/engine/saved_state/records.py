@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 
 from llmrun.backends.saved_parts import SavedPart
+from llmrun.base.errors import IntegrityError
 from llmrun.engine.saved_state.magic import MAGIC, open_regular
-from llmrun.errors import IntegrityError
 
 HEADER_BYTES: Final = 64
 _FIELDS: Final = struct.Struct("<12sIIQQ32s")  # kind, start, end, contents, size of the data, its sha256

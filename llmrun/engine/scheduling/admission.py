@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import ContextExceeded
+from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event
 from llmrun.engine.scheduling.fairness import FairShares
 from llmrun.engine.scheduling.outlook import Outlook
@@ -15,8 +17,6 @@ from llmrun.engine.scheduling.room import Room
 from llmrun.engine.scheduling.sharing import is_over, wait_for_prefix
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.stats import EngineStatus
-from llmrun.errors import ContextExceeded
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from llmrun.base.types import FinishReason
 from llmrun.engine.drafting.costs import StepSize
 from llmrun.engine.scheduling.waits import AnswerLengths, Load, predicted_wait
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.engine.templates.families import family_of
-from llmrun.errors import BadGGUF, TemplateRefused, UsageError
 
 if TYPE_CHECKING:
+    from llmrun.base.types import ModelInfo
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.templates.process import TemplateProcess
-    from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import ModelInfo
+    from llmrun.model.tokenizers.base import Tokenizer
 
 _KEY = "tokenizer.chat_template"
 _TOOL_KEY = "tokenizer.chat_template.tool_use"  # some files have a second template for conversations with tools

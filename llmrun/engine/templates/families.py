@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmrun.tokenizers.base import Tokenizer
-    from llmrun.types import ModelInfo
+    from llmrun.base.types import ModelInfo
+    from llmrun.model.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

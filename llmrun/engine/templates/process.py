@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from llmrun.base.errors import TemplateRefused
 from llmrun.engine.isolation.frames import decoded, encoded
 from llmrun.engine.isolation.process import IsolatedProcess, ProcessFailed, ProcessLimits
 from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags, ToolAbilities
-from llmrun.errors import TemplateRefused
 
 # Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
 # character, and a template that splits, trims and joins text may hold ten copies of it.

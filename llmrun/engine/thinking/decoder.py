@@ -13,7 +13,7 @@ from llmrun.engine.thinking.splitter import Marks, Phase, Split, ThinkingSplitte
 if TYPE_CHECKING:
     from llmrun.engine.requests import ToolCallDelta
     from llmrun.engine.thinking.styles import ThinkingStyle
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 # Inside the splitter, an unpaired surrogate stands for each control token in a tag. Decoded text never contains
 # surrogates, so a model that spells out a tag in ordinary tokens does not produce a tag.

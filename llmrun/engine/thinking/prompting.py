@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.templates.abilities import TemplateAbilities
 from llmrun.engine.thinking.decoder import Spelling, spelled
 from llmrun.engine.thinking.styles import recognised_style
-from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.templates.process import TemplateProcess
     from llmrun.engine.thinking.styles import ThinkingStyle
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.templates.tool_format import CALL_ID, INDEX, NAME
 from llmrun.engine.tool_calls import lark
 from llmrun.engine.tool_calls.openings import Opening, call_starts, openings
 from llmrun.engine.tool_calls.schemas import Tool, resolved
 from llmrun.engine.tool_calls.spelling import ToolSpelling
 from llmrun.engine.tool_calls.values import ItemGrammar
-from llmrun.errors import UsageError
 
 _ANY = "(?s:.*)"
 _SHORT_ID, _LONG_ID = "/[a-zA-Z0-9]{9}/", "/[a-zA-Z0-9_-]{1,40}/"

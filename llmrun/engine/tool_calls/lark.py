@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.exact_formats import with_exact_formats
-from llmrun.errors import UsageError
 
 _PLACEHOLDERS = re.compile(r"([\ud800-\udfff])")
 _SPECIAL = re.compile(r"[\\/.+*?()|\[\]{}^$#&\-~<>@%!\"'`=:,; ]")

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.templates.abilities import ToolAbilities
-from llmrun.errors import UsageError
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 _SHORT = re.compile(r"[a-zA-Z0-9]{9}")
 _NO_PARAMETERS = {"type": "object", "properties": {}}

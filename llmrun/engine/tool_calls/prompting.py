@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import REQUIRED
 from llmrun.engine.templates.abilities import ToolAbilities
@@ -17,14 +18,13 @@ from llmrun.engine.tool_calls.grammar import tool_grammar
 from llmrun.engine.tool_calls.messages import require_tools, template_messages, template_tools
 from llmrun.engine.tool_calls.schemas import Tool, read_tools
 from llmrun.engine.tool_calls.spelling import ToolSpelling, spelled_tools
-from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.templates.process import TemplateProcess
     from llmrun.engine.thinking.styles import ThinkingStyle
-    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.model.tokenizers.base import Tokenizer
 
 
 Check = Callable[[ResponseFormat], object]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.requests import LONGEST_TOOL_NAME
 from llmrun.engine.templates.tool_format import JSON_TYPES, json_type
 from llmrun.engine.tool_calls.weakened import weakened
-from llmrun.errors import UsageError
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{LONGEST_TOOL_NAME}}}")
 _MOST_BRANCHES = 200  # subschemas to inspect for types; any further ones may have any type

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.templates.tool_format import KEY, ArgumentFormat, ValueForm, bare, json_type, written_value
 from llmrun.engine.tool_calls import lark
 from llmrun.engine.tool_calls.schemas import resolved, types
-from llmrun.errors import UsageError
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 _SAFE_KEY = re.compile(r"[\w.$@/-]{1,128}")
 _NAME_KEY = re.compile(r"[A-Za-z_]\w{0,127}")

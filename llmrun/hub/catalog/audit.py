@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from llmrun.errors import LlmrunError, ModelNotFound, NetworkError
+from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.catalog.entry import CatalogEntry, Quant
 from llmrun.hub.names.file_names import shards_of
 from llmrun.hub.names.model_sources import Expected, HubSource, RemoteFile

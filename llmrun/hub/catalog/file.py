@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.hub.catalog.entry import QUOTED_SIZE, CatalogEntry, Quant
 from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, Source, UrlSource
-from llmrun.presets import TABLE as PRESETS
-from llmrun.sampling_params import SAMPLING
-from llmrun.settings import RULES
-from llmrun.toml_files import read_toml
+from llmrun.options.presets import TABLE as PRESETS
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.options.settings import RULES
+from llmrun.options.toml_files import read_toml
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")

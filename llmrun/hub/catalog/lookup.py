@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import llmrun
-from llmrun.errors import ModelNotFound, UsageError
-from llmrun.folders import own_models_file
+from llmrun.base.errors import ModelNotFound, UsageError
+from llmrun.base.folders import own_models_file
 from llmrun.hub.catalog.entry import CatalogEntry, Quant, Wanted
 from llmrun.hub.catalog.file import CatalogFile, read_entry, read_family, read_file, read_shortnames
 from llmrun.hub.catalog.sections import read_sections

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.hub.catalog.file import CatalogFile
 
 _HEADING = re.compile(r'^\[(models|families)\.(?:"([^"\n]+)"|([A-Za-z0-9_-]+))\]$', re.MULTILINE)

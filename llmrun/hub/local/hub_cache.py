@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.hub.local import paths
 from llmrun.hub.local.scandir import entries, is_file, read_small
 

@@ -11,8 +11,8 @@ import os
 import re
 from pathlib import Path
 
-from llmrun.errors import UsageError
-from llmrun.folders import data_folder
+from llmrun.base.errors import UsageError
+from llmrun.base.folders import data_folder
 from llmrun.hub.local.scandir import expanded, folders_in
 from llmrun.hub.names.file_names import safe_segments
 

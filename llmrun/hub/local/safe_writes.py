@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.base.errors import DoesNotFit, LlmrunError
 
 if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import ModelNotFound, UsageError
+from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import lm_studio, ollama, paths
 from llmrun.hub.local.hub_cache import Repository, read_repository

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.names.model_sources import HubSource, UrlSource
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from llmrun.gguf.format import MAGIC
+from llmrun.formats.gguf.format import MAGIC
 from llmrun.hub.names.file_names import quantization_named
 from llmrun.hub.names.model_order import nearest_in_size, smallest_first
 

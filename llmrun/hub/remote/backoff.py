@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.errors import NetworkError
+from llmrun.base.errors import NetworkError
 from llmrun.hub.remote.http_ranges import TryAgain
 
 TRIES = 6  # consecutive attempts before any byte arrives; users should not wait long for a dead server

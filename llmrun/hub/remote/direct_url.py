@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlsplit
 
-from llmrun.errors import IntegrityError
+from llmrun.base.errors import IntegrityError
 from llmrun.hub.names.file_names import shards_of
 from llmrun.hub.names.model_sources import Artifact, Expected, RemoteFile, UrlSource
 from llmrun.hub.remote.http_ranges import Remote

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.names.hub_url import LOOPBACK
 from llmrun.hub.names.model_sources import RemoteFile
 from llmrun.hub.remote.network_errors import ANSWER_SECONDS, plain, translated

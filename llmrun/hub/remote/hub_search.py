@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.errors import NetworkError, UsageError
+from llmrun.base.errors import NetworkError, UsageError
 from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.remote import network_errors
 from llmrun.hub.remote.huggingface import import_client

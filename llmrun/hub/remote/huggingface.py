@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.base.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.names.file_names import safe_segments, shards_of, without_shard
 from llmrun.hub.names.model_sources import Artifact, Expected, HubSource, RemoteFile
 from llmrun.hub.remote import network_errors

@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
-from llmrun.gguf.range_source import RangeSource
-from llmrun.gguf.remote_header import read_remote_header, read_sibling_header
+from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
+from llmrun.formats.gguf.range_source import RangeSource
+from llmrun.formats.gguf.remote_header import read_remote_header, read_sibling_header
 from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile, UrlSource
 from llmrun.hub.remote import direct_url, huggingface
 from llmrun.hub.remote.backoff import Patience
 from llmrun.hub.remote.http_ranges import RangeResponse, Remote, TryAgain
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.gguf.source import Source
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.source import Source
     from llmrun.hub.progress_reporter import Reporter
 
 _MOST_SKIPPED = 16 << 20  # the maximum bytes to discard if a server ignores the range and sends the file from its start

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
 
 if TYPE_CHECKING:
     import httpx2

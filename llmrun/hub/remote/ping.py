@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from llmrun.errors import LlmrunError, NetworkError
+from llmrun.base.errors import LlmrunError, NetworkError
 from llmrun.hub.remote.network_errors import answer_within, plain, translated, without_secrets
 
 PATIENCE_S = 4.0  # a reachable Hub responds within one second

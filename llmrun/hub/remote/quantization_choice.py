@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound
 from llmrun.hub.names.file_names import without_shard
 from llmrun.hub.names.model_order import nearest_in_bits
 from llmrun.hub.remote.repository_listing import OfferedModel

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.hub.names.file_names import is_companion, models_among, quantization_of, safe_segments, without_shard
 from llmrun.hub.names.model_sources import RemoteFile
 

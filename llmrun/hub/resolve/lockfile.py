@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.names.file_names import safe_segments, shards_of
 from llmrun.hub.names.hub_url import url_source_of
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource

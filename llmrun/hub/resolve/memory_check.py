@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import format_bytes
-from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.base.amounts import format_bytes
+from llmrun.base.errors import DoesNotFit, LlmrunError
+from llmrun.base.machine import free_memory
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.names.model_sources import Artifact, PypiSource
-from llmrun.machine import free_memory
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.fitting import Fit, Resources
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import CatalogEntry
     from llmrun.hub.progress_reporter import Reporter
 

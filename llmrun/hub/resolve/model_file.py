@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import ModelFileError, ModelNotFound, NetworkError
-from llmrun.gguf.opening import FOLDER, NAME_A_FILE, kind_of
+from llmrun.base.errors import ModelFileError, ModelNotFound, NetworkError
+from llmrun.formats.gguf.opening import FOLDER, NAME_A_FILE, kind_of
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import model_records, stored_models
 from llmrun.hub.progress_reporter import Reporter

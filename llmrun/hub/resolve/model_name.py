@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.catalog.lookup import Catalog, load_catalog
 from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.base.errors import LlmrunError, ModelNotFound
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import stored_models
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource

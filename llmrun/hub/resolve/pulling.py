@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmrun.errors import IntegrityError, UsageError
+from llmrun.base.errors import IntegrityError, UsageError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import model_records, paths, stored_models
 from llmrun.hub.local.safe_writes import require_space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.names.model_sources import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source
 from llmrun.hub.progress_reporter import Reporter

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmrun.errors import IntegrityError
-from llmrun.gguf.format import MAGIC
+from llmrun.base.errors import IntegrityError
+from llmrun.formats.gguf.format import MAGIC
 from llmrun.hub.remote.backoff import Patience
 from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, TryAgain
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import LlmrunError
-from llmrun.gguf.format import MAGIC
+from llmrun.base.errors import LlmrunError
+from llmrun.formats.gguf.format import MAGIC
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.local.model_records import FileRecord, ModelRecord
 from llmrun.hub.local.open_models import in_use

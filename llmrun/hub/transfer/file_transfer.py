@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from llmrun.errors import BadGGUF, IntegrityError, LlmrunError
+from llmrun.base.errors import BadGGUF, IntegrityError, LlmrunError
 from llmrun.hub.local.safe_writes import CHUNK
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.remote.backoff import PROGRESS, Growth, Patience

@@ -17,9 +17,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
+from llmrun.base.open_flags import O_BINARY, O_NOFOLLOW
 from llmrun.hub.local.safe_writes import require_space, writing
-from llmrun.open_flags import O_BINARY, O_NOFOLLOW
 
 JOURNAL = ".journal"  # suffix that is appended to the partial file's name
 _VERSION = 1

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.errors import IntegrityError, NetworkError
+from llmrun.base.errors import IntegrityError, NetworkError
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.local.model_records import ModelRecord
 from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, writing

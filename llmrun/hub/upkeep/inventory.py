@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
-from llmrun.gguf.glance import Glance, glance
+from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
+from llmrun.formats.gguf.glance import Glance, glance
 from llmrun.hub.local import lm_studio, ollama
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.hub_cache import Repository, repositories

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import IntegrityError, LlmrunError
+from llmrun.base.errors import IntegrityError, LlmrunError
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import known_digest, remember_digests
 from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, writing

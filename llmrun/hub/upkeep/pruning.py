@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.hub.local import paths
 from llmrun.hub.local.hub_cache import Repository, read_repository, repositories
 from llmrun.hub.local.scandir import entries

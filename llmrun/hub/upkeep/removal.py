@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.local import hub_cache, lm_studio, ollama
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.hub_cache import Repository, is_inside, read_repository

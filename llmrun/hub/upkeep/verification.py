@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import LlmrunError
-from llmrun.gguf.problems import shown
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import LlmrunError
+from llmrun.formats.gguf.problems import shown
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.quants.scales import unsound_blocks
 from llmrun.hub.local.model_records import remember_digests
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.local.stored_models import expected_digest
 from llmrun.hub.names.model_sources import Expected
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.upkeep.inventory import USERS, Model
-from llmrun.quants.scales import unsound_blocks
 
 if TYPE_CHECKING:
-    from llmrun.gguf.reader import GGUFFile
-    from llmrun.gguf.tensors import TensorInfo
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.tensors import TensorInfo
 
 _CHUNK = 1 << 23  # bytes to check at a time, rounded down to whole blocks
 _MOST_PROBLEMS = 20  # the maximum number of tensors to report per model

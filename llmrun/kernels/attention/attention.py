@@ -19,6 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.attention import CHUNK, TileShape, state_floats, tile_shape
+from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.formats.layouts.kv_types import KV_TYPES
 from llmrun.kernels.attention.chunk import WORDS, chunk_of_tile
 from llmrun.kernels.attention.partials import (
     end_chunk,
@@ -43,11 +47,7 @@ from llmrun.kernels.code.work import (
     seen_ranges,
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.attention import CHUNK, TileShape, state_floats, tile_shape
-from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.layouts.kv_types import KV_TYPES
-from llmrun.plan.ops.attention import MergeWords
+from llmrun.model.plan.ops.attention import MergeWords
 
 _MERGE = records.offsets(MergeWords)
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.attention import CHUNK, state_floats, tile_vectors
+from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.formats.layouts.kv_types import GROUP
 from llmrun.kernels.attention.partials import end_seen, first_seen
 from llmrun.kernels.attention.tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.compiler import called_function, inline_function
-from llmrun.layouts import records
-from llmrun.layouts.attention import CHUNK, state_floats, tile_vectors
-from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.layouts.kv_types import GROUP
-from llmrun.plan.ops.attention import AttentionWords
+from llmrun.model.plan.ops.attention import AttentionWords
 
 WORDS = records.offsets(AttentionWords)
 

@@ -9,10 +9,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts.kv_types import KVType
 from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
-from llmrun.layouts.kv_types import KVType
-from llmrun.plan.stored_kv import key_parts, read_factor, stored_factor, value_parts
+from llmrun.model.plan.stored_kv import key_parts, read_factor, stored_factor, value_parts
 
 _VECTOR = 4 * simd.LANES  # bytes
 

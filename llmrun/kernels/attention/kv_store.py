@@ -8,14 +8,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.formats.layouts.kv_types import GROUP, KVType, n_groups
+from llmrun.formats.quants.iq4 import VALUES as TABLE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import hidden
 from llmrun.kernels.code.unpack import emit_lookup
 from llmrun.kernels.compiler import called_function, inline_function
-from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.layouts.kv_types import GROUP, KVType, n_groups
-from llmrun.plan.stored_kv import BOUNDS, LEAST, STRETCHES
-from llmrun.quants.iq4 import VALUES as TABLE
+from llmrun.model.plan.stored_kv import BOUNDS, LEAST, STRETCHES
 
 _I8X16 = ir.VectorType(simd.I8, simd.LANES)
 # The lanes of the low and high halves of 8 bytes: of a value, and of a key.

@@ -9,6 +9,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.formats.layouts.kv_types import KV_TYPES
 from llmrun.kernels.attention.hadamard import key_rotations, value_rotations
 from llmrun.kernels.attention.kv_store import storing
 from llmrun.kernels.code import simd
@@ -25,11 +28,8 @@ from llmrun.kernels.code.work import (
     private_row,
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.layouts.kv_types import KV_TYPES
-from llmrun.plan.ops.rope import RopeWords
-from llmrun.plan.rope import Pairing
+from llmrun.model.plan.ops.rope import RopeWords
+from llmrun.model.plan.rope import Pairing
 
 _ROPE = records.offsets(RopeWords)
 

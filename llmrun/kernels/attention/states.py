@@ -9,13 +9,13 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts.attention import state_floats
+from llmrun.formats.layouts.kv_types import KVType
 from llmrun.kernels.attention.chunk import LOWEST
 from llmrun.kernels.attention.hadamard import value_rotations
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, store_f32
 from llmrun.kernels.compiler import inline_function
-from llmrun.layouts.attention import state_floats
-from llmrun.layouts.kv_types import KVType
 
 
 def states(level: str, kind: KVType, value_size: int) -> tuple[Any, Any, Any]:

@@ -14,12 +14,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts.attention import CHUNK, state_floats
+from llmrun.formats.layouts.kv_blocks import BLOCK, HeadLayout
+from llmrun.formats.layouts.kv_types import KVType
+from llmrun.formats.quants.iq4 import VALUES as TABLE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.unpack import emit_lookup
-from llmrun.layouts.attention import CHUNK, state_floats
-from llmrun.layouts.kv_blocks import BLOCK, HeadLayout
-from llmrun.layouts.kv_types import KVType
-from llmrun.quants.iq4 import VALUES as TABLE
 
 # LLVM's names for the vector registers of each instruction-set level.
 _REGISTERS = {

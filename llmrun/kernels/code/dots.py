@@ -12,9 +12,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from llmrun.formats.quants.packed import PackedType
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.simd import I8, I16, I32, I32X16, call, constant
-from llmrun.quants.packed import PackedType
 
 _VNNI = ("avx512vnni", "avxvnni")
 _I32X8, _I16X16, _I8X32 = ir.VectorType(I32, 8), ir.VectorType(I16, 16), ir.VectorType(I8, 32)

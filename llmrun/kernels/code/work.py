@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmrun.formats.layouts import records
 from llmrun.kernels.code.load_store import atomic_add, load_i64
 from llmrun.kernels.compiler import inline_function
-from llmrun.layouts import records
 
 REPLICATED = records.FLAG_REPLICATED
 PRIVATE_INPUT = records.FLAG_PRIVATE_INPUT

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llmrun.formats.layouts.packed_types import FLOAT_BYTES
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family
 from llmrun.kernels.experts.items import expert_items
 from llmrun.kernels.linear.floats import PRODUCT, float_tile
-from llmrun.layouts.packed_types import FLOAT_BYTES
 
 
 @kernel_family

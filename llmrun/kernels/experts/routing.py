@@ -13,13 +13,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.expert_tables import (
+    HEAD_ACTIVE,
+    HEAD_EXPERTS,
+    LEAST_SUM,
+    SIGMOID,
+    SOFTMAX,
+    SOFTMAX_OF_CHOSEN,
+)
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, REPLICATED, first_item, n_rows, next_item, own_copy
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, LEAST_SUM, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
-from llmrun.plan.ops.experts import GroupWords, RouteWords
+from llmrun.model.plan.ops.experts import GroupWords, RouteWords
 
 _ROUTE = records.offsets(RouteWords)
 _GROUP = records.offsets(GroupWords)

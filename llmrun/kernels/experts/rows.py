@@ -6,6 +6,7 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts import records
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import (
@@ -19,8 +20,7 @@ from llmrun.kernels.code.work import (
     private_row,
 )
 from llmrun.kernels.compiler import kernel
-from llmrun.layouts import records
-from llmrun.plan.ops.experts import CombineWords, ExpertBiasWords
+from llmrun.model.plan.ops.experts import CombineWords, ExpertBiasWords
 
 _BIAS = records.offsets(ExpertBiasWords)
 _COMBINE = records.offsets(CombineWords)

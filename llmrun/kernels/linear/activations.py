@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmrun.formats.layouts import quantized_rows
+from llmrun.formats.quants.packed import PackedType
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import bias_of
-from llmrun.layouts import quantized_rows
-from llmrun.quants.packed import PackedType
 
 
 class Activations:

@@ -12,13 +12,8 @@ from typing import Any
 
 from numba import types
 
-from llmrun.kernels.code import simd
-from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
-from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.linear.floats import float_tile
-from llmrun.layouts import records
-from llmrun.layouts.adapters import (
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.adapters import (
     BLOCK_ROWS,
     EXPAND_GROUPS,
     UNIT_ADAPTER,
@@ -29,8 +24,13 @@ from llmrun.layouts.adapters import (
     UNIT_OFFSET,
     UNIT_WEIGHTS,
 )
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.adapters import LowRankWords
+from llmrun.formats.layouts.records import offsets
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32
+from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.linear.floats import float_tile
+from llmrun.model.plan.ops.adapters import LowRankWords
 
 _WORDS = offsets(LowRankWords)
 

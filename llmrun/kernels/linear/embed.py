@@ -13,14 +13,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES
+from llmrun.formats.layouts.records import offsets
+from llmrun.formats.quants.packed import PackedType
 from llmrun.kernels.code import dots, simd, unpack
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.embedding import EmbedWords
-from llmrun.quants.packed import PackedType
+from llmrun.model.plan.ops.embedding import EmbedWords
 
 _EMBED = offsets(EmbedWords)
 

@@ -14,13 +14,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.packed_types import FLOAT_BYTES
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
 from llmrun.kernels.compiler import kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.packed_types import FLOAT_BYTES
-from llmrun.plan.ops.linear import PARTIALS, FloatWords
+from llmrun.model.plan.ops.linear import PARTIALS, FloatWords
 
 PRODUCT = records.offsets(FloatWords)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.packed_types import PACKED_TYPES
+from llmrun.formats.layouts.tile_shapes import many_rows, tile_shape
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.linear.parts import CONSECUTIVE, PRODUCT, linear_parts, prefetch_way
 from llmrun.kernels.linear.tiles import tile
-from llmrun.layouts import records
-from llmrun.layouts.packed_types import PACKED_TYPES
-from llmrun.layouts.tile_shapes import many_rows, tile_shape
 
 
 @kernel_family

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
+from llmrun.formats.layouts.tile_shapes import few_row_tiles
+from llmrun.formats.quants.packed import PackedType
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.compiler import called_function, inline_function
 from llmrun.kernels.linear.few_rows import consecutive_rows, few_rows, numbered_rows
 from llmrun.kernels.linear.tiles import single_row, unpacking
-from llmrun.layouts import records
-from llmrun.layouts.records import PREFETCH_LINEAR, PREFETCH_NONE, PREFETCH_STREAMS
-from llmrun.layouts.tile_shapes import few_row_tiles
-from llmrun.plan.ops.linear import IntegerWords
-from llmrun.quants.packed import PackedType
+from llmrun.model.plan.ops.linear import IntegerWords
 
 PRODUCT = records.offsets(IntegerWords)
 

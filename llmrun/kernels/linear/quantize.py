@@ -11,13 +11,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.quantized_rows import BLOCK_BYTES, INTEGERS, SCALE
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import kernel
-from llmrun.layouts import records
-from llmrun.layouts.quantized_rows import BLOCK_BYTES, INTEGERS, SCALE
-from llmrun.plan.ops.linear import QuantizeWords
+from llmrun.model.plan.ops.linear import QuantizeWords
 
 _QUANTIZE = records.offsets(QuantizeWords)
 # The number of blocks quantized together. Reducing their maxima and sums together uses only a quarter of the shuffles

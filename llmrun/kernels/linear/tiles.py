@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.quants.packed import PackedType
 from llmrun.kernels.code import simd, unpack
 from llmrun.kernels.code.dots import (
     broadcast,
@@ -28,7 +29,6 @@ from llmrun.kernels.code.dots import (
     new_chains,
 )
 from llmrun.kernels.linear.activations import Activations
-from llmrun.quants.packed import PackedType
 
 _WORD = types.int64
 _LINE = 64

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.packed_types import PACKED_TYPES
 from llmrun.kernels.code.load_store import load_i64, load_u16, load_u32, store_i16, store_i32
 from llmrun.kernels.code.unpack import address_in_group
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.packing.file_blocks import BLOCK_READERS
-from llmrun.layouts import records
-from llmrun.layouts.packed_types import PACKED_TYPES
 
 ARG = records.OP_ARGS
 A_SOURCE, A_PACKED, A_ROWS, A_COLUMNS, A_ROW_BYTES, A_GROUP_BYTES = (ARG + 8 * i for i in range(6))

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llmrun.formats.layouts import states
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import copy_bytes, load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, first_item, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.recurrent.runs import n_runs, row_of_run, run_address
-from llmrun.layouts import states
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.convolution import CONVOLVED_FEATURES, CausalConvolutionWords
+from llmrun.model.plan.ops.convolution import CONVOLVED_FEATURES, CausalConvolutionWords
 
 _CONV = offsets(CausalConvolutionWords)
 _CHUNK = 4 * CONVOLVED_FEATURES  # bytes of a row that a work item processes

@@ -15,6 +15,8 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts import states
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import copy_bytes, load_f32, load_i64, store_f32
 from llmrun.kernels.code.work import (
@@ -30,9 +32,7 @@ from llmrun.kernels.code.work import (
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.recurrent.matrices import MatrixPart
 from llmrun.kernels.recurrent.runs import n_runs, row_of_run, run_address
-from llmrun.layouts import states
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.recurrences import RecurrenceWords
+from llmrun.model.plan.ops.recurrences import RecurrenceWords
 
 _REC = offsets(RecurrenceWords)
 

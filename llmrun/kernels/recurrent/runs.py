@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmrun.formats.layouts import records, states
 from llmrun.kernels.code.load_store import load_i32, load_i64
 from llmrun.kernels.compiler import inline_function
-from llmrun.layouts import records, states
 
 
 @inline_function

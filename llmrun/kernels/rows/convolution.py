@@ -11,6 +11,9 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i32, load_i64
 from llmrun.kernels.code.work import (
@@ -23,10 +26,7 @@ from llmrun.kernels.code.work import (
     private_row,
 )
 from llmrun.kernels.compiler import inline_function, kernel
-from llmrun.layouts import records
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.convolution import ConvolutionWords
+from llmrun.model.plan.ops.convolution import ConvolutionWords
 
 _CONV = offsets(ConvolutionWords)
 

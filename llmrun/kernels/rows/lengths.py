@@ -10,6 +10,7 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, load_i64
 from llmrun.kernels.code.work import (
@@ -23,8 +24,7 @@ from llmrun.kernels.code.work import (
 )
 from llmrun.kernels.compiler import kernel, kernel_family
 from llmrun.kernels.rows.norms import root
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.norms import LEAST_SQUARES, CutOffWords, MatchLengthWords
+from llmrun.model.plan.ops.norms import LEAST_SQUARES, CutOffWords, MatchLengthWords
 
 _MATCH = offsets(MatchLengthWords)
 _CUT = offsets(CutOffWords)

@@ -13,13 +13,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.norms import NormWords
+from llmrun.model.plan.ops.norms import NormWords
 
 _NORM = offsets(NormWords)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from numba import types
 
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code import curves, simd
 from llmrun.kernels.code.load_store import load_f32, load_i64
 from llmrun.kernels.code.work import (
@@ -26,9 +28,7 @@ from llmrun.kernels.code.work import (
     private_row,
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.layouts import records
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.activations import (
+from llmrun.model.plan.ops.activations import (
     CLAMP,
     CLAMPED_SLOPE,
     GELU_CUBIC,
@@ -37,8 +37,8 @@ from llmrun.plan.ops.activations import (
     GatedWords,
     XieluWords,
 )
-from llmrun.plan.ops.logits import SoftCapWords
-from llmrun.plan.ops.rows import AddWords
+from llmrun.model.plan.ops.logits import SoftCapWords
+from llmrun.model.plan.ops.rows import AddWords
 
 _GATED = offsets(GatedWords)
 _XIELU = offsets(XieluWords)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmrun.formats.layouts.records import offsets
 from llmrun.kernels.code.load_store import copy_bytes, load_i64
 from llmrun.kernels.code.work import (
     PRIVATE_INPUT,
@@ -18,8 +19,7 @@ from llmrun.kernels.code.work import (
     private_row,
 )
 from llmrun.kernels.compiler import kernel
-from llmrun.layouts.records import offsets
-from llmrun.plan.ops.rows import ConcatWords
+from llmrun.model.plan.ops.rows import ConcatWords
 
 _CONCAT = offsets(ConcatWords)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from llmrun.formats.layouts import records, sampling
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import (
     copy_bytes,
@@ -37,7 +38,6 @@ from llmrun.kernels.sampling.vectors import (
     note_nan,
     weigh,
 )
-from llmrun.layouts import records, sampling
 
 _OP = records.offsets(sampling.SamplingWords)
 _LANES = simd.LANES

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmrun.formats.layouts.sampling import DIGIT_BITS, N_DIGITS
 from llmrun.kernels.code.load_store import load_i32, load_i64, store_i32, store_i64
 from llmrun.kernels.compiler import called_function, inline_function
 from llmrun.kernels.sampling.vectors import not_inlined
-from llmrun.layouts.sampling import DIGIT_BITS, N_DIGITS
 
 _LOW_HALF = 0xFFFFFFFF
 _MAGNITUDE = 0x7FFFFFFF

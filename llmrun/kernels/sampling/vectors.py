@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from llmrun.formats.layouts import sampling
 from llmrun.kernels.code import simd
-from llmrun.layouts import sampling
 
 WEIGHTS = 16  # number of candidates that `weigh` processes at once
 

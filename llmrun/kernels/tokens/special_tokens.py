@@ -8,10 +8,10 @@ edge table    (int64 key + 1, int64 node)[slots], where 0 is a free slot and key
 
 from __future__ import annotations
 
+from llmrun.formats.layouts.tokens import CONTROL, NOT_FOUND, ONE_CHARACTER
 from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i32, store_i64, store_u8
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.tokens.token_table import pair_slot
-from llmrun.layouts.tokens import CONTROL, NOT_FOUND, ONE_CHARACTER
 
 # Byte offsets of the words in the op record of `find`.
 TEXT, N_BYTES, MARKS, N_MARKS, PARSE_CONTROL = range(0, 40, 8)

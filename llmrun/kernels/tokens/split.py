@@ -9,9 +9,7 @@ Pre-tokenizers with one to six stages run at 54 to 180 MB/s on 0.4 MB of prose a
 
 from __future__ import annotations
 
-from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i64, store_u8
-from llmrun.kernels.compiler import inline_function, kernel
-from llmrun.layouts.splits import (
+from llmrun.formats.layouts.splits import (
     BEGINS,
     ENDS_HERE,
     GROUPS_OF_THREE,
@@ -22,6 +20,8 @@ from llmrun.layouts.splits import (
     TRAILING_RUN,
     WHOLE_GROUPS_OF_THREE,
 )
+from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i64, store_u8
+from llmrun.kernels.compiler import inline_function, kernel
 
 # Byte offsets of the words in the op record.
 TEXT, N_BYTES, PART_ENDS, N_PARTS = range(0, 32, 8)

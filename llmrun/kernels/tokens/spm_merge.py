@@ -9,6 +9,7 @@ as fast as one heap for the whole text. The readable twin is `bpe_merge.merge_by
 
 from __future__ import annotations
 
+from llmrun.formats.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND
 from llmrun.kernels.code.load_store import copy_bytes, load_i32, load_i64, load_u8, store_i32, store_i64, store_u8
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.tokens.heap import heap_pop, heap_push
@@ -21,7 +22,6 @@ from llmrun.kernels.tokens.token_table import (
     finished_hash,
     hash_bytes,
 )
-from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND
 
 NO_PAIR = 0x7FFFFFFFFFFFFFFF
 

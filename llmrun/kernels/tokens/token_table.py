@@ -13,9 +13,9 @@ The number of slots is a power of two, and `mask` is that number minus one.
 
 from __future__ import annotations
 
+from llmrun.formats.layouts.tokens import NOT_FOUND
 from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i32, store_i64
 from llmrun.kernels.compiler import inline_function, kernel
-from llmrun.layouts.tokens import NOT_FOUND
 
 LOW_HALF = 0xFFFFFFFF
 SPACE = 0x20

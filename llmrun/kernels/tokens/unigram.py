@@ -6,6 +6,7 @@ The scores are log probabilities. The best division of each prefix of the text f
 
 from __future__ import annotations
 
+from llmrun.formats.layouts.tokens import IMPOSSIBLE, NOT_FOUND, PREFIX_BYTES, PREFIX_SLOTS
 from llmrun.kernels.code.load_store import (
     load_f64,
     load_i32,
@@ -19,7 +20,6 @@ from llmrun.kernels.code.load_store import (
 )
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.tokens.token_table import FNV_BASIS, SPACE, emit_inserted, find_token, finished_hash, hash_bytes
-from llmrun.layouts.tokens import IMPOSSIBLE, NOT_FOUND, PREFIX_BYTES, PREFIX_SLOTS
 
 # Byte offsets of the words in the op record of `normalize`.
 SOURCE, N_SOURCE, NODES, N_NODES, REPLACEMENTS, N_REPLACEMENTS = range(0, 48, 8)

@@ -5,10 +5,10 @@ A word with a rest that begins with no token becomes the unknown token as a whol
 
 from __future__ import annotations
 
+from llmrun.formats.layouts.tokens import NOT_FOUND
 from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i32, store_i64
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.tokens.token_table import FNV_BASIS, SPACE, emit_inserted, find_token, hash_bytes
-from llmrun.layouts.tokens import NOT_FOUND
 
 # Byte offsets of the words in the op record.
 TEXT, ENDS, N_FRAGMENTS, INSERT_AT, INSERT_IDS, N_INSERTS = range(0, 48, 8)

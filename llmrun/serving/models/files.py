@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from llmrun.errors import LlmrunError
-from llmrun.gguf.glance import Glance, glance
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import LlmrunError
+from llmrun.formats.gguf.glance import Glance, glance
+from llmrun.formats.gguf.reader import open_gguf
 from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.names.file_names import quantization_of
+from llmrun.model.tokenizers.fill_in_middle import fill_tokens_of
 from llmrun.serving.models.known import KnownModel
-from llmrun.tokenizers.fill_in_middle import fill_tokens_of
 
 _TEMPLATE: Final = "tokenizer.chat_template"
 _TOOLS: Final = re.compile(r"\btools\b")

@@ -12,8 +12,8 @@ from typing import Final, Protocol, Self
 from urllib.parse import urlsplit
 
 from llmrun.backends.lora_files import LoraOption
-from llmrun.errors import ModelNotFound
-from llmrun.presets import Preset
+from llmrun.base.errors import ModelNotFound
+from llmrun.options.presets import Preset
 
 _FRESH_S: Final = 2.0  # how long a list of the store's models is used; reading the folders takes time
 _MOST_NAMED: Final = 5  # names in a hint

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmrun.engine_process.served_model import ServedModel
-from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.serving.models.known import KnownModel
+from llmrun.serving.processes.served_model import ServedModel
 
 
 class OwnedModel(ServedModel, Protocol):

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from llmrun.base.errors import Unavailable
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import ChatPrompt, Request
-from llmrun.engine_process.served_model import ServedModel, State
-from llmrun.errors import Unavailable
-from llmrun.presets import Preset
+from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel
+from llmrun.serving.processes.served_model import ServedModel, State
 
 RETRY_S: Final = 5.0  # when to ask again for a model that is loading
 _SYSTEM: Final = "system"

@@ -9,12 +9,12 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.engine_process.served_model import ServedModel, State
-from llmrun.errors import DoesNotFit, LlmrunError, ModelNotFound, Overloaded, Unavailable
+from llmrun.base.errors import DoesNotFit, LlmrunError, ModelNotFound, Overloaded, Unavailable
 from llmrun.hub.local.open_models import in_use
 from llmrun.serving.models.known import KnownModel, KnownModels
 from llmrun.serving.models.managed import ManagedModel, OwnedModel
 from llmrun.serving.models.ready import RETRY_S, Ready, facts_of
+from llmrun.serving.processes.served_model import ServedModel, State
 
 FOREVER: Final = math.inf
 STUCK: Final = "stuck"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.upkeep import inventory
-from llmrun.presets import Preset
+from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel, public_name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from llmrun.protocol.openai.adapters import adapters_body
+from llmrun.serving.protocol.openai.adapters import adapters_body
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from llmrun.protocol.anthropic.answers import MessageAnswer
-from llmrun.protocol.anthropic.requests import parse_count, parse_message
-from llmrun.protocol.anthropic.wire import ANTHROPIC
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.protocol.anthropic.answers import MessageAnswer
+from llmrun.serving.protocol.anthropic.requests import parse_count, parse_message
+from llmrun.serving.protocol.anthropic.wire import ANTHROPIC
 from llmrun.serving.refusals import ignored_header, json_response
 from llmrun.serving.routes.generation import Call
 from llmrun.serving.service import Service

@@ -10,27 +10,27 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from llmrun.amounts import counted
-from llmrun.protocol.embeddings.answers import (
+from llmrun.base.amounts import counted
+from llmrun.serving.bodies import off_the_loop
+from llmrun.serving.disconnects import Presence
+from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.protocol.embeddings.answers import (
     Write,
     embeddings_body,
     ollama_embed_body,
     ollama_embeddings_body,
     rerank_body,
 )
-from llmrun.protocol.embeddings.calls import (
+from llmrun.serving.protocol.embeddings.calls import (
     Parse,
     parse_embeddings,
     parse_ollama_embed,
     parse_ollama_embeddings,
     parse_rerank,
 )
-from llmrun.protocol.fields import Fields
-from llmrun.protocol.ollama.options import read_keep_alive
-from llmrun.protocol.parsed import ignored_names
-from llmrun.serving.bodies import off_the_loop
-from llmrun.serving.disconnects import Presence
-from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.protocol.fields import Fields
+from llmrun.serving.protocol.ollama.options import read_keep_alive
+from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.service import Service
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmrun.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound
 from llmrun.serving.service import Service
 
 if TYPE_CHECKING:

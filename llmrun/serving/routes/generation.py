@@ -11,16 +11,16 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from llmrun.engine.facts import ModelFacts
-from llmrun.protocol.errors import InvalidField
-from llmrun.protocol.openai.sampling import seed_from
-from llmrun.protocol.parsed import Answer, Parsed
-from llmrun.protocol.wire import OPENAI, WireFormat
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.choices import Choices
 from llmrun.serving.disconnects import Presence
 from llmrun.serving.exchanges import AnswerId, exchange_of
 from llmrun.serving.models.ready import Ready
 from llmrun.serving.models.registry import Models
+from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.openai.sampling import seed_from
+from llmrun.serving.protocol.parsed import Answer, Parsed
+from llmrun.serving.protocol.wire import OPENAI, WireFormat
 from llmrun.serving.refusals import Refused, ignored_header, json_bytes_in_parts, json_response
 from llmrun.serving.resuming import EventNumbers, LastEvent, numbers_of, read_last_event
 from llmrun.serving.service import Service

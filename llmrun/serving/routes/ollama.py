@@ -13,8 +13,13 @@ from starlette.responses import Response
 
 from llmrun import __version__
 from llmrun.engine.facts import ModelFacts
-from llmrun.protocol.fields import Fields
-from llmrun.protocol.ollama.answers import (
+from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.models.files import digest_of, glance_at, header_of
+from llmrun.serving.models.known import KnownModel
+from llmrun.serving.models.ready import Ready
+from llmrun.serving.models.registry import Models
+from llmrun.serving.protocol.fields import Fields
+from llmrun.serving.protocol.ollama.answers import (
     UNLOADED,
     Write,
     chat_fields,
@@ -22,8 +27,8 @@ from llmrun.protocol.ollama.answers import (
     generate_fields,
     ollama_answer,
 )
-from llmrun.protocol.ollama.missing import MISSING
-from llmrun.protocol.ollama.models import (
+from llmrun.serving.protocol.ollama.missing import MISSING
+from llmrun.serving.protocol.ollama.models import (
     LoadedModel,
     OllamaModel,
     abilities_of,
@@ -35,20 +40,15 @@ from llmrun.protocol.ollama.models import (
     tags_body,
     version_body,
 )
-from llmrun.protocol.ollama.options import read_keep_alive
-from llmrun.protocol.ollama.requests import (
+from llmrun.serving.protocol.ollama.options import read_keep_alive
+from llmrun.serving.protocol.ollama.requests import (
     only_unloads_chat,
     only_unloads_generate,
     parse_generate,
     parse_ollama_chat,
 )
-from llmrun.protocol.ollama.wire import OLLAMA
-from llmrun.protocol.parsed import ignored_names
-from llmrun.serving.exchanges import exchange_of
-from llmrun.serving.models.files import digest_of, glance_at, header_of
-from llmrun.serving.models.known import KnownModel
-from llmrun.serving.models.ready import Ready
-from llmrun.serving.models.registry import Models
+from llmrun.serving.protocol.ollama.wire import OLLAMA
+from llmrun.serving.protocol.parsed import ignored_names
 from llmrun.serving.refusals import Refused, ignored_header, json_response
 from llmrun.serving.routes.generation import Call
 from llmrun.serving.service import Service

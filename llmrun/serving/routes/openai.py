@@ -7,13 +7,13 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from llmrun.errors import ModelNotFound
-from llmrun.protocol.anthropic.models import VERSION_HEADER, anthropic_model, anthropic_models
-from llmrun.protocol.openai.models import model_body, models_body, unloaded_model_body
-from llmrun.protocol.openai.requests import parse_chat, parse_completion
-from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
+from llmrun.base.errors import ModelNotFound
 from llmrun.serving.models.known import KnownModel
 from llmrun.serving.models.ready import Ready
+from llmrun.serving.protocol.anthropic.models import VERSION_HEADER, anthropic_model, anthropic_models
+from llmrun.serving.protocol.openai.models import model_body, models_body, unloaded_model_body
+from llmrun.serving.protocol.openai.requests import parse_chat, parse_completion
+from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer
 from llmrun.serving.refusals import json_response
 from llmrun.serving.routes.generation import Call
 from llmrun.serving.service import Service

@@ -7,9 +7,9 @@ from typing import Final
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from llmrun.protocol.openai_responses.answers import PREFIX, ResponseAnswer
-from llmrun.protocol.openai_responses.requests import parse_response
-from llmrun.protocol.openai_responses.wire import RESPONSES
+from llmrun.serving.protocol.openai_responses.answers import PREFIX, ResponseAnswer
+from llmrun.serving.protocol.openai_responses.requests import parse_response
+from llmrun.serving.protocol.openai_responses.wire import RESPONSES
 from llmrun.serving.refusals import Refused
 from llmrun.serving.routes.generation import Call
 

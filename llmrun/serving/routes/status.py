@@ -6,9 +6,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from llmrun import __version__
-from llmrun.engine_process.served_model import State
-from llmrun.protocol.openapi import document
 from llmrun.serving import metrics
+from llmrun.serving.processes.served_model import State
+from llmrun.serving.protocol.openapi import document
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
 from llmrun.serving.upstreams.gauges import upstream_lines

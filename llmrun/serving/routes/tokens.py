@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from llmrun.engine_process.served_model import ServedModel
-from llmrun.protocol.errors import InvalidField
-from llmrun.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.serving.bodies import off_the_loop
 from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.processes.served_model import ServedModel
+from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from llmrun.serving.refusals import json_response
 from llmrun.serving.service import Service
 

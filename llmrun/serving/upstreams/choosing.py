@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final
 
-from llmrun.protocol.wire import json_bytes
+from llmrun.serving.protocol.wire import json_bytes
 
 # The fields that determine a prompt, in the order in which templates place them.
 _FIELDS: Final = ("model", "instructions", "system", "tools", "input_prefix", "prompt", "input", "messages")

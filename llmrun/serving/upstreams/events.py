@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Any, Final
 
-from llmrun.remote.event_ids import is_event_id
-from llmrun.remote.stream import server_words
+from llmrun.engine.remote.event_ids import is_event_id
+from llmrun.engine.remote.stream import server_words
 
 MOST_BYTES: Final = 4 << 20  # the limit of one event; the last one of a response contains the whole answer
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from llmrun.protocol.errors import ApiError
-from llmrun.remote.event_ids import follows
-from llmrun.remote.listed_models import OWNER
-from llmrun.remote.stream import server_words
+from llmrun.engine.remote.event_ids import follows
+from llmrun.engine.remote.listed_models import OWNER
+from llmrun.engine.remote.stream import server_words
 from llmrun.serving.bodies import LARGE, off_the_loop
 from llmrun.serving.exchanges import Exchange
 from llmrun.serving.keys import UPSTREAM_FLAG
+from llmrun.serving.protocol.errors import ApiError
 from llmrun.serving.refusals import INVALID, SERVER, Refused
 from llmrun.serving.upstreams.events import MOST_BYTES, BadStream, EventSplitter, Progress, StreamEvent
 from llmrun.serving.upstreams.pool import Pool

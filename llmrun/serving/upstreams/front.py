@@ -10,19 +10,19 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from llmrun.engine_process.served_model import State
-from llmrun.errors import ModelNotFound, Unavailable
-from llmrun.protocol.embeddings.calls import (
+from llmrun.base.errors import ModelNotFound, Unavailable
+from llmrun.serving.bodies import off_the_loop
+from llmrun.serving.disconnects import Presence
+from llmrun.serving.exchanges import exchange_of
+from llmrun.serving.models.known import spellings
+from llmrun.serving.processes.served_model import State
+from llmrun.serving.protocol.embeddings.calls import (
     EMBEDDING_PATHS,
     OLLAMA_EMBED_PATH,
     OLLAMA_EMBEDDINGS_PATH,
     RERANK_PATHS,
 )
-from llmrun.protocol.wire import WireFormat, json_bytes
-from llmrun.serving.bodies import off_the_loop
-from llmrun.serving.disconnects import Presence
-from llmrun.serving.exchanges import exchange_of
-from llmrun.serving.models.known import spellings
+from llmrun.serving.protocol.wire import WireFormat, json_bytes
 from llmrun.serving.resuming import HEADER as LAST_EVENT
 from llmrun.serving.resuming import read_last_event
 from llmrun.serving.upstreams.choosing import prefix_hashes

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.serving.upstreams.choosing import SentPrefixes, chosen
 from llmrun.serving.upstreams.hops import Hops
 from llmrun.serving.upstreams.upstream import UNASKED, Upstream

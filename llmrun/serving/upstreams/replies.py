@@ -9,8 +9,8 @@ from typing import Final
 
 from starlette.types import Send
 
-from llmrun.protocol.errors import ApiError
-from llmrun.protocol.wire import WireFormat
+from llmrun.serving.protocol.errors import ApiError
+from llmrun.serving.protocol.wire import WireFormat
 
 # The headers of an upstream's response that are passed on. All others may be about its connection or its own keys.
 _PASSED_ON: Final = (

@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import httpx2
 
-from llmrun.errors import LlmrunError, NetworkError
-from llmrun.protocol.errors import InvalidField
-from llmrun.protocol.json_body import parse_json
-from llmrun.remote.async_client import async_client
-from llmrun.remote.busyness import unfinished_in_metrics
-from llmrun.remote.client import BETWEEN_S, FIRST_S, request_headers
-from llmrun.remote.problems import in_our_words
-from llmrun.remote.stream import Teller
-from llmrun.remote.url import Endpoint
+from llmrun.base.errors import LlmrunError, NetworkError
+from llmrun.engine.remote.async_client import async_client
+from llmrun.engine.remote.busyness import unfinished_in_metrics
+from llmrun.engine.remote.client import BETWEEN_S, FIRST_S, request_headers
+from llmrun.engine.remote.problems import in_our_words
+from llmrun.engine.remote.stream import Teller
+from llmrun.engine.remote.url import Endpoint
 from llmrun.serving.keys import UPSTREAM_FLAG
+from llmrun.serving.protocol.errors import InvalidField
+from llmrun.serving.protocol.json_body import parse_json
 
 UNASKED: Final = "not asked yet"
 MOST_ERROR: Final = 64 << 10  # bytes of the body of an error

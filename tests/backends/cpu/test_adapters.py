@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.errors import BadGGUF, UnsupportedModel, UsageError
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import Batch
+from llmrun.base.errors import BadGGUF, UnsupportedModel, UsageError
+from llmrun.base.types import Batch
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.tiny_adapters import AdaptedOracle, scales_of, tiny_adapter

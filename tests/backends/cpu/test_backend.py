@@ -19,11 +19,11 @@ from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.select import open_backend
-from llmrun.compiled import store
-from llmrun.errors import Cancelled, KVFull, UnsupportedModel
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts import records
-from llmrun.types import Batch
+from llmrun.base.compiled import store
+from llmrun.base.errors import Cancelled, KVFull, UnsupportedModel
+from llmrun.base.types import Batch
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts import records
 from tests.support.backends.seam_contract import SeamContract, batch_of, rows
 from tests.support.gguf.gguf_files import Tensor, tiny_llama, tiny_vocabulary
 from tests.support.models.downloads import smollm2

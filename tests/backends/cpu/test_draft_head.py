@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.archs.registry import draft_plan_of_header, plan_of_header
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.draft_head import CpuDraftHead
 from llmrun.backends.cpu.kind import CpuKind
 from llmrun.backends.cpu.weights.packed import packed_bytes
-from llmrun.errors import Cancelled, KVFull
-from llmrun.gguf.reader import open_gguf
-from llmrun.plan import reference
-from llmrun.types import HIDDEN, LOGITS, Batch
+from llmrun.base.errors import Cancelled, KVFull
+from llmrun.base.types import HIDDEN, LOGITS, Batch
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.archs.registry import draft_plan_of_header, plan_of_header
+from llmrun.model.plan import reference
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.fidelity import head_plan_of
 from tests.support.models.tiny_architectures import tiny_architecture
@@ -103,7 +103,7 @@ def test_trimmed_heads_compute_the_first_logits(
     path = tiny_architecture(tmp_path, DENSE, weight_type)
     with opened(path) as backend:
         expected = head_of(backend).forward(step(0, 60), STATES[:60])
-    monkeypatch.setattr("llmrun.archs.parts.draft_head.DRAFTED_TOKENS", drafted)
+    monkeypatch.setattr("llmrun.model.archs.parts.draft_head.DRAFTED_TOKENS", drafted)
     with opened(path) as backend:
         assert head_of(backend).drafted_tokens == drafted
         found = head_of(backend).forward(step(0, 60), STATES[:60])

@@ -14,7 +14,7 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 
@@ -27,8 +27,8 @@ import pathlib, sys
 import numpy as np
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import Batch
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.base.types import Batch
 with open_gguf(sys.argv[1]) as file:
     backend = CpuBackend(file, OpenOptions(context_size=2048, threads=2))
 n = 64
@@ -41,7 +41,7 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("V
 
 SLOW = """
 import sys, time
-from llmrun.gguf.reader import GGUFFile
+from llmrun.formats.gguf.reader import GGUFFile
 from llmrun.cli.app import main
 read_into = GGUFFile.read_into
 def slow(self, *arguments):

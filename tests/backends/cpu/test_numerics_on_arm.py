@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llmrun.compiled import store
+from llmrun.base.compiled import store
 from tests.support.arm.machines import PROCESSORS, run_on
 from tests.support.models.numeric_models import NUMERIC_MODELS, opened, read_digests, write_numeric_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.compiled import store
+from llmrun.base.compiled import store
 from tests.support.kernels.emulated_x86 import compile_for, run_on, target_on
 from tests.support.models.numeric_models import NUMERIC_MODELS, opened, read_digests, write_numeric_model
 

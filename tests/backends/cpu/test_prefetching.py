@@ -12,7 +12,7 @@ import pytest
 from llmrun.backends.cpu import prefetching
 from llmrun.backends.cpu.prefetching import WAYS, Prefetching, chosen_way, stored_times, way_in_words
 from llmrun.backends.cpu.team import Team
-from llmrun.layouts import records
+from llmrun.formats.layouts import records
 from tests.support.kernels.runs import LEVELS_HERE, random_matrix, run_linear
 
 LARGE = 1 << 30

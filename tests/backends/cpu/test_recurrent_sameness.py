@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.recurrent_states import CHECKPOINT_DISTANCE
-from llmrun.errors import Cancelled, KVFull
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts.states import REPLAY_ROWS
-from llmrun.plan.state_shapes import MatrixState
-from llmrun.types import LOGITS, Batch
+from llmrun.base.errors import Cancelled, KVFull
+from llmrun.base.types import LOGITS, Batch
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.states import REPLAY_ROWS
+from llmrun.model.plan.state_shapes import MatrixState
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_architectures import tiny_architecture
 

@@ -7,8 +7,8 @@ import pytest
 
 from llmrun.backends.cpu import rotations
 from llmrun.backends.cpu.rotations import Rotations
-from llmrun.plan.elementary import inverse_powers
-from llmrun.plan.rope import Rope, rotations_of
+from llmrun.model.plan.elementary import inverse_powers
+from llmrun.model.plan.rope import Rope, rotations_of
 
 ROPES = [Rope(inverse_powers(10_000.0, 8)), Rope(inverse_powers(500.0, 4), magnitude=1.25)]
 

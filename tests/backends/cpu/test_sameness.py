@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import LOGITS, Batch
+from llmrun.base.types import LOGITS, Batch
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model

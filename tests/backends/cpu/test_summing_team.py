@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.errors import Cancelled
-from llmrun.gguf.reader import open_gguf
-from llmrun.plan.ops.linear import Product
-from llmrun.plan.twin import Run, dequantized
+from llmrun.base.errors import Cancelled
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.plan.ops.linear import Product
+from llmrun.model.plan.twin import Run, dequantized
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.fidelity import plan_of
 from tests.support.models.tiny_architectures import tiny_architecture

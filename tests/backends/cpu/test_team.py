@@ -22,10 +22,10 @@ from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.errors import Cancelled, LlmrunError
-from llmrun.layouts import records
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.plan import Plan
+from llmrun.base.errors import Cancelled, LlmrunError
+from llmrun.formats.layouts import records
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.plan import Plan
 from tests.support.kernels.runs import matrix_of
 
 pytestmark = pytest.mark.push
@@ -319,7 +319,7 @@ def test_a_team_that_cannot_be_whole_leaves_no_threads() -> None:
 PROGRAM = """
 import os, sys, threading
 import numpy as np
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.backends.cpu.team import Team
 from tests.backends.cpu.test_team import LONG, WIDE, expected, lowered_chain, not_written, run, when_running
 tokens = np.arange(5, dtype=np.int32)

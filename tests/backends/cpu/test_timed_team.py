@@ -12,8 +12,8 @@ import pytest
 
 from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.backends.cpu.timed_team import StepTimes, TimedTeam
-from llmrun.errors import Cancelled
-from llmrun.layouts import records
+from llmrun.base.errors import Cancelled
+from llmrun.formats.layouts import records
 from tests.backends.cpu.test_team import (
     LONG,
     WIDE,

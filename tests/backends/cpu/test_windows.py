@@ -17,9 +17,9 @@ from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.footprint import footprint_on_cpu
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.fitting import Resources, fit_of
-from llmrun.errors import Cancelled
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.base.errors import Cancelled
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.kv_blocks import BLOCK
 from tests.backends.cpu.test_backend import after_some_steps
 from tests.support.backends.seam_contract import SeamContract, batch_of, rows
 from tests.support.backends.windowed_plans import nothing_given_back, windows_in_plans

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.llama.backend import MAX_ROWS, LlamaBackend
 from llmrun.backends.llama.shared_layout import MOST_WANTED
-from llmrun.errors import Cancelled, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import Batch
+from llmrun.base.errors import Cancelled, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel
+from llmrun.base.types import Batch
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import CONTEXT, FullCacheContract, SeamContract, batch_of, rows
 from tests.support.models.downloads import smollm2
 from tests.support.models.llama_cpp_oracle import LlamaCppModel

@@ -28,8 +28,8 @@ from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc.servers import RpcServer
-from llmrun.errors import BackendCrashed, Cancelled, DoesNotFit, ModelFileError
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import BackendCrashed, Cancelled, DoesNotFit, ModelFileError
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_llama import HANGS, fake_llama
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.cli.commands import ROOT
@@ -369,8 +369,8 @@ def test_it_ends_in_the_middle_of_a_pass_when_the_process_that_started_it_is_kil
     """The pass would take at least 20 seconds."""
     code = (
         "import os, signal, threading, time\nimport numpy as np\nfrom pathlib import Path\n"
-        "from llmrun.backends.llama.backend import LlamaBackend\nfrom llmrun.gguf.reader import open_gguf\n"
-        "from llmrun.backends.base import OpenOptions\nfrom llmrun.types import Batch\n"
+        "from llmrun.backends.llama.backend import LlamaBackend\nfrom llmrun.formats.gguf.reader import open_gguf\n"
+        "from llmrun.backends.base import OpenOptions\nfrom llmrun.base.types import Batch\n"
         f"with open_gguf(Path({str(smollm2())!r})) as file:\n"
         "    backend = LlamaBackend(file, OpenOptions(context_size=8192, threads=1, gpu_layers=0))\n"
         "ids = np.arange(8000, dtype=np.int32)\n"

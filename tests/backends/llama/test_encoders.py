@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.archs.parts.encoders import is_encoder
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
+from llmrun.base.errors import UnsupportedModel, UsageError
+from llmrun.base.types import Pooling
 from llmrun.engine.embedding.inputs import InputReader
 from llmrun.engine.embedding.pooling import pooling_of
-from llmrun.errors import UnsupportedModel, UsageError
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import Pooling
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.archs.parts.encoders import is_encoder
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.embedding_results import cosines, random_texts, results, unit_vectors
 from tests.support.models.fidelity import plan_of

@@ -14,10 +14,10 @@ from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
 from llmrun.backends.llama.gpu_layers import layer_sizes
-from llmrun.errors import BackendCrashed, DoesNotFit
-from llmrun.gguf.reader import open_gguf
-from llmrun.machine.energy import nvidia_cards
-from llmrun.machine.gpus import gpus
+from llmrun.base.errors import BackendCrashed, DoesNotFit
+from llmrun.base.machine.energy import nvidia_cards
+from llmrun.base.machine.gpus import gpus
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.gpu_contract import (
     LAYERS,
     MIB,

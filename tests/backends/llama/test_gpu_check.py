@@ -14,8 +14,8 @@ from llmrun.backends.llama import gpu_check, probe
 from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
 from llmrun.backends.llama.gpu_check_model import VOCABULARY, trial_model
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.errors import LlmrunError
-from llmrun.gguf.reader import read_gguf
+from llmrun.base.errors import LlmrunError
+from llmrun.formats.gguf.reader import read_gguf
 from tests.support.backends.fake_llama import DIES, HANGS, fake_llama
 
 

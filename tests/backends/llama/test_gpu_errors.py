@@ -11,9 +11,9 @@ from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import gpu_errors, probe
 from llmrun.backends.llama.gpu_errors import REBUILD, advice_for, gpu_error, why_no_gpu
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.errors import BackendCrashed, LlmrunError
-from llmrun.machine import energy
-from llmrun.machine.energy import NvidiaCard
+from llmrun.base.errors import BackendCrashed, LlmrunError
+from llmrun.base.machine import energy
+from llmrun.base.machine.energy import NvidiaCard
 from tests.support.backends.fake_llama import fake_llama
 
 OUTPUT = """\

@@ -16,8 +16,8 @@ from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_layers import ALL_LAYERS
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.errors import DoesNotFit, LlmrunError, UsageError
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import DoesNotFit, LlmrunError, UsageError
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.backends.fake_llama import fake_llama
 from tests.support.gguf.gguf_files import tiny_llama

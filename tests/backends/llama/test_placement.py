@@ -14,8 +14,8 @@ from llmrun.backends.llama.gpu_layers import ALL_LAYERS
 from llmrun.backends.llama.placement import Placement, decide_placement
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
 from llmrun.backends.sizing.kv_bytes import KVBytes
-from llmrun.errors import DoesNotFit, UsageError
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import DoesNotFit, UsageError
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB
 from tests.support.gguf.gguf_files import tiny_llama
 

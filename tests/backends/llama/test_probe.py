@@ -14,7 +14,7 @@ import pytest
 from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
 from llmrun.backends.llama.probe import gpus, installed_version
-from llmrun.errors import BackendCrashed
+from llmrun.base.errors import BackendCrashed
 
 
 @pytest.fixture

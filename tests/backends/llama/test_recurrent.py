@@ -10,8 +10,8 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.errors import Cancelled
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import Cancelled
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.recurrent import tiny_recurrent
 from tests.support.backends.seam_contract import SeamContract, batch_of, rows
 from tests.support.engine.contract import CancelContract, PrefixContract

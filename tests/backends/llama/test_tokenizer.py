@@ -14,8 +14,8 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
-from llmrun.gguf.reader import open_gguf
-from llmrun.sampling_params import SamplingParams
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.models.tiny_models import changed_copy, tiny_model
 from tests.support.tokenizers.random_text import random_texts
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer

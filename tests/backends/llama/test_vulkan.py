@@ -25,9 +25,9 @@ from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.kind import Gpus, NoRoomOnGpu
 from llmrun.backends.llama import gpu_layers, probe
 from llmrun.backends.select import open_backend
-from llmrun.errors import BackendCrashed, UsageError
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import HIDDEN, LOGITS
+from llmrun.base.errors import BackendCrashed, UsageError
+from llmrun.base.types import HIDDEN, LOGITS
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.gpu_contract import (
     GpuEngine,
     GpuLogits,

@@ -26,8 +26,8 @@ from llmrun.backends.sizing.context_size import (
 )
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.backends.sizing.kv_bytes import KVBytes
-from llmrun.errors import DoesNotFit
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import DoesNotFit
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_gpus
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama

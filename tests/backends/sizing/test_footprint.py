@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.archs.registry import plan_of_header
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.cache_size import MAX_ROWS
 from llmrun.backends.cpu.footprint import footprint_on_cpu
@@ -22,8 +21,9 @@ from llmrun.backends.llama.gpu_layers import cache_by_context
 from llmrun.backends.llama.kind import LlamaKind
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.backends.sizing.kv_bytes import KVBytes
-from llmrun.gguf.adapter import open_adapter
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.adapter import open_adapter
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.model.archs.registry import plan_of_header
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_adapters import tiny_adapter
@@ -48,7 +48,7 @@ def measured_peak(path: Path, backend: str) -> int:
     """Return the peak memory of `llmrun generate` and its child processes with the whole prompt in the cache."""
     program = """
 import sys
-from llmrun.machine.peak_memory import peak_memory
+from llmrun.base.machine.peak_memory import peak_memory
 from llmrun.__main__ import main
 from llmrun.engine.engine import Engine
 close = Engine.close

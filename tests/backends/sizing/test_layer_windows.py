@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from llmrun.backends.sizing.layer_windows import layer_windows
-from llmrun.errors import BadGGUF
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import BadGGUF
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import write_gguf
 
 

@@ -14,7 +14,7 @@ from llmrun.backends.llama.gpu_layers import cache_by_context, cache_bytes, laye
 from llmrun.backends.model_needs import needs_of_file
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.recurrent_layers import LayerMemory, layer_memories
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import write_gguf
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 

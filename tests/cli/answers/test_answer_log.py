@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.base.types import FinishReason, ModelInfo, Timings
 from llmrun.cli.answers.answer_log import AnswerLog, entry_of
 from llmrun.cli.answers.report import AnsweredRequest
 from llmrun.engine.requests import ChatPrompt, Finished, Request
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason, ModelInfo, Timings
+from llmrun.options.sampling_params import SamplingParams
 
 INFO = ModelInfo("p", "n", "a", "t", 0, 0, 0, 64, 64, 1, "scripted", "none", 1, "f16")
 TIMINGS = Timings(0.0, 4, 0, 2, 0.1, 0.1, 0.1, 0.2)

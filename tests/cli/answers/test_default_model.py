@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.base.machine import free_memory
 from llmrun.cli.answers import default_model
 from llmrun.cli.answers.default_model import tell_of_default_model
 from llmrun.cli.console.output import out
-from llmrun.machine import free_memory
-from llmrun.settings import Settings, load_settings
+from llmrun.options.settings import Settings, load_settings
 
 Capture = pytest.CaptureFixture[str]
 

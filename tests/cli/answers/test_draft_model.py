@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.cli.answers.draft_model import resolved_draft
-from llmrun.errors import ModelNotFound, UsageError
 
 
 def test_a_draft_model_is_resolved_like_any_model() -> None:

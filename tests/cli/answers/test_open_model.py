@@ -15,7 +15,7 @@ from llmrun.cli.answers.open_model import local_options, open_model
 from llmrun.cli.console.output import out
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.engine import Engine
-from llmrun.settings import Settings
+from llmrun.options.settings import Settings
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from llmrun.base.types import FinishReason, ModelInfo, Timings, TokenLogprob
 from llmrun.cli.answers.report import (
     AnsweredRequest,
     closing_fields,
@@ -18,8 +19,7 @@ from llmrun.cli.answers.report import (
 )
 from llmrun.cli.console.output import out
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
+from llmrun.options.sampling_params import SamplingParams
 
 INFO = ModelInfo(
     path="/models/x.gguf",

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from llmrun.base.types import Pooling
 from llmrun.cli.answers import serving
 from llmrun.cli.answers.open_model import ModelFiles
 from llmrun.cli.arguments.serving import ServeFlags
 from llmrun.hub.resolve.model_file import ResolvedModel
-from llmrun.presets import Preset
+from llmrun.options.presets import Preset
+from llmrun.options.settings import Settings
 from llmrun.serving.models.known import GivenOnly, KnownModel
 from llmrun.serving.options import ServingOptions
-from llmrun.settings import Settings
-from llmrun.types import Pooling
 from tests.support.serving.fake_model import FACTS
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.given import given_by, settings_of
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.prompt import read_prompt
-from llmrun.errors import UsageError
 from tests.support.cli.commands import LLMRUN, ROOT, scripted
 
 

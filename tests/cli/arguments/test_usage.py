@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.registry import load
-from llmrun.errors import UsageError
 
 
 def parsed(*arguments: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.batching.dry_run import parse_prices
-from llmrun.errors import UsageError
 from tests.support.cli.commands import llmrun, on_terminal, script_file
 from tests.support.models.downloads import smollm2
 

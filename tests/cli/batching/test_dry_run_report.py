@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from llmrun.batching.estimate.answers import CutAnswer
-from llmrun.batching.estimate.counting import Counts
-from llmrun.batching.estimate.estimating import Estimate, estimate_of
-from llmrun.batching.estimate.prediction import ApiPrice
-from llmrun.batching.estimate.sampling import Sample
-from llmrun.batching.estimate.speeds import Step
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.batching.dry_run_report import Comparison, body_of, lines_of
-from llmrun.errors import LlmrunError
+from llmrun.jobs.batching.estimate.answers import CutAnswer
+from llmrun.jobs.batching.estimate.counting import Counts
+from llmrun.jobs.batching.estimate.estimating import Estimate, estimate_of
+from llmrun.jobs.batching.estimate.prediction import ApiPrice
+from llmrun.jobs.batching.estimate.sampling import Sample
+from llmrun.jobs.batching.estimate.speeds import Step
 
 
 def estimate(calls: int = 30_000, joules: float | None = None, **changed: Any) -> Estimate:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.batching.workers import WorkersWanted, parse_workers
-from llmrun.errors import UsageError
 
 
 @pytest.mark.parametrize("text", ["ray", "ray:10.0.0.5:6379", "local,ray", "http://10.0.0.7:8080,ray:head:6379"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.serving.plan import MIXED, OVERLOAD, RANDOM, SAME, Rate, ServingPlan
+from llmrun.base.errors import UsageError
 from llmrun.cli.benching.flags import BenchFlags
 from llmrun.cli.benching.serving_flags import serving_endpoints, serving_flag, serving_plans
-from llmrun.errors import UsageError
+from llmrun.jobs.bench.serving.plan import MIXED, OVERLOAD, RANDOM, SAME, Rate, ServingPlan
 
 URL = "http://127.0.0.1:9/v1#m"
 

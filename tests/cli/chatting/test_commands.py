@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.chatting import actions, commands
 from llmrun.cli.chatting.commands import COMMANDS, command_for, completions
-from llmrun.errors import UsageError
 from tests.support.cli.chats import Session, session
 
 

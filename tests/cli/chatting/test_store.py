@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.events import (
     FORMAT,
@@ -31,7 +32,6 @@ from llmrun.cli.chatting.events import (
 from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, answering_path, lock_journal
 from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, name_for, read_conversation
-from llmrun.errors import UsageError
 from tests.support.cli.commands import ROOT
 from tests.support.cli.conversations import folded, histories, told
 from tests.support.tiers import examples

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmrun.base.types import Timings
 from llmrun.cli.chatting.totals import SessionTotals
-from llmrun.types import Timings
 
 ANSWER = Timings(0.0, 20, 0, 40, 0.1, 0.1, 1.0, 1.1, steps=40)
 

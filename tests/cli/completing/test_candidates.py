@@ -146,7 +146,7 @@ try:
     main()
 except SystemExit:
     pass
-print([name for name in ("numpy", "httpx2", "huggingface_hub", "rich", "prompt_toolkit", "llmrun.gguf.reader")
+print([name for name in ("numpy", "httpx2", "huggingface_hub", "rich", "prompt_toolkit", "llmrun.formats.gguf.reader")
        if name in sys.modules])
 """
     command = [sys.executable, "-c", program, "completion", "--complete", "--", "chat", ""]

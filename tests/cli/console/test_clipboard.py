@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.console import clipboard
 from llmrun.cli.console.clipboard import copy_text
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
 
 TEXT = "a naïve text\nof two lines"
 

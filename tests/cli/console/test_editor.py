@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.console.editor import edited
-from llmrun.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.arguments.flags import AnswerFlags
 from llmrun.cli.prompting.template import PromptTemplate, parse_params, parse_template, read_template
-from llmrun.errors import UsageError
 
 PATH = Path("t.toml")
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun import errors
+from llmrun.base import errors
+from llmrun.base.errors import DoesNotFit, KVFull, LlmrunError, Overloaded, Unavailable, UsageError
+from llmrun.base.types import ModelInfo
 from llmrun.engine.child.codec import BadMessage, codec_of, error_from_json, error_to_json
 from llmrun.engine.child.messages import (
     Ask,
@@ -29,9 +31,7 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.isolation.frames import encoded
 from llmrun.engine.requests import Failed, Request, TextPrompt
-from llmrun.errors import DoesNotFit, KVFull, LlmrunError, Overloaded, Unavailable, UsageError
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import ModelInfo
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.serving.random_messages import EVENTS, IDS, PARAMS, REQUESTS
 
 INFO = ModelInfo("m.gguf", "m", "llama", "Q4_0", 1, 2, 3, 4, 5, 6, "cpu", "2 threads", 2, suppressed_tokens=(7,))

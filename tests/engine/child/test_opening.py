@@ -9,10 +9,10 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.types import Adapter, ModelInfo
 from llmrun.engine.child.fingerprint import fingerprint
 from llmrun.engine.child.messages import Loading, Note, Open, decode_to_child, encode_to_child
 from llmrun.engine.child.opening import describe, open_engine, portable_options
-from llmrun.types import Adapter, ModelInfo
 
 INFO: ModelInfo = replace(ScriptedBackend().info, device="2 threads, avx2")
 

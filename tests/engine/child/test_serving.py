@@ -11,6 +11,8 @@ from typing import TypeVar
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.errors import Cancelled, LlmrunError, Overloaded, UsageError
+from llmrun.base.types import Batch, FinishReason
 from llmrun.engine.child.heart import Heart
 from llmrun.engine.child.messages import (
     Ask,
@@ -33,8 +35,6 @@ from llmrun.engine.child.messages import (
 from llmrun.engine.child.serving import EngineServing
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
-from llmrun.errors import Cancelled, LlmrunError, Overloaded, UsageError
-from llmrun.types import Batch, FinishReason
 
 M = TypeVar("M")
 PATIENCE_S = 30.0

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.answer_checks import check
-from llmrun.errors import UsageError
 from tests.support.constraint.corpora import SuiteCase, suite_cases
 from tests.support.constraint.matchers import (
     accepts,

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.constraint.matcher import ConstraintCompiler
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request
-from llmrun.errors import UsageError
 from tests.support.constraint.hostile_grammars import CHOICES, GBNF_GRAMMARS, GRAMMARS, REGEXES, SCHEMAS
 from tests.support.engine.answers import answer_all
 from tests.support.engine.scripted_models import DRAWN, endless, noisy, random_prompt

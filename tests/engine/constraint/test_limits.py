@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.keywords import subschemas
 from llmrun.engine.constraint.limits import check_grammar_text, check_schema, compile_probe, on_large_stack
 from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.errors import UsageError
 from tests.support.constraint.hostile_grammars import (
     GRAMMARS,
     HARMLESS_GRAMMARS,

@@ -12,9 +12,9 @@ import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
+from llmrun.base.errors import UsageError
 from llmrun.engine.constraint.limits import compile_probe
 from llmrun.engine.constraint.process import ConstraintProcess
-from llmrun.errors import UsageError
 from tests.support.constraint.corpora import real_schemas
 from tests.support.constraint.engine_soak import SEQUENCES, engine_outcomes
 from tests.support.constraint.matchers import byte_tokenizer, checked_schema, matcher, schema_grammar, wrapped_tokenizer

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun import child_processes
+from llmrun.base import child_processes
 from llmrun.engine.constraint import process as module
 from llmrun.engine.constraint import validation
 from llmrun.engine.constraint.process import ConstraintProcess

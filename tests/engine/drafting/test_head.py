@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.base.errors import BackendCrashed
+from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
 from llmrun.engine.drafting.base import Kind
 from llmrun.engine.drafting.head import HeadSource
 from llmrun.engine.drafting.lookup import LookupSource
 from llmrun.engine.drafting.sources import open_sources, uses_draft_head
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
-from llmrun.errors import BackendCrashed
-from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.scripted_models import GREEDY, noisy, random_request

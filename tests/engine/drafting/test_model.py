@@ -13,14 +13,14 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
 from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.base.errors import BackendCrashed, DoesNotFit, UsageError
+from llmrun.base.types import Batch, Outputs
 from llmrun.engine.drafting.base import Kind
 from llmrun.engine.drafting.model import ModelSource, open_draft_model
 from llmrun.engine.drafting.vocabularies import check_same_vocabulary
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TextPrompt, TokenPrompt
-from llmrun.errors import BackendCrashed, DoesNotFit, UsageError
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import Batch, Outputs
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.eager_speculation import speculate_eagerly
 from tests.support.engine.scripted_models import DRAWN, GREEDY, noisy, random_request

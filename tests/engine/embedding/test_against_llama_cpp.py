@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.types import Pooling
+from llmrun.base.types import Pooling
 from tests.support.models.downloads import smollm2
 from tests.support.models.embedding_results import cosines, random_texts, results, unit_vectors
 from tests.support.models.llama_cpp_oracle import LlamaCppModel, requantize

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from llmrun.backends.base import KVCache
 from llmrun.backends.scripted.backend import HIDDEN_SIZE, ScriptedBackend
+from llmrun.base.errors import ModelFileError, UsageError
+from llmrun.base.types import Adapter, Batch, Outputs, Pooling
 from llmrun.engine.embedding.embedder import ROWS, Embedder, NoNeighbours
 from llmrun.engine.embedding.jobs import EmbeddingJob
 from llmrun.engine.embedding.pooling import normalized
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.engine.slots import SequenceSlots
-from llmrun.errors import ModelFileError, UsageError
-from llmrun.types import Adapter, Batch, Outputs, Pooling
 
 texts = st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=40), min_size=1, max_size=8)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.errors import ContextExceeded, UsageError
 from llmrun.engine.embedding.inputs import MOST_TOKENS, InputReader, limited
-from llmrun.errors import ContextExceeded, UsageError
 from tests.support.tokenizers.vocabularies import our_tokenizer
 
 pytestmark = pytest.mark.push

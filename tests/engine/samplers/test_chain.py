@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmrun.base.errors import LlmrunError, ModelFileError
 from llmrun.engine import sampling
 from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.engine.samplers import chain
 from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.needs import needs_chain
 from llmrun.engine.samplers.state import SamplerState, initial_state
-from llmrun.errors import LlmrunError, ModelFileError
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

@@ -21,7 +21,7 @@ from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.state import SamplerState, initial_state
 from llmrun.engine.speculation import Speculation
 from llmrun.engine.thinking.decoder import ThinkingDecoder
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import answer_all
 from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine

@@ -12,7 +12,7 @@ from llmrun.engine.sampler import Sampler, SequenceRows
 from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.breakers import NO_BREAKERS, find_breakers
 from llmrun.engine.samplers.dry import dry
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 TOKENIZER = ScriptedTokenizer()  # a token is a byte
 SIZE = TOKENIZER.vocabulary_size

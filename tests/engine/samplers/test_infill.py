@@ -13,7 +13,7 @@ from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.chain import sample
 from llmrun.engine.samplers.infill import infill
 from llmrun.engine.samplers.state import initial_state
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.models.llama_samplers import LlamaSampler
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer
 

@@ -15,13 +15,13 @@ from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.saved_parts import SavedPart
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.errors import BackendCrashed
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.chunks import CHUNK, SavedChunks
 from llmrun.engine.slots import SequenceSlots
-from llmrun.errors import BackendCrashed
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.saving import grow, saved_file
 from tests.support.engine.scripted_models import DRAWN, endless

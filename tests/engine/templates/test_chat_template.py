@@ -11,10 +11,10 @@ import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
+from llmrun.base.errors import BadGGUF, TemplateRefused, UsageError
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
 from llmrun.engine.templates.families import FAMILIES
-from llmrun.errors import BadGGUF, TemplateRefused, UsageError
 from tests.support.templates.template_runs import PROCESS
 
 INFO = replace(ScriptedBackend().info, name="some model")

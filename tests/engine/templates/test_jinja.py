@@ -10,7 +10,7 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from llmrun.errors import TemplateRefused
+from llmrun.base.errors import TemplateRefused
 from tests.support.templates.template_runs import PROCESS
 
 pytestmark = pytest.mark.push

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from llmrun import child_processes
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.base import child_processes
+from llmrun.base.errors import LlmrunError, TemplateRefused
 from llmrun.cli.answers.open_model import open_model
 from llmrun.engine.engine import Engine
 from llmrun.engine.isolation import process as isolation
@@ -22,8 +23,7 @@ from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import process as module
 from llmrun.engine.templates.abilities import TemplateAbilities
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
-from llmrun.errors import LlmrunError, TemplateRefused
-from llmrun.settings import load_settings
+from llmrun.options.settings import load_settings
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.hostile_templates import HARMLESS, HOSTILE
 from tests.support.templates.template_drafts import hostile_draft

@@ -12,10 +12,10 @@ import pytest
 from llama_cpp import llama_chat_format
 
 from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS, ScriptedTokenizer
+from llmrun.base.errors import TemplateRefused
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.templates import process
 from llmrun.engine.templates.chat_template import ChatTemplate
-from llmrun.errors import TemplateRefused
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.template_runs import PROCESS
 

@@ -8,10 +8,10 @@ from itertools import product
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.errors import UsageError
+from llmrun.base.types import FinishReason
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, Request, TextDelta, TextPrompt
-from llmrun.errors import UsageError
-from llmrun.types import FinishReason
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.scripted_models import DRAWN, GREEDY, endless
 from tests.support.engine.thinking_models import (

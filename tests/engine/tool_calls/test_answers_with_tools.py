@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.base.errors import UsageError
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.collected import CollectedCalls
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, ToolCall
-from llmrun.errors import UsageError
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.contract import forget_all
 from tests.support.engine.drafts import PROPOSALS, adversary, answer_plainly, assert_same, drafting_engine

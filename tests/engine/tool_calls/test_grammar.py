@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.engine.tool_calls.grammar import tool_grammar
 from llmrun.engine.tool_calls.schemas import Tool, read_tools
-from llmrun.errors import LlmrunError, UsageError
 from tests.support.tiers import examples
 from tests.support.tool_calls.formats import Case, real_case
 from tests.support.tool_calls.grammars import accepts, problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from llmrun.base.errors import UsageError
 from llmrun.engine.tool_calls import lark
-from llmrun.errors import UsageError
 from tests.support.constraint.matchers import accepts, byte_tokenizer, matcher
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import llmrun
-from llmrun.errors import LlmrunError, ModelNotFound, NetworkError
+from llmrun.base.errors import LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.catalog.audit import CatalogFinding, ask_hub, check_entry, with_facts
 from llmrun.hub.catalog.entry import CatalogEntry
 from llmrun.hub.catalog.file import read_file

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrun
-from llmrun.errors import ModelNotFound, UsageError
+from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog.entry import CatalogEntry
 from llmrun.hub.catalog.file import read_file
 from llmrun.hub.catalog.lookup import Catalog, load_catalog, read_whole, shipped_catalog
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_of, without_shard
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, UrlSource
-from llmrun.sampling_params import SAMPLING
-from llmrun.settings import Settings
+from llmrun.options.sampling_params import SAMPLING
+from llmrun.options.settings import Settings
 
 GOOD = {"description": '"a model"', "license": '"MIT"', "repository": '"owner/repo"'}
 SHA256 = "0" * 64

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.local import paths
 from llmrun.hub.local.safe_writes import make_folder
 from llmrun.hub.names.file_names import safe_segments

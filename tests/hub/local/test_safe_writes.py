@@ -11,7 +11,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.transfer.process_lock import held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.errors import NetworkError
+from llmrun.base.errors import NetworkError
 from llmrun.hub.remote import backoff
 from llmrun.hub.remote.backoff import (
     LONGEST_WAIT_S,

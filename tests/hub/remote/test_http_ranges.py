@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.errors import LlmrunError, NetworkError
+from llmrun.base.errors import LlmrunError, NetworkError
 from llmrun.hub.names.model_sources import RemoteFile, UrlSource
 from llmrun.hub.remote import http_ranges
 from llmrun.hub.remote.direct_url import file_name, pin, remote_file

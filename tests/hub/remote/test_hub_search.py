@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmrun.errors import NetworkError
+from llmrun.base.errors import NetworkError
 from llmrun.hub.remote import network_errors
 from llmrun.hub.remote.hub_search import HubModel, search_hub
 from llmrun.hub.remote.network_errors import Unreachable

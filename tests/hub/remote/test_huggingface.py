@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import IntegrityError, ModelNotFound, NetworkError, UsageError
+from llmrun.base.errors import IntegrityError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub.names.model_sources import Expected, HubSource
 from llmrun.hub.remote import huggingface, network_errors
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
-from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
+from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
+from llmrun.formats.gguf.reader import GGUFFile, open_gguf, read_gguf
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.remote import backoff, direct_url, huggingface, model_headers
 from llmrun.hub.remote.http_ranges import RangeResponse, TryAgain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from llmrun.errors import NetworkError
+from llmrun.base.errors import NetworkError
 from llmrun.hub.remote.network_errors import CHECK_ENDPOINT, translated
 
 

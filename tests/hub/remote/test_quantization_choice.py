@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound
 from llmrun.hub.names.file_names import quantization_of, shards_of
 from llmrun.hub.names.model_sources import RemoteFile
 from llmrun.hub.remote.quantization_choice import PREFERRED, choose, nearest_files, quantizations

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.remote.repository_listing import Listing, offered
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.resolve.lockfile import LOCK, read_lock, write_lock

@@ -12,7 +12,8 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.backends.llama.kind import LlamaGpus
-from llmrun.errors import DoesNotFit
+from llmrun.base.errors import DoesNotFit
+from llmrun.base.machine import free_memory
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
@@ -20,7 +21,6 @@ from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.remote import huggingface
 from llmrun.hub.remote.model_headers import read_header
 from llmrun.hub.resolve.memory_check import require_memory, smaller_choice
-from llmrun.machine import free_memory
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.hub_client import at_hub

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrun
-from llmrun.errors import (
+from llmrun.base.errors import (
     DoesNotFit,
     IntegrityError,
     LlmrunError,

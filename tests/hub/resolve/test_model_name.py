@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmrun.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.base.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.names.file_names import quantization_named, safe_segments
 from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, UrlSource

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import ModelNotFound, NetworkError
+from llmrun.base.errors import ModelNotFound, NetworkError
 from llmrun.hub.remote.network_errors import Unreachable
 from llmrun.hub.resolve.model_name import LocalPath, understand
 from llmrun.hub.resolve.offers import offers

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import DoesNotFit, IntegrityError, ModelNotFound, NetworkError, UsageError
+from llmrun.base.errors import DoesNotFit, IntegrityError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
+from llmrun.base.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.hub.names.model_sources import RemoteFile
 from llmrun.hub.remote.backoff import Growth, Patience
 from llmrun.hub.remote.http_ranges import Remote, TryAgain

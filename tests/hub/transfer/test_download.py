@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.local import model_records, paths, safe_writes
 from llmrun.hub.names.model_sources import Artifact, HubSource
 from llmrun.hub.transfer import download as download_module

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.base.errors import DoesNotFit, LlmrunError
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.open_models import alone_with
 from llmrun.hub.transfer import partial_file

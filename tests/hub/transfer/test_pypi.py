@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
+from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
 from llmrun.hub.local import model_records, paths, safe_writes
 from llmrun.hub.names.model_sources import Artifact, PypiSource, RemoteFile
 from llmrun.hub.transfer import pypi

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import IntegrityError, LlmrunError, NetworkError
+from llmrun.base.errors import IntegrityError, LlmrunError, NetworkError
 from llmrun.hub.local import model_records, paths
 from llmrun.hub.local.open_models import alone_with
 from llmrun.hub.names.model_sources import Expected, UrlSource

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import ModelNotFound, UsageError
+from llmrun.base.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.local import ollama, paths
 from llmrun.hub.local.hub_cache import read_repository, repositories, repository_name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError
+from llmrun.base.errors import DoesNotFit, IntegrityError, LlmrunError
 from llmrun.hub.local import paths, safe_writes
 from llmrun.hub.local.model_records import known_digest
 from llmrun.hub.progress_reporter import Silent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import scan_cache_dir
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.hub.local import paths
 from llmrun.hub.upkeep import pruning
 from llmrun.hub.upkeep.inventory import models

@@ -11,7 +11,7 @@ import filelock
 import pytest
 from huggingface_hub import scan_cache_dir
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.hub.local import paths
 from llmrun.hub.local.hub_cache import read_repository
 from llmrun.hub.local.model_records import mark_used, record_path

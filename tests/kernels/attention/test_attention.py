@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.base import float_word
 from llmrun.backends.cpu.ops.rope import rotation_words
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.layouts.kv_types import KV_TYPES, Q4_0, Q8_0, KVType, parse_kv_type
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.ops.attention import AttentionWords, MergeWords, attention_reference
-from llmrun.plan.ops.rope import RopeWords, rope_reference
-from llmrun.plan.reach import Reach, seen_ranges
-from llmrun.plan.rope import Pairing, Rope, rotations_of
-from llmrun.plan.stored_kv import (
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv_types import KV_TYPES, Q4_0, Q8_0, KVType, parse_kv_type
+from llmrun.formats.quants.iq4 import VALUES as IQ4_NL
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.ops.attention import AttentionWords, MergeWords, attention_reference
+from llmrun.model.plan.ops.rope import RopeWords, rope_reference
+from llmrun.model.plan.reach import Reach, seen_ranges
+from llmrun.model.plan.rope import Pairing, Rope, rotations_of
+from llmrun.model.plan.stored_kv import (
     entered_reference,
     hadamard_reference,
     key_parts,
@@ -33,7 +34,6 @@ from llmrun.plan.stored_kv import (
     stored_reference,
     value_parts,
 )
-from llmrun.quants.iq4 import VALUES as IQ4_NL
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
 OWN = Reach(0, 0)

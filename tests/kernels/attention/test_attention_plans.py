@@ -16,13 +16,13 @@ from llmrun.backends.cpu.ops.rope import Rotation, rotation_words
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.attention import CHUNK, SPLIT_ROWS
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.plan import reference
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.plan import Plan
-from llmrun.plan.rope import Pairing, Rope, rotations_of
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.model.plan import reference
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.rope import Pairing, Rope, rotations_of
 from tests.support.kernels.races import word_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level, random_matrix
 

@@ -15,9 +15,9 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from llmrun.formats.layouts.packed_types import PACKED_TYPES
+from llmrun.formats.quants.packed import PackedType
 from llmrun.kernels.code import dots, simd
-from llmrun.layouts.packed_types import PACKED_TYPES
-from llmrun.quants.packed import PackedType
 from tests.support.kernels.runs import LEVELS_HERE
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.gguf.adapter import EMBEDDING
-from llmrun.plan import reference
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.plan import Plan
-from llmrun.plan.values import Value
+from llmrun.formats.gguf.adapter import EMBEDDING
+from llmrun.model.plan import reference
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.values import Value
 from tests.support.kernels.random_adapters import some_scales, with_random_adapters
 from tests.support.kernels.runs import LEVELS_HERE, random_matrix, run_plan
 

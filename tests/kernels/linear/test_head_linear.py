@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.plan import Plan
-from llmrun.plan.reference import quantizing
-from llmrun.plan.twin import dequantized
-from llmrun.plan.values import Value
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.reference import quantizing
+from llmrun.model.plan.twin import dequantized
+from llmrun.model.plan.values import Value
 from tests.support.kernels.runs import (
     EPSILON,
     EXPERT_TYPES,

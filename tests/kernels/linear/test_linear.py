@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.linear import float_linear_reference, integer_linear_reference, quantize_reference
-from llmrun.plan.plan import Plan
-from llmrun.plan.reference import integers_of
-from llmrun.plan.twin import dequantized
-from llmrun.plan.values import Value
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.linear import float_linear_reference, integer_linear_reference, quantize_reference
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.reference import integers_of
+from llmrun.model.plan.twin import dequantized
+from llmrun.model.plan.values import Value
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
     INTEGER_TYPES,

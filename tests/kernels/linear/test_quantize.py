@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import quantized_rows, records
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.plan.ops.linear import QuantizeWords, quantize_reference
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import quantized_rows, records
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.model.plan.ops.linear import QuantizeWords, quantize_reference
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 from tests.support.tiers import examples
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.plan.curves import sigmoid_reference, softplus_reference
-from llmrun.plan.ops.convolution import causal_convolution_reference
-from llmrun.plan.ops.recurrences import (
+from llmrun.model.plan.curves import sigmoid_reference, softplus_reference
+from llmrun.model.plan.ops.convolution import causal_convolution_reference
+from llmrun.model.plan.ops.recurrences import (
     decay_reference,
     delta_rule_reference,
     selective_scan_reference,
     ssd_reference,
 )
-from llmrun.plan.plan import Plan
-from llmrun.plan.values import Value
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.values import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of
 from tests.support.kernels.sequence_runs import run_steps
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.plan.ops.convolution import convolution_reference
-from llmrun.plan.plan import Plan
+from llmrun.model.plan.ops.convolution import convolution_reference
+from llmrun.model.plan.plan import Plan
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of
 from tests.support.kernels.sequence_runs import Rows, run_steps
 

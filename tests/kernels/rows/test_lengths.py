@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.base import float_word
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of
-from llmrun.plan.ops.norms import CutOffWords, MatchLengthWords, cut_off_reference, match_length_reference
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of
+from llmrun.model.plan.ops.norms import CutOffWords, MatchLengthWords, cut_off_reference, match_length_reference
 from tests.support.kernels.runs import EPSILON, LEVELS_HERE, padded_rows, run_kernel, ulps
 
 pytestmark = pytest.mark.push

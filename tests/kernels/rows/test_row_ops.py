@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmrun.plan import reference
+from llmrun.model.plan import reference
 from tests.support.kernels.row_ops_plan import TOKENS, row_ops_plan
 from tests.support.kernels.runs import LEVELS_HERE
 from tests.support.kernels.sequence_runs import run_steps

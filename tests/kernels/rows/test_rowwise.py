@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from llmrun.backends.cpu.lowering.base import float_word
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.compiled.store import KernelName
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, round_up
 from llmrun.kernels.rows.rowwise import CAP_CHUNK
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, round_up
-from llmrun.plan.curves import sigmoid_reference, soft_cap_reference
-from llmrun.plan.ops.activations import (
+from llmrun.model.plan.curves import sigmoid_reference, soft_cap_reference
+from llmrun.model.plan.ops.activations import (
     Activation,
     GatedWords,
     XieluCurve,
@@ -25,10 +25,10 @@ from llmrun.plan.ops.activations import (
     gated_reference,
     xielu_reference,
 )
-from llmrun.plan.ops.embedding import EmbedWords
-from llmrun.plan.ops.logits import SoftCapWords
-from llmrun.plan.ops.rows import AddWords
-from llmrun.plan.twin import dequantized
+from llmrun.model.plan.ops.embedding import EmbedWords
+from llmrun.model.plan.ops.logits import SoftCapWords
+from llmrun.model.plan.ops.rows import AddWords
+from llmrun.model.plan.twin import dequantized
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
     LEVELS_HERE,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of
-from llmrun.plan.ops.experts import Gating
-from llmrun.plan.ops.rows import ConcatWords
-from llmrun.plan.plan import Plan
-from llmrun.plan.reference import exact
-from llmrun.plan.values import Value
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of
+from llmrun.model.plan.ops.experts import Gating
+from llmrun.model.plan.ops.rows import ConcatWords
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.reference import exact
+from llmrun.model.plan.values import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of, padded_rows, run_kernel, run_plan
 
 pytestmark = pytest.mark.push

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.gguf.glance import Glance
+from llmrun.formats.gguf.glance import Glance
 from llmrun.hub.local.model_records import remember_digests
 from llmrun.serving.models.files import Header, digest_of, glance_at, header_of
 from llmrun.serving.models.known import KnownModel

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import ModelNotFound
-from llmrun.presets import Preset
+from llmrun.base.errors import ModelNotFound
+from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel, WithStore, public_name
 
 GIVEN = KnownModel("mine", Path("/models/mine.gguf"))

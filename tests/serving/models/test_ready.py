@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.backends.lora_files import LoraOption
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
-from llmrun.presets import Preset
+from llmrun.options.presets import Preset
 from llmrun.serving.models.known import KnownModel
 from llmrun.serving.models.ready import Ready
 from tests.support.serving.fake_model import FACTS, FakeModel

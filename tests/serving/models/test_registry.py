@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.engine_process.served_model import State
-from llmrun.errors import DoesNotFit, ModelFileError, ModelNotFound, Overloaded, Unavailable
+from llmrun.base.errors import DoesNotFit, ModelFileError, ModelNotFound, Overloaded, Unavailable
 from llmrun.serving.models import registry
 from llmrun.serving.models.known import GivenOnly, KnownModel
 from llmrun.serving.models.registry import ModelLimits, Models
+from llmrun.serving.processes.served_model import State
 from tests.support.serving.fake_model import FACTS, FakeModel
 
 GB = 10**9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.errors import UsageError
+from llmrun.base.errors import UsageError
 from tests.support.browser.chat_page import answer_to, ask, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.live_page import Browser, Page

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from llmrun.base.types import FinishReason
 from llmrun.engine.requests import ChatPrompt, Event, Finished, TextDelta
 from llmrun.serving.options import ServingOptions
-from llmrun.types import FinishReason
 from tests.support.browser.chat_page import answer_to, ask, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.live_page import Browser, Page

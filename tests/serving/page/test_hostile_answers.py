@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from llmrun.base.errors import UsageError
+from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Finished, TextDelta
-from llmrun.errors import UsageError
-from llmrun.types import FinishReason
 from tests.support.browser.chat_page import answer_to, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.hostile_answers import OWN, PAYLOADS, hostile_answer, pieces

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from llmrun.base.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable, UsageError
 from llmrun.engine.requests import TextDelta
-from llmrun.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable, UsageError
 from tests.support.browser.chat_page import answer_to, ask, last_answer, open_chat
 from tests.support.browser.chromium import NEEDS_CHROMIUM
 from tests.support.browser.live_page import Browser

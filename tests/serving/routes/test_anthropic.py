@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from llmrun.base.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable
 from llmrun.engine.requests import ChatPrompt
-from llmrun.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable
 from llmrun.serving.options import Limits, ServingOptions
 from tests.support.serving.fake_model import FACTS, HOLD, FakeModel, text
 from tests.support.serving.servers import Reply, RunningServer, serving

@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from anthropic.types import MessageParam
 
-from llmrun.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable
+from llmrun.base.errors import BackendCrashed, ContextExceeded, LlmrunError, Overloaded, Unavailable
 from llmrun.serving.options import ServingOptions
 from tests.support.serving.fake_model import HOLD, FakeModel, text
 from tests.support.serving.servers import RunningServer, serving

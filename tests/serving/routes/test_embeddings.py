@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.scripted.backend import HIDDEN_SIZE
-from llmrun.errors import ContextExceeded, Unavailable
+from llmrun.base.errors import ContextExceeded, Unavailable
 from tests.support.models.tiny_encoders import TINY_RERANKERS, tiny_encoder
 from tests.support.serving.fake_model import FakeModel
 from tests.support.serving.serve_process import Served, served

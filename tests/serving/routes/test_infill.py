@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import ModelFileError
+from llmrun.base.errors import ModelFileError
 from tests.support.cli.commands import script_file
 from tests.support.serving.fake_model import FakeModel, text
 from tests.support.serving.serve_process import served

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llmrun import __version__
-from llmrun.errors import BackendCrashed, ContextExceeded, Overloaded, Unavailable
-from llmrun.protocol.ollama.missing import MISSING
-from llmrun.protocol.openai.sampling import seed_from
+from llmrun.base.errors import BackendCrashed, ContextExceeded, Overloaded, Unavailable
 from llmrun.serving.options import Limits, ServingOptions
+from llmrun.serving.protocol.ollama.missing import MISSING
+from llmrun.serving.protocol.openai.sampling import seed_from
 from tests.support.servers.hostile_server import response
 from tests.support.servers.hostile_server import serving as upstream_serving
 from tests.support.serving.fake_model import FACTS, HOLD, FakeModel, text

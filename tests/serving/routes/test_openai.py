@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.errors import ContextExceeded, LlmrunError, Unavailable
-from llmrun.protocol.openai.responses import ChatAnswer
+from llmrun.base.errors import ContextExceeded, LlmrunError, Unavailable
+from llmrun.serving.protocol.openai.responses import ChatAnswer
 from tests.support.serving.fake_model import FakeModel, text
 from tests.support.serving.servers import CHAT, HELLO, RunningServer, eventually, serving
 

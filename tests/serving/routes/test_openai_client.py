@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from llmrun.errors import BackendCrashed, Overloaded
+from llmrun.base.errors import BackendCrashed, Overloaded
 from tests.support.serving.fake_model import HOLD, FakeModel, text
 from tests.support.serving.servers import RunningServer, serving
 

@@ -11,10 +11,10 @@ from typing import Any
 import openai
 import pytest
 
+from llmrun.base.errors import BackendCrashed, Overloaded
 from llmrun.engine.requests import Failed
-from llmrun.errors import BackendCrashed, Overloaded
-from llmrun.protocol.openai_responses.answers import ResponseAnswer
-from llmrun.protocol.openai_responses.items import StreamEvent
+from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer
+from llmrun.serving.protocol.openai_responses.items import StreamEvent
 from llmrun.serving.streams import Stream
 from tests.support.protocol.response_answers import official_event, official_response
 from tests.support.serving.fake_model import HOLD, FakeModel, text

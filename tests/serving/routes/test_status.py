@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.engine_process.served_model import State
+from llmrun.serving.processes.served_model import State
 from tests.support.serving.fake_model import LOAD, FakeModel
 from tests.support.serving.servers import CHAT, RunningServer, serving
 

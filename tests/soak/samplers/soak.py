@@ -24,7 +24,7 @@ from llmrun.engine.samplers.base import Place
 from llmrun.engine.samplers.breakers import Breakers, find_breakers
 from llmrun.engine.samplers.chain import apply_samplers
 from llmrun.engine.samplers.state import initial_state
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 from tests.soak.driver import Broken, Soak
 from tests.soak.driver import Case as SoakCase
 from tests.support.engine import float32_bounds as bounds

@@ -10,8 +10,8 @@ import os
 
 import pytest
 
-from llmrun import child_processes
-from llmrun.compiled import level_check
+from llmrun.base import child_processes
+from llmrun.base.compiled import level_check
 from tests.support.arm.machines import HOST_PYTHON, ROOT
 
 # Numba must not optimize for the emulated processor, and modules must not come from the emulated machine's folders.

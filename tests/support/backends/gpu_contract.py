@@ -20,8 +20,8 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
 from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama.process import LlamaProcess
-from llmrun.errors import UsageError
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import UsageError
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB
 from tests.support.backends.offloading import (
     OPTIONS,

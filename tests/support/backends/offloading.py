@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.errors import Cancelled
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import Cancelled
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import CONTEXT, batch_of, rows
 from tests.support.models.downloads import smollm2
 

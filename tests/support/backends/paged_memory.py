@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.kv_pool import BlockPool
 from llmrun.backends.cpu.paged_kv import PagedKV
-from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv_blocks import BLOCK
 
 GROUPS, LAYERS = 2, 2  # per window
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from llmrun.backends.saved_parts import CHECKPOINT_PART, SavedPart
-from llmrun.errors import Cancelled, IntegrityError, KVFull
-from llmrun.types import HIDDEN, LOGITS, Batch
+from llmrun.base.errors import Cancelled, IntegrityError, KVFull
+from llmrun.base.types import HIDDEN, LOGITS, Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,10 +10,10 @@ from unittest import mock
 
 from llmrun.backends.cpu import cache_size
 from llmrun.backends.cpu.kv_pool import blocks_in
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.ops.attention import Attention
-from llmrun.plan.plan import Plan
-from llmrun.plan.values import Value
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.ops.attention import Attention
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.values import Value
 
 
 @contextmanager

@@ -7,9 +7,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrun.batching.tally import Tally
-from llmrun.batching.workers.base import Reply, WorkerLost
-from llmrun.errors import LlmrunError, NetworkError
+from llmrun.base.errors import LlmrunError, NetworkError
+from llmrun.jobs.batching.tally import Tally
+from llmrun.jobs.batching.workers.base import Reply, WorkerLost
 
 CARD: Mapping[str, Any] = {
     "id": "a-model",

@@ -15,9 +15,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from llmrun.__main__ import main
-from llmrun.batching.identity import _PROOF
-from llmrun.batching.workers.base import Reply
-from llmrun.batching.workers.local import LocalWorker
+from llmrun.jobs.batching.identity import _PROOF
+from llmrun.jobs.batching.workers.base import Reply
+from llmrun.jobs.batching.workers.local import LocalWorker
 
 LOG_VARIABLE = "CALL_LOG_OF_TESTS"
 

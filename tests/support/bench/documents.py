@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llmrun.bench.documents.document import (
+from llmrun.jobs.bench.documents.document import (
     Distribution,
     Document,
     Energy,
@@ -21,7 +21,7 @@ from llmrun.bench.documents.document import (
     Verdict,
     WorkloadFacts,
 )
-from llmrun.bench.documents.metrics import METRICS
+from llmrun.jobs.bench.documents.metrics import METRICS
 
 SYSTEM = {
     "cpu": "Intel Xeon Platinum 8488C",

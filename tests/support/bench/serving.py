@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from llmrun.bench.serving.driver import Try
-from llmrun.bench.serving.record import Record
-from llmrun.remote.stream import Usage
+from llmrun.engine.remote.stream import Usage
+from llmrun.jobs.bench.serving.driver import Try
+from llmrun.jobs.bench.serving.record import Record
 
 
 def record(

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from llmrun.backends import select
-from llmrun.bench.measuring import worker
+from llmrun.jobs.bench.measuring import worker
 
 
 class Slowed:

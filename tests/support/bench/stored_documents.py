@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from llmrun.bench.documents.document import (
+from llmrun.jobs.bench.documents.document import (
     AnswerCheck,
     Distribution,
     Document,

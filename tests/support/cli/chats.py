@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.base.errors import BadGGUF, LlmrunError, ModelNotFound
 from llmrun.cli.answers.model_in_use import ModelInUse
 from llmrun.cli.answers.open_model import OpenModel
 from llmrun.cli.chatting.commands import command_for
@@ -23,10 +24,9 @@ from llmrun.cli.chatting.session import Chat
 from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
 from llmrun.engine.engine import Engine
-from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound
-from llmrun.sampling_params import SamplingParams
-from llmrun.settings import Settings
-from llmrun.tools.toolbox import Toolbox
+from llmrun.engine.tools.toolbox import Toolbox
+from llmrun.options.sampling_params import SamplingParams
+from llmrun.options.settings import Settings
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from llmrun.base.types import FinishReason
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
 from llmrun.cli.chatting.events import (
     FAILED,
@@ -25,7 +26,6 @@ from llmrun.cli.chatting.events import (
     Undone,
     WasThinking,
 )
-from llmrun.types import FinishReason
 
 texts = st.text(max_size=30) | st.text("\n\r\t\x00\x1b\u2028\x85\\\"'/ é🙂", max_size=8)
 counts = st.integers(0, 2**53)

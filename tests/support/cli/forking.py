@@ -153,7 +153,7 @@ def _run_server() -> socket.socket:
 @functools.cache
 def _template_server() -> socket.socket:
     """Start the server of template processes, with the options and the environment of an isolated process."""
-    from llmrun import child_processes
+    from llmrun.base import child_processes
 
     command = [sys.executable, "-I", "-S", "-c", _program("serve_template_processes")]
     return _started(command, child_processes.isolated_environment())
@@ -190,7 +190,7 @@ def serve_runs(requests: int) -> None:
     import llmrun
 
     for module in pkgutil.walk_packages(llmrun.__path__, "llmrun."):
-        if not module.name.startswith(("llmrun.kernels.", "llmrun.batching.workers.ray", "llmrun.__main__")):
+        if not module.name.startswith(("llmrun.kernels.", "llmrun.jobs.batching.workers.ray", "llmrun.__main__")):
             importlib.import_module(module.name)
     _fork_template_processes()
     gc.freeze()  # otherwise, the collector of each run would copy the pages that all runs share

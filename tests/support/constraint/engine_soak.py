@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import InvalidAnswer
+from llmrun.base.types import FinishReason
 from llmrun.cli.answers.formatted import check_format
 from llmrun.cli.answers.report import AnsweredRequest
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
@@ -15,9 +17,7 @@ from llmrun.engine.constraint.validation import validate
 from llmrun.engine.drafting.base import NO_DRAFT, Draft, Worth
 from llmrun.engine.drafting.lookup import LookupDrafter, LookupSource
 from llmrun.engine.requests import Failed, Request, TokenPrompt
-from llmrun.errors import InvalidAnswer
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.constraint.random_answers import RandomAnswer
 from tests.support.constraint.soak import CompiledSchema, Outcome
 from tests.support.engine.answers import Gathered, answer_all

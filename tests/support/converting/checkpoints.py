@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.quants.floats import quantize_bf16
+from llmrun.formats.quants.floats import quantize_bf16
 from tests.support.converting.packing import Quantized, Tensors
 from tests.support.gguf.gguf_files import (
     BYTE,

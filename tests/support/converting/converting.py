@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmrun.batching.files import new_file
-from llmrun.converting.checkpoint import Checkpoint
-from llmrun.converting.convert import Conversion, plan_conversion, write_conversion
-from llmrun.gguf.reader import GGUFFile, open_gguf
+from llmrun.formats.gguf.reader import GGUFFile, open_gguf
+from llmrun.jobs.batching.files import new_file
+from llmrun.jobs.converting.checkpoint import Checkpoint
+from llmrun.jobs.converting.convert import Conversion, plan_conversion, write_conversion
 from tests.support.converting.checkpoints import TinyCheckpoint
 
 

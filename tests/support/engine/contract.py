@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pytest
 
+from llmrun.base.types import LOGITS, Batch, FinishReason, Outputs
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.engine.sampling import sample
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import LOGITS, Batch, FinishReason, Outputs
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import Gathered, answer_all, run_to_the_end
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.base.types import Timings
 from llmrun.engine.drafting.base import Draft, Drafter, DraftSource, Kind, Worth
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Failed, Finished, Request
-from llmrun.types import Timings
 from tests.support.engine.answers import Gathered, run_to_the_end
 from tests.support.engine.eager_speculation import speculate_eagerly
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.engine.answers import answer_all
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

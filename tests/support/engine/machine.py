@@ -12,12 +12,12 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from llmrun.base.errors import Cancelled
+from llmrun.base.types import FinishReason
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Event, Failed, Finished, Request, TextDelta, TokenPrompt
 from llmrun.engine.scheduling.predicting import StepPredictor
-from llmrun.errors import Cancelled
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason
+from llmrun.options.sampling_params import SamplingParams
 from tests.support import tiers
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.engine.answers import answer_all

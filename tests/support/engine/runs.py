@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import batch_of, rows
 
 

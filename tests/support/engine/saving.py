@@ -9,8 +9,8 @@ import numpy as np
 
 from llmrun.backends.base import Backend
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.types import LOGITS, Batch
 from llmrun.engine.saved_state.one_file import SavedFile
-from llmrun.types import LOGITS, Batch
 
 
 def grow(backend: Backend, seq: int, start: int, tokens: Sequence[int]) -> np.typing.NDArray[np.float32]:

@@ -10,7 +10,7 @@ import numpy as np
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.scripted.tokenizer import IM_END
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.sampling_params import SamplingParams
+from llmrun.options.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(seed=42)

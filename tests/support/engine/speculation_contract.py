@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.types import FinishReason
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.contract import (

@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.gguf.reader import GGUFFile, no_other, open_gguf, read_source
-from llmrun.gguf.source import OnesSource
+from llmrun.formats.gguf.reader import GGUFFile, no_other, open_gguf, read_source
+from llmrun.formats.gguf.source import OnesSource
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

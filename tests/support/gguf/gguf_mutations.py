@@ -13,9 +13,9 @@ from random import Random
 
 import numpy as np
 
-from llmrun.errors import ModelFileError, ModelNotFound
-from llmrun.gguf.reader import GGUFFile, read_gguf
-from llmrun.gguf.values import StringArray
+from llmrun.base.errors import ModelFileError, ModelNotFound
+from llmrun.formats.gguf.reader import GGUFFile, read_gguf
+from llmrun.formats.gguf.values import StringArray
 from tests.support.gguf import gguf_bytes, gguf_shards
 from tests.support.gguf.gguf_bytes import ARRAY, CODES, STRING, RawGGUF, RawTensor
 

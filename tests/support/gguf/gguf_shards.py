@@ -8,9 +8,9 @@ from pathlib import Path
 
 import gguf
 
-from llmrun.errors import ModelNotFound
-from llmrun.gguf.reader import GGUFFile, read_source
-from llmrun.gguf.source import MemorySource, Source
+from llmrun.base.errors import ModelNotFound
+from llmrun.formats.gguf.reader import GGUFFile, read_source
+from llmrun.formats.gguf.source import MemorySource, Source
 from tests.support.gguf import gguf_bytes
 from tests.support.gguf.gguf_bytes import I32, U16, RawGGUF, RawTensor
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.gguf.reader import open_gguf
-from llmrun.gguf.writer import NewTensor, NewValue, header_bytes
-from llmrun.quants.registry import BY_NAME
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.gguf.writer import NewTensor, NewValue, header_bytes
+from llmrun.formats.quants.registry import BY_NAME
 from tests.support.gguf.gguf_files import CHATML
 
 _WIDTH, _HEADS, _KV_HEADS, _FEED_FORWARD = 8192, 64, 8, 28_672  # those of Llama 3 70B

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.llama.probe import LIBRARY_FOLDER
-from llmrun.gguf.reader import open_gguf
-from llmrun.machine.cpu_count import default_threads
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gpu_report.table import Clock, StepFailed
 
 ROOT = Path(__file__).resolve().parents[3]

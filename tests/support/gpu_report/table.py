@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 
 State = TypeVar("State")
 

@@ -25,7 +25,7 @@ from tests.support.hub.fake_hub import FakeHub, FakeRepository
 TOKEN = "hf_secretsecretsecret"
 CHILD = """
 import json, sys
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 from llmrun.hub.transfer.download import download
 from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile
 

@@ -17,7 +17,7 @@ from huggingface_hub import hf_hub_download, scan_cache_dir
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llmrun.errors import ModelNotFound
+from llmrun.base.errors import ModelNotFound
 from llmrun.hub.local import stored_models
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.resolve.model_name import LocalPath, understand

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from llmrun.quants.registry import BY_NAME
-from llmrun.quants.weight_type import WeightType
+from llmrun.formats.quants.registry import BY_NAME
+from llmrun.formats.quants.weight_type import WeightType
 
 READABLE = sorted(name for name, type_ in BY_NAME.items() if type_.dequantize is not None)
 WRITABLE = sorted(name for name, type_ in BY_NAME.items() if type_.quantize is not None)

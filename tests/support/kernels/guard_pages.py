@@ -28,21 +28,21 @@ from llmrun.backends.cpu.speeds import limits
 from llmrun.backends.cpu.weights import filling
 from llmrun.backends.cpu.weights import packed as weights
 from llmrun.backends.cpu.weights.packed import PackedMatrix
-from llmrun.compiled.store import load_kernels
+from llmrun.base.compiled.store import load_kernels
 from llmrun.engine.sampler import Sampler, SequenceRows
-from llmrun.layouts import arena, records
-from llmrun.layouts.arena import address_of
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.layouts.kv_types import KV_TYPES
-from llmrun.layouts.states import REPLAY_ROWS
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.experts import ExpertGroups, Gating
-from llmrun.plan.plan import Plan
-from llmrun.plan.reach import seen_ranges
-from llmrun.plan.rope import Pairing, Rope, rotations_of
-from llmrun.plan.values import Value
-from llmrun.sampling_params import SamplingParams
+from llmrun.formats.layouts import arena, records
+from llmrun.formats.layouts.arena import address_of
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv_types import KV_TYPES
+from llmrun.formats.layouts.states import REPLAY_ROWS
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.experts import ExpertGroups, Gating
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.reach import seen_ranges
+from llmrun.model.plan.rope import Pairing, Rope, rotations_of
+from llmrun.model.plan.values import Value
+from llmrun.options.sampling_params import SamplingParams
 from tests.support.kernels.guarded_tokenizers import run_tokenizers
 from tests.support.kernels.random_adapters import some_scales, with_random_adapters
 from tests.support.kernels.row_ops_plan import row_ops_plan

@@ -14,14 +14,14 @@ from unittest import mock
 
 import numpy as np
 
-from llmrun.compiled.store import KernelName, load_kernels
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts.splits import STAGE_WORDS
-from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, PREFIX_SLOTS, SCRATCH_BYTES_PER_BYTE
-from llmrun.tokenizers import bpe, pretokenize, special, spm, tables, unigram, wordpiece
-from llmrun.tokenizers.code_points import N_CODE_POINTS
-from llmrun.tokenizers.registry import load_tokenizer
-from llmrun.tokenizers.text_tokenizer import longest_piece
+from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.splits import STAGE_WORDS
+from llmrun.formats.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, PREFIX_SLOTS, SCRATCH_BYTES_PER_BYTE
+from llmrun.model.tokenizers import bpe, pretokenize, special, spm, tables, unigram, wordpiece
+from llmrun.model.tokenizers.code_points import N_CODE_POINTS
+from llmrun.model.tokenizers.registry import load_tokenizer
+from llmrun.model.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf.gguf_files import CONTROL, NORMAL, Vocabulary, tiny_spm_vocabulary, tiny_vocabulary, write_gguf
 
 if TYPE_CHECKING:

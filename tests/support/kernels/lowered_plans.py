@@ -10,9 +10,9 @@ import numpy as np
 from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower, state_shapes
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.layouts import records
-from llmrun.layouts.arena import allocate
-from llmrun.plan.plan import Plan
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import allocate
+from llmrun.model.plan.plan import Plan
 
 
 def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:

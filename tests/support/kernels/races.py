@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 
 from llmrun.backends.cpu.lowering.base import Lowered
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of
-from llmrun.plan.ops.activations import GatedWords, XieluWords
-from llmrun.plan.ops.adapters import LowRankWords
-from llmrun.plan.ops.attention import AttentionWords, MergeWords
-from llmrun.plan.ops.convolution import CausalConvolutionWords, ConvolutionWords
-from llmrun.plan.ops.embedding import EmbedWords
-from llmrun.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
-from llmrun.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
-from llmrun.plan.ops.logits import SoftCapWords
-from llmrun.plan.ops.norms import CutOffWords, MatchLengthWords, NormWords
-from llmrun.plan.ops.recurrences import RecurrenceWords
-from llmrun.plan.ops.rope import RopeWords
-from llmrun.plan.ops.rows import AddWords, ConcatWords
-from llmrun.quants.packed import GROUP_ROWS
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of
+from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.model.plan.ops.activations import GatedWords, XieluWords
+from llmrun.model.plan.ops.adapters import LowRankWords
+from llmrun.model.plan.ops.attention import AttentionWords, MergeWords
+from llmrun.model.plan.ops.convolution import CausalConvolutionWords, ConvolutionWords
+from llmrun.model.plan.ops.embedding import EmbedWords
+from llmrun.model.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
+from llmrun.model.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
+from llmrun.model.plan.ops.logits import SoftCapWords
+from llmrun.model.plan.ops.norms import CutOffWords, MatchLengthWords, NormWords
+from llmrun.model.plan.ops.recurrences import RecurrenceWords
+from llmrun.model.plan.ops.rope import RopeWords
+from llmrun.model.plan.ops.rows import AddWords, ConcatWords
 
 
 @dataclass(frozen=True)

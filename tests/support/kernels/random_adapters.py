@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrun.gguf.adapter import EMBEDDING
-from llmrun.plan.adapting import changeable, with_adapters
-from llmrun.plan.ops.adapters import LowRank
-from llmrun.plan.plan import Plan
+from llmrun.formats.gguf.adapter import EMBEDDING
+from llmrun.model.plan.adapting import changeable, with_adapters
+from llmrun.model.plan.ops.adapters import LowRank
+from llmrun.model.plan.plan import Plan
 from tests.support.kernels.runs import matrix_of
 
 

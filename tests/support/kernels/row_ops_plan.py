@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.gguf.adapter import EMBEDDING
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.activations import Activation, XieluCurve
-from llmrun.plan.plan import Plan
-from llmrun.plan.values import Value
+from llmrun.formats.gguf.adapter import EMBEDDING
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.activations import Activation, XieluCurve
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.values import Value
 from tests.support.kernels.runs import matrix_of
 
 TOKENS = 37  # vocabulary size

@@ -22,8 +22,8 @@ from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.compiled import store
-from llmrun.compiled.levels import (
+from llmrun.base.compiled import store
+from llmrun.base.compiled.levels import (
     AVX2,
     AVX512_VNNI,
     AVX_VNNI,
@@ -34,17 +34,17 @@ from llmrun.compiled.levels import (
     host_levels,
     target_for,
 )
-from llmrun.compiled.store import KernelName, load_kernels
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.kv_types import KV_TYPES
-from llmrun.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.activations import Activation
-from llmrun.plan.plan import Plan
-from llmrun.plan.values import Value
-from llmrun.quants.registry import BY_NAME
-from llmrun.quants.weight_type import WeightType
+from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.formats.layouts.kv_types import KV_TYPES
+from llmrun.formats.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
+from llmrun.formats.quants.registry import BY_NAME
+from llmrun.formats.quants.weight_type import WeightType
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.activations import Activation
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.values import Value
 from tests.support.kernels.blocks import put_halves, put_spread_half
 
 PACKED_NAMES = tuple(PACKED_TYPES)

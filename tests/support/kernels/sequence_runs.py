@@ -14,10 +14,10 @@ from llmrun.backends.cpu.steps import NO_RUNS, runs_of
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.plan.plan import Plan
-from llmrun.plan.rope import rotations_of
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.rope import rotations_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
 Rows = Sequence[tuple[int, int]]  # (sequence, token) of each row in a step

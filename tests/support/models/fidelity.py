@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from llmrun.archs.registry import architecture_of
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
-from llmrun.evaluation.forward import adapted
-from llmrun.gguf.reader import open_gguf
-from llmrun.plan import reference
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.base import Op
-from llmrun.plan.ops.embedding import Embed
-from llmrun.plan.ops.linear import Linear
-from llmrun.plan.plan import Plan
-from llmrun.plan.twin import dequantized
-from llmrun.types import Batch
+from llmrun.base.types import Batch
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.jobs.evaluation.forward import adapted
+from llmrun.model.archs.registry import architecture_of
+from llmrun.model.plan import reference
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.base import Op
+from llmrun.model.plan.ops.embedding import Embed
+from llmrun.model.plan.ops.linear import Linear
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.twin import dequantized
 
 if TYPE_CHECKING:
     from pathlib import Path

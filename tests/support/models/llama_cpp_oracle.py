@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import llama_cpp
 import numpy as np
 
-from llmrun.types import Pooling
+from llmrun.base.types import Pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.gguf.reader import GGUFFile
+from llmrun.formats.gguf.reader import GGUFFile
 from tests.support.gguf.gguf_files import UNUSED, header_of_a_large_file, tiny_vocabulary
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.backends.llama.lora.checking import is_applied
-from llmrun.gguf.adapter import EMBEDDING
-from llmrun.gguf.reader import open_gguf
-from llmrun.gguf.tensors import trimmed
-from llmrun.plan.adapting import changeable
+from llmrun.formats.gguf.adapter import EMBEDDING
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.gguf.tensors import trimmed
+from llmrun.model.plan.adapting import changeable
 from tests.support.gguf.gguf_files import Tensor, write_gguf
 from tests.support.models.fidelity import plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.types import Pooling
+from llmrun.base.types import Pooling
 from tests.support.gguf.gguf_files import tiny_vocabulary, write_gguf
 from tests.support.models.tiny_architecture import TinyArchitecture
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.gguf.reader import GGUFFile, open_gguf
+from llmrun.formats.gguf.reader import GGUFFile, open_gguf
 from tests.support.gguf.gguf_files import Tensor, tiny_llama, write_gguf
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]

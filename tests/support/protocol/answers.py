@@ -12,15 +12,15 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from llmrun.base.types import FinishReason, Timings, TokenLogprob
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event, Finished, TextDelta, TokenLogprobs, ToolCallDelta
-from llmrun.protocol.infill import InfillAnswer, ParsedInfill, parse_infill
-from llmrun.protocol.json_body import parse_json
-from llmrun.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
-from llmrun.protocol.openai.responses import ChatAnswer, CompletionAnswer
-from llmrun.protocol.parsed import Answer
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason, Timings, TokenLogprob
+from llmrun.options.sampling_params import SamplingParams
+from llmrun.serving.protocol.infill import InfillAnswer, ParsedInfill, parse_infill
+from llmrun.serving.protocol.json_body import parse_json
+from llmrun.serving.protocol.openai.requests import ParsedCompletion, parse_chat, parse_completion
+from llmrun.serving.protocol.openai.responses import ChatAnswer, CompletionAnswer
+from llmrun.serving.protocol.parsed import Answer
 from tests.support.serving.fake_model import FACTS as FAKE
 
 FACTS = replace(

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import ChatPrompt, Event, Request
-from llmrun.protocol.anthropic import requests
-from llmrun.protocol.anthropic.answers import MessageAnswer
+from llmrun.serving.protocol.anthropic import requests
+from llmrun.serving.protocol.anthropic.answers import MessageAnswer
 from tests.support.protocol.answers import FACTS, SEED, as_json, extras, sent
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, TextDelta, ToolCallDelta
-from llmrun.types import FinishReason
 from tests.support.protocol.answers import chosen, ended
 
 TEXTS = st.text(max_size=4)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llmrun.sampling_params import SAMPLING
+from llmrun.options.sampling_params import SAMPLING
 from tests.support.protocol.answers import TOOL, USER
 
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

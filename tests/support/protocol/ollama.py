@@ -7,11 +7,11 @@ from typing import Any
 
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event
-from llmrun.protocol.ollama.answers import chat_fields, generate_fields, ollama_answer
-from llmrun.protocol.ollama.missing import MISSING
-from llmrun.protocol.ollama.requests import parse_generate, parse_ollama_chat
-from llmrun.protocol.openai.requests import ParsedCompletion
-from llmrun.protocol.parsed import Answer
+from llmrun.serving.protocol.ollama.answers import chat_fields, generate_fields, ollama_answer
+from llmrun.serving.protocol.ollama.missing import MISSING
+from llmrun.serving.protocol.ollama.requests import parse_generate, parse_ollama_chat
+from llmrun.serving.protocol.openai.requests import ParsedCompletion
+from llmrun.serving.protocol.parsed import Answer
 from tests.support.protocol.answers import FACTS, SEED, USER, as_json, sent
 
 OLLAMA_ROUTES = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import event
 
-from llmrun.errors import LlmrunError
-from llmrun.protocol.errors import InvalidField, api_error, openai_body
-from llmrun.protocol.parsed import Parsed
+from llmrun.base.errors import LlmrunError
+from llmrun.serving.protocol.errors import InvalidField, api_error, openai_body
+from llmrun.serving.protocol.parsed import Parsed
 
 
 def refused(parse: Callable[..., Parsed], param: str, code: str | None = None, /, **fields: Any) -> str:

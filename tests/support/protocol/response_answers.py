@@ -10,11 +10,11 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from llmrun.base.types import FinishReason
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event, ToolCallDelta
-from llmrun.protocol.openai_responses.answers import ResponseAnswer
-from llmrun.protocol.openai_responses.requests import ParsedResponse, parse_response
-from llmrun.types import FinishReason
+from llmrun.serving.protocol.openai_responses.answers import ResponseAnswer
+from llmrun.serving.protocol.openai_responses.requests import ParsedResponse, parse_response
 from tests.support.protocol.answers import FACTS, SEED, as_json, called, ended, extras, said, sent
 
 FLAT_TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}

@@ -19,12 +19,12 @@ if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
 
 from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedStandIn, echo
-from llmrun.types import HIDDEN
+from llmrun.base.types import HIDDEN
 
 if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.kind import StandIn
-    from llmrun.types import Batch, Outputs
+    from llmrun.base.types import Batch, Outputs
 
 KILLS = "kill the process"  # a prompt that kills the process in its first step, and a text that cannot be embedded
 KILLS_LATER = "kill it in the middle"  # a prompt that kills the process after 20 tokens

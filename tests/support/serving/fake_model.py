@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from llmrun.base.errors import LlmrunError, Unavailable, UsageError
+from llmrun.base.types import FinishReason, ModelInfo, Timings
 from llmrun.engine.child.messages import Embedded
 from llmrun.engine.facts import ModelFacts
 from llmrun.engine.requests import Event, Finished, PrefillProgress, Request, TextDelta, TextPrompt
-from llmrun.engine_process.served_model import Accepted, Arrival, Embedding, Load, State
-from llmrun.errors import LlmrunError, Unavailable, UsageError
-from llmrun.sampling_params import SamplingParams
-from llmrun.types import FinishReason, ModelInfo, Timings
+from llmrun.options.sampling_params import SamplingParams
+from llmrun.serving.processes.served_model import Accepted, Arrival, Embedding, Load, State
 
 TIMEOUT_S = 30.0  # for a stuck test; a normal one waits for milliseconds
 HOLD = "hold"  # an item of a script: wait until the test releases the model, or until the request is cancelled

@@ -15,11 +15,11 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("needs POSIX signals", allow_module_level=True)
 
+from llmrun.base.errors import LlmrunError
 from llmrun.engine.child.messages import Open
-from llmrun.engine_process.limits import ServingLimits
-from llmrun.engine_process.model_process import ModelProcess
-from llmrun.engine_process.served_model import State
-from llmrun.errors import LlmrunError
+from llmrun.serving.processes.limits import ServingLimits
+from llmrun.serving.processes.model_process import ModelProcess
+from llmrun.serving.processes.served_model import State
 from tests.support.serving.processes import Heard, hear, noise, running, until
 
 CLIENTS = 8  # twice as many as run at a time, so that some requests are in the queue

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from llmrun import child_processes
 from llmrun.__main__ import main
+from llmrun.base import child_processes
 from llmrun.serving.connections import Connection
 
 CLOSED_LOG_VARIABLE = "CLOSED_LOG_OF_TESTS"

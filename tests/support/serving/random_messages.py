@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from hypothesis import strategies as st
 
+from llmrun.base.types import FinishReason, Timings, TokenLogprob
 from llmrun.engine.constraint.base import FormatKind, ResponseFormat
 from llmrun.engine.requests import (
     ChatPrompt,
@@ -21,8 +22,7 @@ from llmrun.engine.requests import (
     TokenPrompt,
     ToolCallDelta,
 )
-from llmrun.sampling_params import SAMPLING, SamplingParams
-from llmrun.types import FinishReason, Timings, TokenLogprob
+from llmrun.options.sampling_params import SAMPLING, SamplingParams
 
 TEXT = st.text(st.characters(), max_size=8)  # with surrogates, which JSON from clients may have
 IDS = st.integers(0, 2**31)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.base.errors import TemplateRefused
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
-from llmrun.errors import TemplateRefused
 
 PROCESS = TemplateProcess()  # shared by all tests of a pytest process, and ends with it
 CONVERSATION: dict[str, Any] = {

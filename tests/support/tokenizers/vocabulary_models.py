@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmrun.engine.requests import ContextFile, FillPrompt
-from llmrun.gguf.reader import open_gguf
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import CONTROL, tiny_llama
 from tests.support.models.tiny_models import changed_copy
 from tests.support.tokenizers.random_text import random_text

@@ -10,22 +10,22 @@ import numpy as np
 
 from llmrun.backends.cpu.lowering.needs import FLOAT
 from llmrun.backends.cpu.weights.packed import PackedMatrix
-from llmrun.compiled.store import KernelName, load_kernels
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.plan.kv_shapes import LayerKV
-from llmrun.plan.ops.adapters import AdapterOp
-from llmrun.plan.ops.linear import Linear
-from llmrun.plan.ops.rows import ConcatWords
-from llmrun.plan.state_shapes import LayerState
-from llmrun.plan.values import Routing, Rows, Value
+from llmrun.base.compiled.store import KernelName, load_kernels
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.model.plan.kv_shapes import LayerKV
+from llmrun.model.plan.ops.adapters import AdapterOp
+from llmrun.model.plan.ops.linear import Linear
+from llmrun.model.plan.ops.rows import ConcatWords
+from llmrun.model.plan.state_shapes import LayerState
+from llmrun.model.plan.values import Routing, Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.layouts.expert_tables import Tables
-    from llmrun.plan.plan import Plan
-    from llmrun.plan.reach import Reach
+    from llmrun.formats.layouts.expert_tables import Tables
+    from llmrun.model.plan.plan import Plan
+    from llmrun.model.plan.reach import Reach
 
 LANES = 16
 REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT

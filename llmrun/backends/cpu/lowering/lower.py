@@ -15,15 +15,15 @@ from llmrun.backends.cpu.lowering.needs import FLOAT
 from llmrun.backends.cpu.ops.experts import give_back_tables
 from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, floats_at, round_up
-from llmrun.plan.ops.linear import Product
-from llmrun.plan.values import Value
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, floats_at, round_up
+from llmrun.model.plan.ops.linear import Product
+from llmrun.model.plan.values import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.plan.plan import Plan
+    from llmrun.model.plan.plan import Plan
 
 
 def _records(work: Lowering) -> Lowered:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.plan.kv_shapes import KVShape
-from llmrun.plan.values import Rows, Value
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.model.plan.kv_shapes import KVShape
+from llmrun.model.plan.values import Rows, Value
 
 FLOAT = 4  # bytes
 

@@ -13,22 +13,22 @@ import numpy as np
 from llmrun.backends.cpu.lowering.base import LANES, Buffer, float_word, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.compiled.store import KernelName
-from llmrun.layouts.adapters import Unit
-from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.records import CACHE_LINE
-from llmrun.plan.ops.adapters import AdapterOp, AddLowRank, AddLowRankEmbedding, LowRankWords
-from llmrun.plan.values import Rows
-from llmrun.quants.packed import GROUP_ROWS
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts.adapters import Unit
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.formats.layouts.records import CACHE_LINE
+from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.model.plan.ops.adapters import AdapterOp, AddLowRank, AddLowRankEmbedding, LowRankWords
+from llmrun.model.plan.values import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.matrix import Matrix
-    from llmrun.plan.ops.adapters import LowRank
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.matrix import Matrix
+    from llmrun.model.plan.ops.adapters import LowRank
+    from llmrun.model.plan.ops.base import Op
 
 _NOTHING = Buffer(0, 0, private=False)
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, float_word
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.layouts.kv_types import parse_kv_type
-from llmrun.plan.kv_shapes import AttentionShape, LayerKV
-from llmrun.plan.ops.attention import Attention, AttentionWords, MergeWords
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.formats.layouts.attention import CHUNK, SPLIT_ROWS, scratch_bytes, state_floats
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.model.plan.ops.attention import Attention, AttentionWords, MergeWords
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.backends.cpu.speeds.figures import AttentionSpeed, SpeedTable
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.ops.base import Op
 
 # The maximum memory for partial results, in bytes, unless a single row needs more. A step touches only the part that it
 # uses. In a 1.24B model with 32 heads of 64 features, this is enough for 8 rows at a depth of 50,000. Steps that need

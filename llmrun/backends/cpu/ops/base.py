@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape
-from llmrun.plan.values import Value
+from llmrun.model.plan.values import Value
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering

@@ -9,22 +9,22 @@ import numpy as np
 from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.plan.kv_shapes import ConvolutionShape
-from llmrun.plan.ops.convolution import (
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.model.plan.kv_shapes import ConvolutionShape
+from llmrun.model.plan.ops.convolution import (
     CONVOLVED_FEATURES,
     CausalConvolution,
     CausalConvolutionWords,
     ConvolutionWords,
     Convolve,
 )
-from llmrun.plan.state_shapes import ConvolutionState
+from llmrun.model.plan.state_shapes import ConvolutionState
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.ops.base import Op
 
 
 def _convolve(work: Lowering, op: Convolve) -> None:

@@ -8,15 +8,15 @@ from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, float_word
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights.packed import PackedLayout
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.plan.ops.embedding import Embed, EmbedWords
-from llmrun.quants.packed import GROUP_ROWS
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.quants.packed import GROUP_ROWS
+from llmrun.model.plan.ops.embedding import Embed, EmbedWords
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.ops.base import Op
 
 
 def _embed(work: Lowering, op: Embed) -> None:

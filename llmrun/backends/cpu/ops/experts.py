@@ -11,12 +11,12 @@ from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
 from llmrun.backends.cpu.ops.linear import product_input, product_words, quantized_bytes
 from llmrun.backends.cpu.weights.packed import PackedLayout
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.expert_tables import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
-from llmrun.layouts.tile_shapes import MOST_GROUPS
-from llmrun.plan.ops.experts import (
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.formats.layouts.expert_tables import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
+from llmrun.formats.layouts.tile_shapes import MOST_GROUPS
+from llmrun.model.plan.ops.experts import (
     Combine,
     CombineWords,
     ExpertBias,
@@ -27,13 +27,13 @@ from llmrun.plan.ops.experts import (
     Route,
     RouteWords,
 )
-from llmrun.plan.values import Rows
+from llmrun.model.plan.values import Rows
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.ops.base import Op
-    from llmrun.plan.values import Routing
+    from llmrun.model.plan.ops.base import Op
+    from llmrun.model.plan.values import Routing
 
 _GATINGS = {
     Gating.SOFTMAX: SOFTMAX,

@@ -8,19 +8,19 @@ from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, private
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import quantized_rows
-from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.records import CACHE_LINE
-from llmrun.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
-from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import quantized_rows
+from llmrun.formats.layouts.arena import address_of, allocate, round_up
+from llmrun.formats.layouts.records import CACHE_LINE
+from llmrun.formats.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
+from llmrun.model.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering, OpRecord
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.matrix import Matrix
-    from llmrun.plan.ops.base import Op
-    from llmrun.plan.values import Value
+    from llmrun.model.plan.matrix import Matrix
+    from llmrun.model.plan.ops.base import Op
+    from llmrun.model.plan.values import Value
 
 
 def _linear(work: Lowering, op: Linear) -> None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from llmrun.backends.cpu.lowering.base import LANES, float_word
 from llmrun.backends.cpu.lowering.needs import FLOAT
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes
-from llmrun.compiled.store import KernelName
-from llmrun.layouts.arena import round_up
-from llmrun.plan.ops.logits import SoftCap, SoftCapWords
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts.arena import round_up
+from llmrun.model.plan.ops.logits import SoftCap, SoftCapWords
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.backends.cpu.lowering.needs import StepShape
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.ops.base import Op
 
 
 def _soft_cap(work: Lowering, op: SoftCap) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.norms import (
+from llmrun.base.compiled.store import KernelName
+from llmrun.model.plan.ops.norms import (
     CutOff,
     CutOffWords,
     HeadNorm,
@@ -20,11 +20,11 @@ from llmrun.plan.ops.norms import (
     NormWords,
     RmsNorm,
 )
-from llmrun.plan.values import Rows
+from llmrun.model.plan.values import Rows
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.ops.base import Op
 
     _Norm = RmsNorm | HeadNorm | LayerNorm
 

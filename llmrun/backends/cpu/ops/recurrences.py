@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from llmrun.backends.cpu.lowering.base import LANES, Buffer, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
-from llmrun.compiled.store import KernelName
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.plan.ops.recurrences import DeltaRule, RecurrenceWords, SelectiveScan, Ssd
-from llmrun.plan.state_shapes import LayerState, MatrixState
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.model.plan.ops.recurrences import DeltaRule, RecurrenceWords, SelectiveScan, Ssd
+from llmrun.model.plan.state_shapes import LayerState, MatrixState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from llmrun.backends.cpu.lowering.base import Lowering
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.ops.base import Op
+    from llmrun.model.plan.ops.base import Op
 
 _MOST_VECTORS = 4  # the most vectors of columns of a head's matrix that a thread processes together
 _NOTHING = Buffer(0, 0, private=False)

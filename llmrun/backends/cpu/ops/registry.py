@@ -23,8 +23,8 @@ from llmrun.backends.cpu.ops import (
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.needs import StepShape
     from llmrun.backends.cpu.ops.base import CpuOp
-    from llmrun.plan.ops.base import Op
-    from llmrun.plan.plan import Plan
+    from llmrun.model.plan.ops.base import Op
+    from llmrun.model.plan.plan import Plan
 
 CPU_OPS: dict[type[Op], CpuOp] = {
     **embedding.OPS,

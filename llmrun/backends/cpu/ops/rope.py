@@ -8,19 +8,19 @@ from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, private_inputs
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.compiled.store import KernelName
-from llmrun.layouts.kv_types import parse_kv_type
-from llmrun.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads
-from llmrun.plan.rope import Pairing
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts.kv_types import parse_kv_type
+from llmrun.model.plan.ops.rope import RopeStore, RopeWords, Rotate, RotateHeads
+from llmrun.model.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmrun.backends.cpu.lowering.base import Buffer, Lowering
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.ops.base import Op
-    from llmrun.plan.rope import Rope
-    from llmrun.plan.values import Value
+    from llmrun.model.plan.ops.base import Op
+    from llmrun.model.plan.rope import Rope
+    from llmrun.model.plan.values import Value
 
 
 _WITHOUT_HADAMARD = "f16"  # for this type of the KV cache, queries are only rotated by RoPE

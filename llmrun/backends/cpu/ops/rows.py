@@ -11,9 +11,9 @@ from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, float_w
 from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
 from llmrun.backends.cpu.ops.activations import emit_gated
 from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
-from llmrun.compiled.store import KernelName
-from llmrun.plan.ops.activations import Activation
-from llmrun.plan.ops.rows import (
+from llmrun.base.compiled.store import KernelName
+from llmrun.model.plan.ops.activations import Activation
+from llmrun.model.plan.ops.rows import (
     Add,
     AddGated,
     AddWeighted,
@@ -28,8 +28,8 @@ from llmrun.plan.ops.rows import (
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering
-    from llmrun.plan.ops.base import Op
-    from llmrun.plan.values import Value
+    from llmrun.model.plan.ops.base import Op
+    from llmrun.model.plan.values import Value
 
 _NOTHING = Buffer(0, 0, private=False)
 

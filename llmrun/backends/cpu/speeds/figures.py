@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from llmrun.plan.kv_shapes import AttentionShape
+    from llmrun.model.plan.kv_shapes import AttentionShape
 
 WIDTHS = (512, 2048, 8192)
 

@@ -16,13 +16,13 @@ from llmrun.backends.cpu.lowering.needs import StepShape
 from llmrun.backends.cpu.ops.attention import attention_speed
 from llmrun.backends.cpu.ops.base import row_seconds
 from llmrun.backends.cpu.ops.registry import CPU_OPS
-from llmrun.plan.ops.attention import Attention
-from llmrun.plan.ops.linear import Product
+from llmrun.model.plan.ops.attention import Attention
+from llmrun.model.plan.ops.linear import Product
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.figures import SpeedTable
-    from llmrun.plan.plan import Plan
-    from llmrun.plan.values import Value
+    from llmrun.model.plan.plan import Plan
+    from llmrun.model.plan.values import Value
 
 # Seconds that Python spends per step on the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
 # 0.5 ms of a token's 5.6 ms are spent outside the team of threads.

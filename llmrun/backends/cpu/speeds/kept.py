@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmrun import __version__, folders
-from llmrun.compiled.levels import host_target
+from llmrun import __version__
+from llmrun.base import folders
+from llmrun.base.compiled.levels import host_target
 
 _MOST_SECONDS = 30 * 24 * 3600
 _MOST_FILE_BYTES = 1 << 20

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from llmrun.compiled.levels import host_target
-from llmrun.compiled.store import Kernel, KernelName, load_kernels
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate, allocate_huge
-from llmrun.layouts.limits import MOST_SUMS, MultiplyWords, ReadWords, products_a_round
+from llmrun.base.compiled.levels import host_target
+from llmrun.base.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate, allocate_huge
+from llmrun.formats.layouts.limits import MOST_SUMS, MultiplyWords, ReadWords, products_a_round
 
 READ = KernelName.of("limits", "read")
 MULTIPLY = KernelName.of("limits", "multiply")

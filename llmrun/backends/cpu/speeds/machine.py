@@ -14,7 +14,7 @@ from llmrun.backends.cpu.speeds.ops import OpSpeeds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llmrun.plan.kv_shapes import AttentionShape
+    from llmrun.model.plan.kv_shapes import AttentionShape
 
 _MACHINE_BYTES = 256 << 20
 

@@ -18,15 +18,15 @@ from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
 from llmrun.backends.cpu.speeds.figures import WIDTHS, AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
-from llmrun.compiled.store import load_kernels
-from llmrun.layouts.arena import address_of, allocate_huge
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.layouts.packed_types import WIDE, WIDENED_TYPES
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.embedding import Embed
-from llmrun.plan.plan import Plan
-from llmrun.plan.rope import Rope, rotations_of
+from llmrun.base.compiled.store import load_kernels
+from llmrun.formats.layouts.arena import address_of, allocate_huge
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.packed_types import WIDE, WIDENED_TYPES
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.embedding import Embed
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.rope import Rope, rotations_of
 
 ROWS = 256  # the number of rows in a step with many rows
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from llmrun.backends.cpu.weights.packed import PackedMatrix, packing_kernel
 from llmrun.backends.cpu.weights.widened import widened
-from llmrun.compiled.store import Kernel, load_kernels
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of
-from llmrun.layouts.packed_types import WIDENED_TYPES
-from llmrun.quants.packed import GROUP_ROWS
+from llmrun.base.compiled.store import Kernel, load_kernels
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of
+from llmrun.formats.layouts.packed_types import WIDENED_TYPES
+from llmrun.formats.quants.packed import GROUP_ROWS
 
 # The number of bytes that a thread reads at a time. For SmolLM2's 98 MB and 2 threads, 128 KiB took 58 ms, 512 KiB
 # 44 ms, 1 MiB 42 ms and 4 MiB 46 ms. Page faults of a memory-mapped file took 81 ms.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.compiled.store import KernelName
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of, allocate_huge, round_up
-from llmrun.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES, packed_name
-from llmrun.layouts.tile_shapes import MOST_GROUPS
-from llmrun.plan.matrix import Matrix
-from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
+from llmrun.base.compiled.store import KernelName
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of, allocate_huge, round_up
+from llmrun.formats.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES, packed_name
+from llmrun.formats.layouts.tile_shapes import MOST_GROUPS
+from llmrun.formats.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
+from llmrun.model.plan.matrix import Matrix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

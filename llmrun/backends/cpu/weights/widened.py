@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.layouts.packed_types import WIDE_BYTES
+from llmrun.formats.layouts.packed_types import WIDE_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +17,7 @@ def widened(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
     Each block of the result has two scales and 32 integers. A weight is exactly the product of its integer and scale.
     """
-    from llmrun.quants.registry import BY_NAME
+    from llmrun.formats.quants.registry import BY_NAME
 
     unpack = BY_NAME[kind.upper()].unpack
     assert unpack is not None

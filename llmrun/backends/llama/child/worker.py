@@ -19,7 +19,6 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from llmrun import child_processes
 from llmrun.backends.llama.child.adapter_operations import AdapterOperations
 from llmrun.backends.llama.child.vocabulary_operations import VocabularyOperations
 from llmrun.backends.llama.child.worker_process import (
@@ -35,7 +34,8 @@ from llmrun.backends.llama.kv.saved_sequences import SavedSequences
 from llmrun.backends.llama.messages import NEARLY, answer_line
 from llmrun.backends.llama.shared_layout import CONTEXT_STEP, FLAG_BYTES, Layout
 from llmrun.backends.llama.shared_memory import SharedMemory
-from llmrun.layouts.kv_types import parse_kv_type
+from llmrun.base import child_processes
+from llmrun.formats.layouts.kv_types import parse_kv_type
 
 if TYPE_CHECKING:
     import mmap

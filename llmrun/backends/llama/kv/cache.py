@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.backends.llama.kv.saved_header import is_whole
 from llmrun.backends.saved_parts import SEQUENCE_PART, SavedPart
-from llmrun.errors import BackendCrashed, IntegrityError, KVFull, LlmrunError
+from llmrun.base.errors import BackendCrashed, IntegrityError, KVFull, LlmrunError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from llmrun.backends.llama.shared_memory import SharedMemory
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 
 if TYPE_CHECKING:
     import mmap

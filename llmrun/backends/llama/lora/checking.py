@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from llmrun.errors import UnsupportedModel
-from llmrun.gguf.problems import shown
+from llmrun.base.errors import UnsupportedModel
+from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
-    from llmrun.gguf.adapter import AdapterFile
-    from llmrun.gguf.reader import GGUFFile
+    from llmrun.formats.gguf.adapter import AdapterFile
+    from llmrun.formats.gguf.reader import GGUFFile
 
 # Tensors by which llama.cpp multiplies with ggml_mul_mat instead of build_lora_mm, in any of its src/models/*.cpp of
 # llama-cpp-python 0.3.36, and tables from which it looks up rows without adapters.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.types import HIDDEN, LOGITS, Outputs
+from llmrun.base.types import HIDDEN, LOGITS, Outputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.types import Batch
+    from llmrun.base.types import Batch
 
 Scales = tuple[float, ...]
 

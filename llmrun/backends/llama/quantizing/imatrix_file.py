@@ -25,17 +25,17 @@ from typing import IO, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.errors import ModelFileError
-from llmrun.gguf.cursor import Cursor
-from llmrun.gguf.format import MAGIC
-from llmrun.gguf.header import read_header
-from llmrun.gguf.opening import opened, opening
-from llmrun.gguf.problems import shown
-from llmrun.gguf.reader import GGUFFile
-from llmrun.gguf.source import FileSource
-from llmrun.gguf.tensors import TensorInfo, read_tensors
-from llmrun.gguf.writer import NewTensor, NewValue, write_gguf
-from llmrun.quants.registry import BY_NAME
+from llmrun.base.errors import ModelFileError
+from llmrun.formats.gguf.cursor import Cursor
+from llmrun.formats.gguf.format import MAGIC
+from llmrun.formats.gguf.header import read_header
+from llmrun.formats.gguf.opening import opened, opening
+from llmrun.formats.gguf.problems import shown
+from llmrun.formats.gguf.reader import GGUFFile
+from llmrun.formats.gguf.source import FileSource
+from llmrun.formats.gguf.tensors import TensorInfo, read_tensors
+from llmrun.formats.gguf.writer import NewTensor, NewValue, write_gguf
+from llmrun.formats.quants.registry import BY_NAME
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"

@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun import child_processes
 from llmrun.backends.llama.child.worker import declarations
 from llmrun.backends.llama.child.worker_process import (
     end_with_the_parent,
@@ -21,6 +20,7 @@ from llmrun.backends.llama.child.worker_process import (
     requests_from,
 )
 from llmrun.backends.llama.messages import answer_line
+from llmrun.base import child_processes
 
 if TYPE_CHECKING:
     from llmrun.backends.llama.quantizing.imatrix_file import Imatrix

@@ -12,8 +12,8 @@ from llmrun.backends.llama.build_command import build_command, build_flags, rebu
 from llmrun.backends.llama.probe import is_installed
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc.servers import SERVER_PROGRAM, RpcServer, find_servers
-from llmrun.errors import BackendCrashed, NetworkError, UsageError
-from llmrun.machine.gpus import gpus
+from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
+from llmrun.base.machine.gpus import gpus
 
 _ANSWER_S = 10.0  # A server that is idle answers within milliseconds.
 _OTHER_VERSION = re.compile(r"RPC server version mismatch: ([\d.]+)")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmrun.backends.device_lists import MOST_DEVICES, parse_rpc_servers
-from llmrun.errors import NetworkError, UsageError
-from llmrun.gguf.problems import shown
+from llmrun.base.errors import NetworkError, UsageError
+from llmrun.formats.gguf.problems import shown
 
 SERVER_PROGRAM = "ggml-rpc-server"
 LOST_HINT = f"check that {SERVER_PROGRAM} runs on each machine, then try again"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
 from llmrun.cli.chatting.archive.overview import model_name
 from llmrun.cli.chatting.conversation import Conversation, Exchange, ToolRound
 from llmrun.cli.chatting.events import Answered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.amounts import counted
+from llmrun.base.amounts import counted
 from llmrun.cli.chatting.conversation import Conversation
 from llmrun.cli.console.columns import wrapped
 from llmrun.cli.console.terminal import columns

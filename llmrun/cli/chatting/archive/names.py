@@ -7,8 +7,8 @@ import contextlib
 
 def conversation_names() -> list[str]:
     """Return the names of all conversations, newest first, followed by those of saved copies."""
+    from llmrun.base.folders import conversations_folder
     from llmrun.cli.chatting.store import Store
-    from llmrun.folders import conversations_folder
 
     store = Store(conversations_folder())
     with contextlib.suppress(OSError):  # the command itself will report an unreadable folder

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrun.amounts import format_age
+from llmrun.base.amounts import format_age
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.chatting.conversation import Conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.cli.console.columns import narrowed
-from llmrun.errors import LlmrunError
-from llmrun.remote.url import is_endpoint
+from llmrun.engine.remote.url import is_endpoint
 
 _HEADER = ("NAME", "WHEN", "MODEL", "TURNS", "FIRST WORDS")
 # The columns to drop on narrow terminals. FIRST WORDS is dropped early, because most names contain the first words.

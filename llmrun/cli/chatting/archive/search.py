@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.chatting.conversation import Conversation, Exchange
 from llmrun.cli.chatting.store import Store, read_conversation
 from llmrun.cli.console.terminal import shortened, visible_line, width
-from llmrun.errors import LlmrunError
 
 if TYPE_CHECKING:
     from llmrun.cli.console.output import MarkedLine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import TemplateRefused, UsageError
 from llmrun.engine.requests import Request
-from llmrun.errors import TemplateRefused, UsageError
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.context.prompting import Prompting

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.base.types import FinishReason
 from llmrun.cli.chatting.context.prompt_window import FORGET_HINT, UNDO_OR_CLEAR
 from llmrun.cli.console.output import out
-from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Exchange

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llmrun.cli.console.output import out
-from llmrun.settings import RULES, with_values
+from llmrun.options.settings import RULES, with_values
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.context.prompting import Prompting
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.record import ConversationRecord
-    from llmrun.settings import Settings
+    from llmrun.options.settings import Settings
 
 
 class ModelSettings:

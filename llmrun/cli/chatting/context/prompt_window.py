@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import ContextExceeded
 from llmrun.cli.chatting.context.left_out import turns_to_leave_out
 from llmrun.cli.chatting.preferences import FORGET, ON_FULL
 from llmrun.cli.console.output import out
-from llmrun.errors import ContextExceeded
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.context.prompting import Prompting

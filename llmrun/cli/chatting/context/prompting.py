@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.engine.requests import ChatPrompt
 
 if TYPE_CHECKING:
-    from llmrun.tools.toolbox import Toolbox
+    from llmrun.engine.tools.toolbox import Toolbox
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from llmrun.engine.requests import ChatPrompt, Request
 
 if TYPE_CHECKING:
     from llmrun.cli.answers.thinking import Wish
-    from llmrun.sampling_params import SamplingParams
-    from llmrun.settings import Settings
+    from llmrun.options.sampling_params import SamplingParams
+    from llmrun.options.settings import Settings
 
 
 def chat_request(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.base.folders import prefixes_folder
 from llmrun.cli.chatting.journal import state_path
 from llmrun.cli.console.output import out
 from llmrun.engine.engine import Engine
 from llmrun.engine.saved_state.budget import Budget
 from llmrun.engine.saved_state.one_file import SavedFile
-from llmrun.folders import prefixes_folder
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import UsageError
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import visible_line
-from llmrun.errors import UsageError
-from llmrun.tools.limits import Limits
+from llmrun.engine.tools.limits import Limits
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.context.prompting import Prompting

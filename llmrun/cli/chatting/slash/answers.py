@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.console.terminal import visible
-from llmrun.errors import LlmrunError, UsageError
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat

@@ -7,10 +7,10 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from llmrun.base.errors import LlmrunError
 from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.console.terminal import visible_line
-from llmrun.errors import LlmrunError
-from llmrun.settings import load_presets
+from llmrun.options.settings import load_presets
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llmrun.tools.limits import Limits
-from llmrun.tools.untrusted import decode_json
+from llmrun.engine.tools.limits import Limits
+from llmrun.engine.tools.untrusted import decode_json
 
 
 def parsed_arguments(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrun.cli.console.terminal import visible_line
-from llmrun.tools.tool import ToolInfo, ToolResult
+from llmrun.engine.tools.tool import ToolInfo, ToolResult
 
 _MOST_ROWS = 12
 _LONGEST_ROW = 300  # characters

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any
 
+from llmrun.base.errors import Cancelled, LlmrunError
 from llmrun.cli.chatting.tools.call_view import call_rows, full_rows, result_row
-from llmrun.errors import Cancelled, LlmrunError
-from llmrun.tools.tool import ToolInfo, ToolResult
-from llmrun.tools.toolbox import Toolbox
+from llmrun.engine.tools.tool import ToolInfo, ToolResult
+from llmrun.engine.tools.toolbox import Toolbox
 
 REFUSED = "The user did not allow this call."
 NOBODY_ASKED = "This tool needs the user's confirmation, and nobody is there to give it."

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from llmrun.base.errors import LlmrunError, UsageError
 from llmrun.cli.chatting.tools.call_view import about_rows, tool_rows
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.tools.toolbox import Toolbox
+from llmrun.engine.tools.toolbox import Toolbox
 
 _ALLOW, _ASK = "allow", "ask"
 

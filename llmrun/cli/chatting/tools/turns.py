@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from llmrun.base.errors import Cancelled
 from llmrun.cli.chatting.events import ToolAnswered, ToolCalled
 from llmrun.cli.chatting.tools.arguments import parsed_arguments
 from llmrun.cli.chatting.tools.calls import ToolCalls
 from llmrun.cli.chatting.tools.question import ask
 from llmrun.cli.console.output import out
-from llmrun.errors import Cancelled
-from llmrun.gguf.problems import shown
+from llmrun.formats.gguf.problems import shown
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.engine.requests import ToolCall
-    from llmrun.tools.toolbox import Toolbox
+    from llmrun.engine.tools.toolbox import Toolbox
 
 MOST_ROUNDS: Final = 25  # answers with tool calls in a row, after which the model is stopped, as it might never end
 CONTINUES: Final = "/retry lets the model continue"

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.archs import llama
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts import records
-from llmrun.layouts.arena import address_of
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops.experts import Gating
-from llmrun.plan.ops.linear import FloatWords, IntegerWords
-from llmrun.plan.plan import Plan
-from llmrun.plan.rope import Pairing, Rope
-from llmrun.plan.values import Value
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.arena import address_of
+from llmrun.model.archs import llama
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.ops.experts import Gating
+from llmrun.model.plan.ops.linear import FloatWords, IntegerWords
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.rope import Pairing, Rope
+from llmrun.model.plan.values import Value
 from tests.support.kernels.lowered_plans import count_barriers, lowered_plan, without_adapters
 from tests.support.kernels.races import accesses, needless_barriers, races, word_of
 from tests.support.kernels.random_adapters import with_random_adapters

@@ -7,25 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.archs import llama
 from llmrun.backends.cpu.lowering.lower import kv_shapes
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape, kv_position_bytes
 from llmrun.backends.cpu.ops.linear import quantizing_needs
 from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
-from llmrun.gguf.reader import open_gguf
-from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.layouts.kv_types import KV_CHOICES
-from llmrun.plan.kv_shapes import AttentionShape, LayerKV
-from llmrun.plan.ops.activations import Activation, Gated
-from llmrun.plan.ops.attention import Attention
-from llmrun.plan.ops.embedding import Embed
-from llmrun.plan.ops.experts import Combine, ExpertLinear
-from llmrun.plan.ops.linear import HeadLinear, Linear
-from llmrun.plan.ops.norms import RmsNorm
-from llmrun.plan.ops.rope import RopeStore, Rotate
-from llmrun.plan.ops.rows import Concat, Scale, Slice
-from llmrun.plan.plan import Plan
-from llmrun.plan.values import Routing, Rows, Value
+from llmrun.formats.gguf.reader import open_gguf
+from llmrun.formats.layouts.kv_blocks import BLOCK
+from llmrun.formats.layouts.kv_types import KV_CHOICES
+from llmrun.model.archs import llama
+from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.model.plan.ops.activations import Activation, Gated
+from llmrun.model.plan.ops.attention import Attention
+from llmrun.model.plan.ops.embedding import Embed
+from llmrun.model.plan.ops.experts import Combine, ExpertLinear
+from llmrun.model.plan.ops.linear import HeadLinear, Linear
+from llmrun.model.plan.ops.norms import RmsNorm
+from llmrun.model.plan.ops.rope import RopeStore, Rotate
+from llmrun.model.plan.ops.rows import Concat, Scale, Slice
+from llmrun.model.plan.plan import Plan
+from llmrun.model.plan.values import Routing, Rows, Value
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import random_matrix
 

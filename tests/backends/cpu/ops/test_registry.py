@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from llmrun.backends.cpu.ops.registry import CPU_OPS
-from llmrun.layouts.records import OP_ARGS, OP_BYTES, WORD, offsets
-from llmrun.plan import ops
-from llmrun.plan.ops.base import Op
+from llmrun.formats.layouts.records import OP_ARGS, OP_BYTES, WORD, offsets
+from llmrun.model.plan import ops
+from llmrun.model.plan.ops.base import Op
 from tests.support.kernels.races import USES
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from llmrun.backends.cpu.speeds import limits
+from llmrun.formats.layouts.arena import address_of, allocate
+from llmrun.formats.layouts.limits import ReadWords, independent_sums
 from llmrun.kernels.code.dots import multiplies_pairs
-from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.limits import ReadWords, independent_sums
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
 pytestmark = pytest.mark.push

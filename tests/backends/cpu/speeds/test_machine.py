@@ -11,7 +11,7 @@ import pytest
 from llmrun.backends.cpu.speeds import machine
 from llmrun.backends.cpu.speeds.figures import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.speeds.machine import Speeds
-from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.kv_shapes import AttentionShape
 
 LINEAR = LinearSpeed(1e9, 1e-6, (1.0, 2.0, 3.0))
 ROW = RowSpeed((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))

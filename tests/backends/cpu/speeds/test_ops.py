@@ -10,8 +10,8 @@ from llmrun.backends.cpu.speeds import ops
 from llmrun.backends.cpu.speeds.figures import WIDTHS, RowSpeed, between
 from llmrun.backends.cpu.speeds.ops import OpSpeeds
 from llmrun.backends.cpu.weights.packed import PackedMatrix
-from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.plan import Plan
+from llmrun.model.plan.kv_shapes import AttentionShape
+from llmrun.model.plan.plan import Plan
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.weights.filling import fill, filling
 from llmrun.backends.cpu.weights.packed import reserve
-from llmrun.errors import ModelFileError
-from llmrun.layouts.packed_types import WIDENED_TYPES
-from llmrun.plan.matrix import Matrix
-from llmrun.quants.registry import BY_NAME
+from llmrun.base.errors import ModelFileError
+from llmrun.formats.layouts.packed_types import WIDENED_TYPES
+from llmrun.formats.quants.registry import BY_NAME
+from llmrun.model.plan.matrix import Matrix
 from tests.support.kernels.runs import random_matrix
 
 pytestmark = pytest.mark.push

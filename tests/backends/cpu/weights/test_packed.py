@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix, packing_kernels, reserve
-from llmrun.errors import ModelFileError
-from llmrun.layouts import records
-from llmrun.layouts.packed_types import PACKED_TYPES, WIDENED_TYPES
-from llmrun.plan.matrix import SUPPORTED, Matrix
-from llmrun.plan.twin import dequantized
-from llmrun.quants.packed import Scales
-from llmrun.quants.registry import BY_NAME
+from llmrun.base.errors import ModelFileError
+from llmrun.formats.layouts import records
+from llmrun.formats.layouts.packed_types import PACKED_TYPES, WIDENED_TYPES
+from llmrun.formats.quants.packed import Scales
+from llmrun.formats.quants.registry import BY_NAME
+from llmrun.model.plan.matrix import SUPPORTED, Matrix
+from llmrun.model.plan.twin import dequantized
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
     INTEGER_TYPES,

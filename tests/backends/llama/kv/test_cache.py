@@ -15,8 +15,8 @@ import pytest
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.saved_parts import BLOCK_PART, SEQUENCE_PART, SavedPart
-from llmrun.errors import BackendCrashed, Cancelled, KVFull, LlmrunError
-from llmrun.gguf.reader import open_gguf
+from llmrun.base.errors import BackendCrashed, Cancelled, KVFull, LlmrunError
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.recurrent import tiny_recurrent
 from tests.support.backends.seam_contract import Comparison, as_loaded, batch_of, rows
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.backends.llama.kv.memory_transfers import MemoryReceiver, MemorySender
 from llmrun.backends.llama.shared_memory import SharedMemory
-from llmrun.errors import LlmrunError
+from llmrun.base.errors import LlmrunError
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.lora.passes import in_order, passes_of
-from llmrun.errors import UnsupportedModel
-from llmrun.gguf.reader import open_gguf
-from llmrun.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.base.errors import UnsupportedModel
+from llmrun.base.types import HIDDEN, LOGITS, Batch, Outputs
+from llmrun.formats.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.models.tiny_adapters import AdaptedOracle, scales_of, tiny_adapter
 from tests.support.models.tiny_architectures import tiny_architecture

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.backends.llama.quantizing.imatrix_file import Entry, Imatrix, read_imatrix, write_imatrix
-from llmrun.errors import LlmrunError, ModelFileError, ModelNotFound
+from llmrun.base.errors import LlmrunError, ModelFileError, ModelNotFound
 from tests.support.gguf.gguf_files import write_gguf
 from tests.support.models.tiny_models import tiny_model
 

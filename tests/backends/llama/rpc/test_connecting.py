@@ -18,8 +18,8 @@ from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc import connecting
 from llmrun.backends.llama.rpc.connecting import build_problem, check_servers, devices_with, use_servers
 from llmrun.backends.llama.rpc.servers import RpcServer
-from llmrun.errors import BackendCrashed, LlmrunError, NetworkError, UsageError
-from llmrun.machine.gpus import Gpu
+from llmrun.base.errors import BackendCrashed, LlmrunError, NetworkError, UsageError
+from llmrun.base.machine.gpus import Gpu
 
 SERVERS = [RpcServer("box:50052", "10.0.0.2:50052"), RpcServer("10.0.0.3:1", "10.0.0.3:1")]
 NAMES = "box:50052,10.0.0.3:1"

@@ -28,7 +28,7 @@ from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_check import try_llama
 from llmrun.backends.llama.rpc import connecting
 from llmrun.backends.llama.rpc.connecting import build_problem, devices_with
-from llmrun.errors import BackendCrashed, NetworkError, UsageError
+from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
 from tests.support.backends.offloading import assert_agree, assert_usable_after_a_stop, logits_of_smollm2, open_llama
 from tests.support.backends.seam_contract import FullCacheContract, SeamContract, batch_of, rows
 from tests.support.models.downloads import smollm2

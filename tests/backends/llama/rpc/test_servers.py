@@ -14,7 +14,7 @@ import pytest
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.rpc import servers as rpc_servers
 from llmrun.backends.llama.rpc.servers import RpcServer, find_servers, lost_connection
-from llmrun.errors import BackendCrashed, NetworkError, UsageError
+from llmrun.base.errors import BackendCrashed, NetworkError, UsageError
 from tests.support.servers.rpc_server import closed_port
 
 REFUSAL = "is not private, and llama.cpp's RPC has neither authentication nor encryption"

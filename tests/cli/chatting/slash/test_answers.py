@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.base.errors import Cancelled, UsageError
 from llmrun.cli.console import clipboard
-from llmrun.errors import Cancelled, UsageError
-from llmrun.settings import Settings
+from llmrun.options.settings import Settings
 from tests.support.cli.chats import events_in, journals, session
 
 Capture = pytest.CaptureFixture[str]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.base.errors import BadGGUF, DoesNotFit, ModelNotFound
 from llmrun.cli.answers.model_in_use import ModelLost
 from llmrun.cli.chatting.commands import completions
 from llmrun.cli.chatting.store import read_conversation
-from llmrun.errors import BadGGUF, DoesNotFit, ModelNotFound
 from tests.support.cli.chats import journals, session
 
 Capture = pytest.CaptureFixture[str]

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.base.errors import Cancelled, LlmrunError, UsageError
 from llmrun.cli.chatting.tools.call_view import call_rows, full_rows, result_row
 from llmrun.cli.chatting.tools.calls import NOBODY_ASKED, REFUSED, ToolCalls
 from llmrun.cli.chatting.tools.question import ask
 from llmrun.cli.chatting.tools.slash import tool_choices, tools
-from llmrun.errors import Cancelled, LlmrunError, UsageError
-from llmrun.tools.tool import ToolInfo, ToolResult
-from llmrun.tools.toolbox import Toolbox
+from llmrun.engine.tools.tool import ToolInfo, ToolResult
+from llmrun.engine.tools.toolbox import Toolbox
 from tests.support.tools.boxes import fake_server, opened, python_command
 
 INFO = ToolInfo("echo", "fake", "echo", "Repeat a text.", {"type": "object"}, is_safe=False, why_not="")

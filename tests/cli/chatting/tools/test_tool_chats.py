@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.base.types import Batch, FinishReason, Timings
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerEnded, QuestionAsked, ToolAnswered, ToolCalled
 from llmrun.cli.chatting.record import ConversationRecord, resume_conversation
 from llmrun.cli.chatting.store import Store
 from llmrun.cli.chatting.tools import turns
 from llmrun.engine.requests import Finished, TextDelta, ToolCallDelta
-from llmrun.settings import Settings
-from llmrun.types import Batch, FinishReason, Timings
+from llmrun.options.settings import Settings
 from tests.support.cli.chats import Session, environment, journals, session, words
 from tests.support.cli.commands import llmrun
 from tests.support.cli.tool_chats import RESULT, call, spelled, tool_backend

@@ -19,7 +19,7 @@ from llmrun.cli.chatting.tools import turns
 from llmrun.cli.chatting.tools.calls import REFUSED
 from llmrun.cli.chatting.tools.turns import ToolTurns
 from llmrun.engine.requests import ToolCall
-from llmrun.tools.declared import CommandDeclaration
+from llmrun.engine.tools.declared import CommandDeclaration
 from tests.support.cli.chats import ListedTurns
 from tests.support.tools.boxes import opened, python_command
 

@@ -1,0 +1,1 @@
+"""What every room may use: errors, types, child processes, facts about the machine, and machine code."""

@@ -1,0 +1,91 @@
+"""Commands and environments for Python child processes.
+
+Child processes are used for work that should not happen in the main process, such as importing Numba, running code that
+may crash, and measuring performance.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+_NEEDED_TO_START = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some systems require them
+_FIRST_EXCEPTION = 0xC0000000  # on Windows, exit codes from here on are errors (NTSTATUS)
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command `python -m llmrun.MODULE ...`. If `module` is empty, the command runs llmrun itself."""
+    # -P keeps the working directory off the module search path.
+    return [sys.executable, "-P", "-m", f"llmrun.{module}" if module else "llmrun", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment plus its module search path, without NUMBA_* variables.
+
+    NUMBA_* variables could change the machine code or disable the compiler, and they are not part of the cache keys.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # noqa: PTH109
+
+
+def in_own_session() -> dict[str, Any]:
+    """Return arguments of `Popen` that detach a process from the terminal, so that Ctrl-C does not reach it."""
+    if sys.platform == "win32":
+        import subprocess
+
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
+    return {"start_new_session": True}
+
+
+def in_own_group() -> dict[str, Any]:
+    """Return arguments of `Popen` that keep Ctrl-C in the terminal from reaching a process."""
+    if sys.platform == "win32":
+        import subprocess
+
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"process_group": 0}
+
+
+def private_streams() -> tuple[int, int]:
+    """Move standard input and output to new descriptors, so that output from libraries cannot mix with messages.
+
+    Standard input is then empty, and standard output is redirected to stderr. Processes that this process starts do not
+    inherit the new descriptors. Returns the descriptors of the input and of the output.
+    """
+    requests, answers = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def isolated_command(module: str) -> list[str]:
+    """Return a command that runs `main()` of `llmrun.MODULE` in an isolated Python.
+
+    The isolated Python ignores environment variables and the user's files, and imports only from this process's module
+    search path. It also starts faster than a regular one.
+    """
+    program = f"import sys; sys.path[:] = sys.argv[1:]; from llmrun.{module} import main; main()"
+    folders = [str(Path(__file__).parents[2]), *(path or os.getcwd() for path in sys.path)]  # noqa: PTH109
+    return [sys.executable, "-I", "-S", "-c", program, *folders]
+
+
+def isolated_environment() -> dict[str, str]:
+    """Return an environment without the user's variables, which may contain API keys and tokens."""
+    return {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
+
+
+def ending(status: int) -> str:
+    """Describe how a process ended, for example "exit status 1", "SIGSEGV" or, on Windows, "exception 0xC0000005"."""
+    if status >= _FIRST_EXCEPTION:
+        return f"exception 0x{status:X}"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

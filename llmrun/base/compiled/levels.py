@@ -1,0 +1,158 @@
+"""Instruction levels: the sets of instructions that kernels may use, and the levels that this processor supports.
+
+A process chooses its level once. It uses the best level that the processor reports and that passes the probe
+(level_check.py). `LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
+No level except the portable one is used before it has passed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from llmrun.base.compiled.level_check import works
+from llmrun.base.errors import KernelWarning, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One instruction level.
+
+    If a level below the host's best level is forced, LLVM targets the processor `baseline` with `baseline_features`.
+    """
+
+    name: str
+    machines: tuple[str, ...]  # values of platform.machine(); empty for any machine
+    features: tuple[str, ...]  # LLVM feature names that must all be present
+    baseline: str  # the name of a processor in LLVM
+    baseline_features: str = ""
+
+
+_X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64", "ARM64")
+
+AVX512_VNNI = Level(
+    "avx512vnni",
+    _X86,
+    ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
+    "icelake-server",
+)
+# Alder Lake was the first processor with AVX-VNNI. It is not the baseline, because it also has GFNI, which this level
+# does not require.
+AVX_VNNI = Level("avxvnni", _X86, ("avx2", "fma", "f16c", "avxvnni"), "haswell", "+avxvnni")
+AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
+# The baseline is not a core with these matrix products, because Arm's also have SVE, which this level does not require.
+NEON_I8MM = Level("neoni8mm", _ARM, ("neon", "dotprod", "i8mm"), "cortex-a76", "+i8mm")
+NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
+PORTABLE = Level("portable", (), (), "")
+
+LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, NEON_DOT, PORTABLE)  # from best to worst
+
+_FAILS = "this processor reports instructions that fail on it"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The machine that LLVM compiles for."""
+
+    level: Level
+    triple: str
+    cpu: str
+    features: str
+
+
+def host_levels() -> list[Level]:
+    """Return the levels that this processor claims to support, best first.
+
+    LLVM's detection also checks that the operating system has enabled the registers (XCR0).
+    """
+    present, machine = _host_features(), platform.machine()
+    return [
+        level
+        for level in LEVELS
+        if (not level.machines or machine in level.machines)
+        and all(present.get(feature, False) for feature in level.features)
+    ]
+
+
+def elf_triple() -> str:
+    """Return this system's triple with ELF as the object format, because the store reads only ELF symbol tables."""
+    triple = llvm.get_default_triple()
+    return triple if "linux" in triple or triple.endswith("-elf") else f"{triple}-elf"
+
+
+def _host_features() -> llvm.FeatureMap:
+    present = llvm.get_host_cpu_features()
+    if platform.machine() in _ARM:
+        from llmrun.base.machine.arm_features import (
+            arm_features,  # other processors start a millisecond faster without it
+        )
+
+        present.update(arm_features())
+    return present
+
+
+def target_for(level: Level, best: Level) -> Target:
+    """Return the target for `level`. The best level also uses the host's tuning and all of its features."""
+    triple = elf_triple()
+    if level is best and level is not PORTABLE:
+        return Target(level, triple, llvm.get_host_cpu_name(), _host_features().flatten())
+    baseline = level.baseline or {"x86_64": "x86-64", "AMD64": "x86-64"}.get(platform.machine(), "generic")
+    return Target(level, triple, baseline, level.baseline_features)
+
+
+@functools.cache
+def host_target() -> Target:
+    """Return the target of this process, with the best level that works or the level given in LLMRUN_CPU_LEVEL.
+
+    Raises UsageError if the given level does not exist, or does not work on this processor.
+    """
+    levels = host_levels()
+    targets = {level.name: target_for(level, levels[0]) for level in levels}
+    forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
+    if not forced:
+        return _best(targets)
+    if forced not in targets:
+        raise UsageError(
+            f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor supports {', '.join(targets)}",
+            hint="unset LLMRUN_CPU_LEVEL",
+        )
+    try:
+        trouble = "" if _passes(targets[forced]) else _FAILS
+    except OSError as error:
+        trouble = _untested(error)
+    if trouble:
+        raise UsageError(f"LLMRUN_CPU_LEVEL: {forced!r} cannot be used: {trouble}", hint="unset LLMRUN_CPU_LEVEL")
+    return targets[forced]
+
+
+def _best(targets: Mapping[str, Target]) -> Target:
+    """Return the best target that works. If no level can be tested, the portable one is used, with one warning."""
+    for target in targets.values():
+        try:
+            if _passes(target):
+                return target
+        except OSError as error:
+            _warn(f"{_untested(error)}: only portable kernels are used")
+            break
+        _warn(f"{_FAILS}: {target.level.name} kernels are not used")
+    return targets[PORTABLE.name]
+
+
+def _passes(target: Target) -> bool:
+    """Test a level. Raises OSError if it cannot be tested."""
+    return target.level is PORTABLE or works(target.level.name, target.triple, target.cpu, target.features)
+
+
+def _untested(error: OSError) -> str:
+    return f"this processor's instructions cannot be tested: {error.strerror}"
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, KernelWarning, stacklevel=4)

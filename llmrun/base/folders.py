@@ -1,0 +1,67 @@
+"""The directories and the configuration files that llmrun uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from platformdirs import PlatformDirs
+
+
+def cache_folder() -> Path:
+    """Return the directory for files that llmrun can recreate, such as compiled kernels.
+
+    LLMRUN_CACHE_DIR overrides it. The directory is not created.
+    """
+    return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
+
+
+def data_folder() -> Path:
+    """Return the directory for files that cannot be recreated, such as models.
+
+    LLMRUN_DATA_DIR overrides it. The directory is not created.
+    """
+    return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
+
+
+def conversations_folder() -> Path:
+    """Return the directory for conversations and their saved states. It is not created."""
+    return data_folder() / "conversations"
+
+
+def prefixes_folder() -> Path:
+    """Return the directory for prefixes of the KV cache that servers save. It is not created."""
+    return cache_folder() / "prefixes"
+
+
+def config_file() -> Path:
+    """Return the path of `config.toml`, which need not exist.
+
+    LLMRUN_CONFIG overrides it. A file set that way must exist.
+    """
+    return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
+
+
+def own_models_file() -> Path:
+    """Return the path of the user's `models.toml`, which is next to `config.toml` and need not exist."""
+    return config_file().with_name("models.toml")
+
+
+def _named_path(variable: str) -> Path | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"environment: {variable}: the home directory in {text!r} does not exist") from error
+
+
+def _platform() -> PlatformDirs:
+    from platformdirs import PlatformDirs
+
+    return PlatformDirs("llmrun", appauthor=False)

@@ -1,0 +1,98 @@
+"""Facts about this machine and its software, as reported by the operating system."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llmrun import __version__
+from llmrun.base.machine.cgroups import processor_quota
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.machine.energy import gpu_names
+from llmrun.base.machine.free_memory import free_memory, whole_memory
+from llmrun.base.machine.memory_modules import memory_facts
+from llmrun.base.machine.processor import frequency_facts, machine_facts, processor_name
+
+_LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
+
+
+def system_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Return facts about the system by name.
+
+    Each is a string, a number, a list of either, or None if unknown. Sizes are in bytes and times in seconds. `root` is
+    the directory that contains Linux's system files.
+    """
+    return {
+        "cpu": processor_name(root),
+        "cpu_architecture": platform.machine(),
+        "cores_physical": _query_or_none(lambda: psutil.cpu_count(logical=False)),
+        "cores_logical": _query_or_none(psutil.cpu_count),
+        "cpu_quota": processor_quota(root),
+        "threads": default_threads(root),
+        **frequency_facts(root),
+        "load_average": _query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
+        **_stolen_time(),
+        "memory_bytes": _or_asked(whole_memory(root), "total"),
+        "memory_free": _or_asked(free_memory(root=root), "available"),
+        **memory_facts(root),
+        **_power(),
+        **machine_facts(root),
+        "gpus": gpu_names(),
+        "os": _operating_system(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "llmrun": __version__,
+        **{name.replace("-", "_"): _version(name) for name in _LIBRARIES},
+    }
+
+
+def _or_asked(known: int | None, field: str) -> int | None:
+    """Return `known`, or what psutil reports if it is None, as on systems other than Linux."""
+    return known if known is not None else _query_or_none(lambda: getattr(psutil.virtual_memory(), field))
+
+
+def _stolen_time() -> dict[str, float | None]:
+    """Return the steal time of all logical processors since boot.
+
+    Steal time is the time in which the host ran other virtual machines instead of this one.
+    """
+    times = _query_or_none(psutil.cpu_times)
+    if times is None or not hasattr(times, "steal"):
+        return {"stolen_seconds": None, "processor_seconds": None}
+    counted = sum(times) - times.guest - times.guest_nice  # user time already includes guest time
+    return {"stolen_seconds": times.steal, "processor_seconds": round(counted, 2)}
+
+
+def _power() -> dict[str, Any]:
+    battery = _query_or_none(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
+    if battery is None:
+        return {"on_battery": None, "battery_percent": None}
+    plugged = battery.power_plugged
+    return {"on_battery": None if plugged is None else not plugged, "battery_percent": round(battery.percent)}
+
+
+def _query_or_none(query: Callable[[], Any]) -> Any:
+    """Return the result of a system query, or None if the system cannot answer it."""
+    try:
+        return query()
+    except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
+        return None
+
+
+def _operating_system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return " ".join(filter(None, (platform.system(), platform.mac_ver()[0] or platform.version())))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

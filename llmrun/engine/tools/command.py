@@ -1,0 +1,123 @@
+"""Runs a command as a tool, from a list of arguments and without a shell, with limits on its time and output."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from llmrun.base import child_processes
+from llmrun.base.errors import Cancelled
+from llmrun.engine.tools import tool
+from llmrun.engine.tools.child import Child
+from llmrun.engine.tools.content import shortened
+from llmrun.engine.tools.declared import CommandDeclaration
+from llmrun.engine.tools.environment import environment
+from llmrun.engine.tools.limits import Limits
+from llmrun.engine.tools.placeholders import filled
+from llmrun.engine.tools.tool import Definition, ToolFailed, ToolResult, digest_of
+
+_LOOK_S = 0.05  # how often to check on a running command
+_PIECE = 1 << 16
+_BYTES_PER_CHARACTER = 4  # the most that UTF-8 uses
+
+
+def command_definition(declared: CommandDeclaration) -> Definition:
+    """Return the definition of a command as a tool."""
+    raw = {
+        "command": declared.command,
+        "description": declared.description,
+        "parameters": declared.parameters,
+        "stdin": declared.json_stdin,
+    }
+    return Definition("", declared.name, declared.description, declared.parameters, digest_of(raw))
+
+
+def run_command(
+    declared: CommandDeclaration, arguments: Mapping[str, Any], limits: Limits, cancelled: tool.Cancelled
+) -> ToolResult:
+    """Run a command and return its standard output.
+
+    If its exit status is not 0, the result is marked as an error and also contains the end of its standard error.
+    Raises ToolFailed if the command cannot be started or runs too long, and Cancelled if the user stops it.
+    """
+    try:
+        command = filled(declared.command, declared.parameters, arguments)
+    except ValueError as error:
+        return ToolResult(f"invalid arguments: {error}", is_error=True)
+    child = Child(command, environment(declared.environment), declared.folder)
+    output = _Output(child.stdout, limits)
+    threads = [
+        threading.Thread(target=output.read, daemon=True),
+        threading.Thread(
+            target=_write, args=(child.stdin, json.dumps(arguments) if declared.json_stdin else ""), daemon=True
+        ),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        _wait(child, output, declared.timeout_s, cancelled)
+    finally:
+        child.kill()
+        child.wait(limits.end_s)
+        for thread in threads:
+            thread.join(limits.end_s)
+    return _result(child, output, limits)
+
+
+class _Output:
+    """Reads standard output and keeps its beginning.
+
+    size      bytes read so far
+    too_long  whether the output is over the limit for commands
+    """
+
+    def __init__(self, stream: io.BufferedReader, limits: Limits) -> None:
+        self.size = 0
+        self.kept = b""
+        self._stream = stream
+        self._most_kept = limits.result * _BYTES_PER_CHARACTER
+        self._most = limits.unasked
+
+    @property
+    def too_long(self) -> bool:
+        return self.size > self._most
+
+    def read(self) -> None:
+        with contextlib.suppress(OSError), self._stream:
+            while not self.too_long and (piece := self._stream.read1(_PIECE)):
+                self.kept += piece[: self._most_kept - len(self.kept)]
+                self.size += len(piece)
+
+
+def _write(stream: io.RawIOBase, text: str) -> None:
+    with contextlib.suppress(OSError), stream:  # the command has ended, or does not read its input
+        rest = memoryview(text.encode())
+        while rest:
+            rest = rest[stream.write(rest) or 0 :]
+
+
+def _wait(child: Child, output: _Output, timeout_s: float, cancelled: tool.Cancelled) -> None:
+    """Wait until the command ends or writes too much. Raises ToolFailed and Cancelled."""
+    deadline = time.monotonic() + timeout_s
+    while not (child.wait(_LOOK_S) or output.too_long):
+        if cancelled():
+            raise Cancelled("cancelled")
+        if time.monotonic() >= deadline:
+            raise ToolFailed(f"the command did not end within {timeout_s:.3g} s")
+
+
+def _result(child: Child, output: _Output, limits: Limits) -> ToolResult:
+    text, truncated = shortened(output.kept.decode(errors="replace"), limits.result)
+    if output.too_long:
+        words = f"[the command was stopped because it wrote more than {limits.unasked:,} bytes]"
+        return ToolResult(f"{text}\n{words}", is_error=True, truncated=True)
+    if child.status == 0:
+        return ToolResult(text, truncated=truncated)
+    stderr, _ = shortened(child.stderr, limits.result)
+    parts = [text.rstrip("\n"), stderr.rstrip("\n"), f"[{child_processes.ending(child.status)}]"]
+    return ToolResult("\n".join(part for part in parts if part), is_error=True, truncated=truncated)

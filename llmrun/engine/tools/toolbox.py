@@ -1,0 +1,309 @@
+"""The tools of a chat: starts the servers, gives the tools names and descriptions for a model, and calls them.
+
+Names, descriptions, schemas and results come from tools and are untrusted. They contain no control characters, but a
+template must treat them as data, because they may contain the text of control tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from llmrun.base.errors import Cancelled, LlmrunError
+from llmrun.engine.tools import tool
+from llmrun.engine.tools.command import command_definition, run_command
+from llmrun.engine.tools.declared import CommandDeclaration, ToolsFile
+from llmrun.engine.tools.file_checks import nearest
+from llmrun.engine.tools.limits import Limits
+from llmrun.engine.tools.mcp_server import McpServer
+from llmrun.engine.tools.names import exposed_names
+from llmrun.engine.tools.safe_marks import Program, SafeMarks
+from llmrun.engine.tools.tool import Definition, ToolFailed, ToolInfo, ToolResult, Validator
+from llmrun.engine.tools.tools_file import read_tools_file
+from llmrun.formats.gguf.problems import shown
+
+_LOOK_S = 0.05  # how often to check for Ctrl-C while servers start
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tool and where it comes from."""
+
+    definition: Definition
+    source: McpServer | CommandDeclaration
+
+    @property
+    def program(self) -> Program:
+        return self.source.declared if isinstance(self.source, McpServer) else self.source
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the user's file marks the tool as safe."""
+        if isinstance(self.source, CommandDeclaration):
+            return self.source.is_safe
+        return self.definition.name in self.source.declared.safe
+
+
+class Toolbox:
+    """The tools of one file, open until `close`. Not thread-safe.
+
+    failures  why servers could not be started, by name; these lines are safe to print
+    """
+
+    def __init__(
+        self,
+        declared: ToolsFile,
+        *,
+        validate: Validator | None = None,
+        note: Callable[[str], None] = lambda line: None,
+        progress: Callable[[str], None] = lambda line: None,
+        limits: Limits | None = None,
+        marks: SafeMarks | None = None,
+    ) -> None:
+        """Create a toolbox without starting anything. `open` also starts the servers.
+
+        validate  takes a call's arguments and their schema; returns what is wrong, or None if they are valid
+        note      receives lines that the user should read, such as a server's failure; they are safe to print
+        progress  receives lines about servers that are starting, several times a second
+        """
+        self.failures: dict[str, str] = {}
+        self._declared = declared
+        self._validate = validate or (lambda arguments, schema: None)
+        self._note = note
+        self._progress = progress
+        self._limits = limits or Limits()
+        self._marks = marks or SafeMarks()
+        self._servers = [McpServer(server, self._limits) for server in declared.servers]
+        self._entries: dict[str, _Entry] = {}
+
+    @classmethod
+    def open(cls, source: Path | ToolsFile, **options: Any) -> Toolbox:
+        """Read a tools file, start its servers at the same time and wait for them.
+
+        A server that cannot be started is left out, with a note. Raises UsageError for an invalid file. `options` are
+        passed to the constructor.
+        """
+        toolbox = cls(read_tools_file(source) if isinstance(source, Path) else source, **options)
+        toolbox._start()
+        return toolbox
+
+    def __enter__(self) -> Toolbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def names(self) -> list[str]:
+        """The names by which a model calls the tools: commands first, then servers, in the order of the file."""
+        return [*self._entries]
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """The tools in the format of OpenAI's API."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": entry.definition.description,
+                    "parameters": entry.definition.schema,
+                },
+            }
+            for name, entry in self._entries.items()
+        ]
+
+    def describe(self, name: str) -> ToolInfo:
+        """Return what the user should know about a tool. Raises ToolFailed if there is no such tool."""
+        entry = self._entry(name)
+        found, why = entry.definition, self._why_unsafe(entry)
+        return ToolInfo(name, found.server, found.name, found.description, found.schema, why is None, why or "")
+
+    def mark_safe(self, name: str) -> None:
+        """Let a tool run without confirmation, now and later, until its definition changes. Raises LlmrunError."""
+        entry = self._entry(name)
+        self._marks.mark_safe(entry.program, entry.definition)
+
+    def unmark(self, name: str) -> None:
+        """Ask about a tool again, even if the file marks it as safe. Raises LlmrunError."""
+        entry = self._entry(name)
+        self._marks.unmark(entry.program, entry.definition)
+
+    def limit_results(self, characters: int) -> None:
+        """Cut the results of later calls after this many characters."""
+        self._limits = replace(self._limits, result=characters)
+        for server in self._servers:
+            server.limits = self._limits
+
+    def call(
+        self, name: str, arguments: Mapping[str, Any], cancelled: threading.Event | tool.Cancelled | None = None
+    ) -> ToolResult:
+        """Call a tool, whether or not it is safe. The caller must ask the user first.
+
+        Returns a result with `is_error` if the tool reports an error, or if the arguments are not valid. Raises
+        ToolFailed if there is no result, and Cancelled after `cancelled` is set or returns True.
+        """
+        entry = self._entry(name)
+        if wrong := _not_json(arguments) or self._validate(arguments, entry.definition.schema):
+            return ToolResult(f"invalid arguments: {shown(wrong, 500)}", is_error=True)
+        started = time.monotonic()
+        try:
+            result = self._run(entry, arguments, _as_function(cancelled))
+        except (ToolFailed, Cancelled) as error:
+            raise type(error)(f"tool {name}: {error}", hint=error.hint) from error
+        finally:
+            self._tell_notes()
+        return replace(result, seconds=time.monotonic() - started)
+
+    def refresh(self, cancelled: threading.Event | tool.Cancelled | None = None) -> bool:
+        """List the tools again for servers that have reported a change. Returns whether any has.
+
+        Call it between turns. If a server fails, its old list is kept and a note is written. Raises Cancelled.
+        """
+        changed = False
+        for server in self._servers:
+            try:
+                changed |= server.refresh(_as_function(cancelled))
+            except ToolFailed as error:
+                self._note(f"tools: {server.declared.name}: {error}")
+        if changed:
+            self._collect()
+            self._check_marks()
+        self._tell_notes()
+        return changed
+
+    def close(self) -> None:
+        """End all servers at the same time. Idempotent."""
+        threads = [threading.Thread(target=server.close, daemon=True) for server in self._servers]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:  # Ctrl-C
+            for server in self._servers:
+                server.kill()
+            raise
+
+    # Starting
+
+    def _start(self) -> None:
+        """Start all servers. If that is interrupted, kill them."""
+        stop = threading.Event()
+        starts = [_Start(server, stop.is_set) for server in self._servers]
+        try:
+            for start in starts:
+                start.start()
+            while waiting := [start for start in starts if start.is_alive()]:
+                names = ", ".join(start.server.declared.name for start in waiting)
+                self._progress(f"starting tool servers: {names}")
+                waiting[0].join(_LOOK_S)
+        except BaseException:  # Ctrl-C
+            stop.set()
+            for start in starts:
+                start.server.kill()
+                start.join(self._limits.end_s)
+            self.close()
+            raise
+        for start in starts:
+            name = start.server.declared.name
+            if start.error:
+                self.failures[name] = start.error
+                self._note(f"tools: {name}: this server is left out: {start.error}")
+        self._collect()
+        self._check_names()
+        self._check_marks()
+        self._tell_notes()
+
+    def _collect(self) -> None:
+        """Give all tools their names."""
+        entries = [_Entry(command_definition(command), command) for command in self._declared.commands]
+        entries += [_Entry(found, server) for server in self._servers for found in server.tools]
+        names = exposed_names([(entry.definition.server, entry.definition.name) for entry in entries])
+        self._entries = dict(zip(names, entries, strict=True))
+
+    def _check_names(self) -> None:
+        """Write a note for each name in `safe` that is not a tool of its server."""
+        for server in self._servers:
+            offered = [found.name for found in server.tools]
+            for name in server.declared.safe if server.declared.name not in self.failures else ():
+                if name not in offered:
+                    hint = shown(nearest(name, offered), 300)
+                    self._note(f"tools: {server.declared.name}: safe: it has no tool {shown(name)}; {hint}")
+
+    def _check_marks(self) -> None:
+        """Write a note for each tool whose mark no longer holds, and record the definitions that are new."""
+        for name, entry in self._entries.items():
+            if why := self._why_unsafe(entry):
+                self._note(f"tools: {name}: {why}, so every call needs your confirmation")
+
+    def _tell_notes(self) -> None:
+        for server in self._servers:
+            while server.notes:
+                self._note(f"tools: {server.declared.name}: {server.notes.popleft()}")
+
+    # Calling
+
+    def _run(self, entry: _Entry, arguments: Mapping[str, Any], cancelled: tool.Cancelled) -> ToolResult:
+        server = entry.source
+        if isinstance(server, CommandDeclaration):
+            return run_command(server, arguments, self._limits, cancelled)
+        if not server.is_running:
+            self._progress(f"starting tool servers: {server.declared.name}")
+            server.start(cancelled)
+            self._collect()
+            if entry.definition not in server.tools:
+                raise ToolFailed("its server was restarted and now defines this tool differently")
+        return server.call(entry.definition.name, arguments, cancelled)
+
+    def _entry(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ToolFailed(f"tool {shown(name)}: no such tool", hint=nearest(name, self._entries))
+        return entry
+
+    def _why_unsafe(self, entry: _Entry) -> str | None:
+        return self._marks.why_unsafe(entry.program, entry.definition, in_file=entry.is_marked)
+
+
+class _Start(threading.Thread):
+    """A thread that starts a server. `error` says why it failed, in one line that is safe to print, or ""."""
+
+    def __init__(self, server: McpServer, cancelled: tool.Cancelled) -> None:
+        super().__init__(daemon=True)
+        self.server = server
+        self.error = ""
+        self._cancelled = cancelled
+
+    def run(self) -> None:
+        try:
+            self.server.start(self._cancelled)
+        except LlmrunError as error:
+            self.error = str(error)
+        except Exception as error:  # noqa: BLE001 - after any error, the server must not count as started
+            self.error = shown(f"unexpected error: {type(error).__name__}: {error}", 300)
+
+
+def _not_json(arguments: object) -> str:
+    """Return why a call's arguments cannot be sent, or ""."""
+    if not isinstance(arguments, Mapping):
+        return "they must be a JSON object"
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return "they contain a value that JSON cannot represent, or are nested too deeply"
+    return ""
+
+
+def _as_function(cancelled: threading.Event | tool.Cancelled | None) -> tool.Cancelled:
+    if cancelled is None:
+        return lambda: False
+    return cancelled.is_set if isinstance(cancelled, threading.Event) else cancelled

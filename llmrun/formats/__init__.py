@@ -1,0 +1,1 @@
+"""How models are stored: GGUF files, block formats, and memory layouts that Python and the kernels share."""

@@ -1,0 +1,97 @@
+"""Reads a few fields of a header, quickly enough to list fifty models. Does not import NumPy or read tensors.
+
+The keys that describe a model come before its vocabulary, in the first few kilobytes. Reading stops before the
+vocabulary unless a key is still missing. All fields that are read are checked by the rules in header.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+from llmrun.formats.gguf.cursor import Cursor
+from llmrun.formats.gguf.format import ARRAY_ID, SCALAR_TYPES
+from llmrun.formats.gguf.header import read_array_start, read_counts, read_key, read_single
+from llmrun.formats.gguf.problems import HeaderTooLong, shown
+from llmrun.formats.gguf.source import FileSource
+
+# 1.5 times the size of Gemma 4's header (16 MB, with 262,144 tokens). The strict limit in cursor.py is higher.
+MOST_BYTES = 24 * 2**20
+_STEP = 2**12
+_LONG_ARRAY = 1024  # elements; any longer array is assumed to be the vocabulary
+_MOST_TEXT = 300  # characters; longer names are truncated
+
+# The values of `general.file_type`, from llama.cpp's `enum llama_ftype`.
+FILE_TYPES: dict[int, str] = {
+    **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
+    **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S"), 7)),
+    **dict(enumerate(("Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL"), 17)),
+    **dict(enumerate(("IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"), 26)),
+    **dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0", "Q2_0"), 36)),
+}
+
+
+class Glance(NamedTuple):  # a dataclass would take 0.3 ms longer to define
+    """A few fields of a header. Missing fields are "" or 0."""
+
+    architecture: str = ""
+    file_type: str = ""  # "Q4_K_M"
+    context: int = 0  # context length that the model was trained with, in tokens
+    size_label: str = ""  # "135M", "30B-A3B"; only if the file has it before the other fields
+
+
+def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
+    """Read the fields before the vocabulary, and continue after it if any are missing.
+
+    needs_file_type  False if the file name already states the type. Quantization tools write this key last, after
+                     megabytes of tokens.
+
+    Raises ModelNotFound, ModelFileError and BadGGUF. Only the part of the header that was read is checked.
+    """
+    missing = {"general.architecture", ".context_length"}
+    if needs_file_type:
+        missing.add("general.file_type")
+    source = FileSource(path)
+    seen: dict[str, object] = {}
+    try:
+        with contextlib.suppress(HeaderTooLong):  # reading a longer header would make listing too slow
+            _read_facts(Cursor(source, path, window=_STEP, limit=MOST_BYTES), seen, missing)
+    finally:
+        source.close()
+    named, file_type = seen.get("general.architecture"), seen.get("general.file_type")
+    architecture = named[:_MOST_TEXT] if isinstance(named, str) else ""
+    context = seen.get(f"{architecture}.context_length")
+    label = seen.get("general.size_label")
+    return Glance(
+        architecture,
+        FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
+        context if isinstance(context, int) else 0,
+        label[:_MOST_TEXT] if isinstance(label, str) else "",
+    )
+
+
+def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> None:
+    """Add the header's keys and values to `seen` until no key in `missing` is left."""
+    counts = read_counts(cursor)
+    for index in range(counts.keys):
+        if not missing:
+            return
+        key = read_key(cursor, index, counts.keys, seen)
+        where = shown(key)
+        type_id = cursor.u32(where)
+        if type_id == ARRAY_ID:
+            element_id, n = read_array_start(cursor, where)
+            # If the context length is not before the vocabulary, it is not after it either.
+            if n > _LONG_ARRAY and missing <= {".context_length"}:
+                return
+            if element_id in SCALAR_TYPES:
+                cursor.jump(cursor.position + n * SCALAR_TYPES[element_id].layout.size, _STEP)
+            else:
+                cursor.skip_strings(n, where)
+            seen[key] = None
+            continue
+        seen[key], _ = read_single(cursor, type_id, where)
+        missing.discard(key)
+        if isinstance(seen[key], int):
+            missing.discard(key[key.rfind(".") :])

@@ -1,0 +1,183 @@
+"""Sources from which headers and tensors are read. Files are never memory-mapped.
+
+If a memory-mapped file is truncated, the process that accesses it is killed by SIGBUS, whereas a read fails with an
+ordinary error. Reading is also faster: reading and packing SmolLM2's 98 MB takes 42 ms, compared with 81 ms for a
+mapping and its page faults. This module does not import NumPy.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from pathlib import Path
+from typing import Protocol
+
+from llmrun.base.errors import ModelFileError
+from llmrun.formats.gguf.opening import opened, opening
+from llmrun.formats.gguf.problems import shown
+
+_ONE = struct.pack("<f", 1.0)
+
+
+class Source(Protocol):
+    """A sequence of bytes that any thread can read at any offset."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Fill the contiguous buffer `into` with the bytes starting at `offset`. The range must lie within `size`.
+
+        Raises ModelFileError if the bytes no longer exist or cannot be read.
+        """
+
+    def check_unchanged(self) -> None:
+        """Raise ModelFileError if the bytes may have changed since the source was opened."""
+
+    def check_in_place(self) -> None:
+        """Raise ModelFileError if the path may now refer to different bytes."""
+
+    def close(self) -> None:
+        """Close the source. Bytes that were already read stay valid. Idempotent."""
+
+
+class MemorySource:
+    """A source of bytes that are already in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = data
+        self.size = len(data)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        into[:] = self._bytes[offset : offset + len(into)]
+
+    def check_unchanged(self) -> None:
+        """Do nothing because the bytes cannot change."""
+
+    def check_in_place(self) -> None:
+        """Do nothing because there is no path."""
+
+    def close(self) -> None:
+        """Do nothing because nothing is open."""
+
+
+class OnesSource:
+    """A placeholder for a file that is not read. It consists of 32-bit floats with the value 1.0."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def read(self, offset: int, into: memoryview) -> None:
+        into[:] = (_ONE * (len(into) // len(_ONE) + 1))[: len(into)]
+
+    def check_unchanged(self) -> None:
+        """Do nothing because no file was read."""
+
+    def check_in_place(self) -> None:
+        """Do nothing because no file was read."""
+
+    def close(self) -> None:
+        """Do nothing because nothing is open."""
+
+
+class JoinedSource:
+    """The concatenated files of one model. Each read must stay within one file, as reads of tensors always do."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[Source] = []
+        self._begins: list[int] = []
+
+    def append(self, part: Source) -> int:
+        """Append an open source and return the offset where its bytes begin. `close` also closes it."""
+        begin = self.size
+        self._parts.append(part)
+        self._begins.append(begin)
+        self.size += part.size
+        return begin
+
+    def read(self, offset: int, into: memoryview) -> None:
+        index = bisect_right(self._begins, offset) - 1
+        self._parts[index].read(offset - self._begins[index], into)
+
+    def check_unchanged(self) -> None:
+        for part in self._parts:
+            part.check_unchanged()
+
+    def check_in_place(self) -> None:
+        for part in self._parts:
+            part.check_in_place()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+class FileSource:
+    """An open file, closed by `close` or when it is garbage-collected.
+
+    If another file replaces it under the same name, reads still return the original bytes. If the file is modified,
+    `check_unchanged` detects the new size or modification time. If the file is truncated, `read` fails too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file. Raises ModelNotFound and ModelFileError."""
+        self._path = path
+        self._lock = threading.Lock()
+        with opening(path):
+            self._file = opened(path)
+            self._before = os.fstat(self._file.fileno())
+        self.size = self._before.st_size
+        self._finalizer = weakref.finalize(self, self._file.close)
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """See Source.read. Raises ValueError if the file is closed."""
+        rest = into
+        while len(rest):
+            try:
+                n = self._read_some(offset, rest)
+            except OSError as error:
+                what = f"{shown(str(self._path), 300)}: at byte {offset}: {error.strerror or error}"
+                raise ModelFileError(f"the model file cannot be read: {what}", hint="Check the disk.") from error
+            if n == 0:
+                raise self._changed(os.fstat(self._file.fileno()))
+            rest, offset = rest[n:], offset + n
+
+    def _read_some(self, offset: int, into: memoryview) -> int:
+        if sys.platform != "win32":
+            return os.preadv(self._file.fileno(), [into], offset)
+        with self._lock:  # Windows has no preadv, and all threads share the file position
+            self._file.seek(offset)
+            return self._file.readinto(into) or 0
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def check_unchanged(self) -> None:
+        now = os.fstat(self._file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (self._before.st_size, self._before.st_mtime_ns):
+            raise self._changed(now)
+
+    def check_in_place(self) -> None:
+        self.check_unchanged()
+        try:
+            there = self._path.stat()
+        except OSError as error:
+            raise self._error(error.strerror or str(error)) from error
+        if not os.path.samestat(there, self._before):
+            raise self._error("it was replaced by another file")
+
+    def _changed(self, now: os.stat_result) -> ModelFileError:
+        return self._error(
+            f"was {self.size} bytes, is {now.st_size}" if now.st_size != self.size else "it was written to"
+        )
+
+    def _error(self, what: str) -> ModelFileError:
+        return ModelFileError(
+            f"the model file changed while it was being read: {shown(str(self._path), 300)}: {what}",
+            hint="Wait until the download or copy is complete, then try again.",
+        )

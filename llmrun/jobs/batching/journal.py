@@ -1,0 +1,301 @@
+"""The journal of a run: the records of finished lines, in the order in which they finished.
+
+The first line is a header in JSON. Every other line is `NUMBER CRC RECORD`: the number of the input's line, the CRC-32
+of the number and the record, and the record, which is the line of the final output. A line that was cut off by a crash,
+or that a failing disk has changed, does not match its CRC and is ignored, so that its request runs again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from llmrun.base.errors import LlmrunError, UsageError
+from llmrun.base.folders import cache_folder
+from llmrun.base.open_flags import O_BINARY, O_NOFOLLOW, O_NONBLOCK
+from llmrun.jobs.batching.files import new_file, remove_leftovers, stamp_of, writing
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_ENDING: Final = ".partial"
+_FORMAT: Final = "llmrun batch journal, version 1"
+_LONGEST_HEADER: Final = 1 << 20
+_MOST_DIGITS: Final = 18  # of the number of a line
+
+
+class Place(NamedTuple):
+    """The place of a record in the journal, in bytes."""
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The end of the record's line."""
+        return self.offset + self.size + 1
+
+
+class Journal:
+    """The journal of an output file, which only this process uses.
+
+    path     the journal's file
+    header   what was written when the run began, or None if there is no run yet
+    places   the places of the records by the numbers of their lines
+    """
+
+    def __init__(self, output: Path, lock: BaseFileLock) -> None:
+        self.path = journal_path(output)
+        self.header: Mapping[str, Any] | None = None
+        self.places: dict[int, Place] = {}
+        self._output = output
+        self._lock = lock
+        self._file: FileIO | None = None
+        self._end = 0
+        self._is_dirty = False
+
+    @classmethod
+    def open(cls, output: Path, check: Callable[[], None] = lambda: None) -> Self:
+        """Open the journal of an output file, if there is one. Raises UsageError and LlmrunError.
+
+        check  called often; may raise an exception to stop
+        """
+        journal = cls(output, _locked(output))
+        try:
+            remove_leftovers(output)
+            if os.path.lexists(journal.path):
+                journal._load(check)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def begin(self, header: Mapping[str, Any], records: Iterable[tuple[int, bytes]] = ()) -> None:
+        """Replace the journal with that of a new run, which may already have records.
+
+        Whenever the process ends, there is either the old journal or the complete new one.
+        """
+        places: dict[int, Place] = {}
+        with new_file(self.path) as new:
+            end = _append(new, 0, json.dumps({"format": _FORMAT, **header}).encode() + b"\n")
+            for number, record in records:
+                places[number] = _put(new, end, number, record)
+                end = places[number].end
+        if self._file is not None:
+            self._file.close()
+        self._file = _opened(self.path)
+        self.header, self.places, self._end = header, places, end
+
+    def add(self, number: int, record: bytes) -> None:
+        """Write the record of a finished line. Raises DoesNotFit if the disk is full, and LlmrunError."""
+        with writing(self.path):
+            place = self.places[number] = _put(self._open_file, self._end, number, record)
+        self._end = place.end
+        self._is_dirty = True
+
+    def record(self, number: int) -> bytes:
+        """Return the record of a finished line."""
+        place = self.places[number]
+        self._open_file.seek(place.offset)
+        return self._open_file.read(place.size)
+
+    def drop(self, number: int) -> None:
+        """Forget a record, so that its line runs again. A later record replaces it in the file, too."""
+        del self.places[number]
+
+    def sync(self) -> None:
+        """Make everything written so far survive a power failure. May run in any thread."""
+        if self._is_dirty:
+            self._is_dirty = False
+            with writing(self.path):
+                os.fsync(self._open_file.fileno())
+
+    def write_output(self, check: Callable[[], None] = lambda: None) -> None:
+        """Write all records to the output file in the order of their lines, and remove the journal.
+
+        The file gets its name when it is complete. After this, only `close` may be called. Raises LlmrunError if the
+        output is not the one that the run may replace.
+
+        check  called often; may raise an exception to stop
+        """
+        self.sync()
+
+        def check_output() -> None:
+            if stamp_of(self._output) != self.header_value("replaces"):
+                raise LlmrunError(
+                    f"{self._output}: another program has changed this file in the meantime",
+                    hint="move it away, then run the same command again",
+                )
+
+        check_output()
+        with new_file(self._output, check_output) as stream:
+            for number in sorted(self.places):
+                check()
+                stream.write(self.record(number) + b"\n")
+        self.remove()
+
+    def is_written(self, check: Callable[[], None]) -> bool:
+        """Return whether the output has all records, because a process was killed just before it removed the journal.
+
+        check  called often; may raise an exception to stop
+        """
+        if self.header is None or not self._output.is_file():
+            return False
+        with self._output.open("rb") as stream:
+            for number in sorted(self.places):
+                check()
+                record = self.record(number) + b"\n"
+                if stream.read(len(record)) != record:
+                    return False
+            return not stream.read(1)
+
+    def remove(self) -> None:
+        """Remove the journal. After this, only `close` may be called."""
+        with writing(self.path):
+            self._open_file.close()  # Windows cannot remove open files
+            self.path.unlink(missing_ok=True)
+
+    def header_value(self, name: str) -> Any:
+        """Return a value of the header, or None."""
+        return None if self.header is None else self.header.get(name)
+
+    def close(self) -> None:
+        """Close the journal. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+        self._lock.release()
+
+    @property
+    def _open_file(self) -> FileIO:
+        assert self._file is not None, "no run has begun"
+        return self._file
+
+    def _load(self, check: Callable[[], None]) -> None:
+        """Read the header and the places of all records. Cut off what a crash has left after the last line."""
+        with writing(self.path):
+            self._file = _opened(self.path)
+        with os.fdopen(os.dup(self._file.fileno()), "rb") as stream:
+            stream.seek(0)
+            first = stream.readline(_LONGEST_HEADER)
+            header = _parsed_header(first)
+            if header is None:
+                hint = "move the file, or choose another output with -o"
+                raise UsageError(f"{self.path}: not a journal of llmrun batch", hint=hint)
+            self.header = header
+            self._end = len(first)
+            for line in stream:
+                check()
+                if not line.endswith(b"\n"):
+                    break
+                if (found := _parsed(line)) is not None:
+                    number, head = found
+                    self.places[number] = Place(self._end + head, len(line) - head - 1)
+                self._end += len(line)
+        with writing(self.path):
+            self._file.truncate(self._end)
+
+
+def journal_path(output: Path) -> Path:
+    """Return the path of the journal of an output file."""
+    return output.with_name(output.name + _ENDING)
+
+
+def recorded_header(output: Path) -> Mapping[str, Any] | None:
+    """Return the header of an output's journal without opening it for writing, or None if there is none."""
+    try:
+        with _opened(journal_path(output), os.O_RDONLY) as file:
+            return _parsed_header(file.read(_LONGEST_HEADER).partition(b"\n")[0] + b"\n")
+    except (OSError, LlmrunError):  # opening it for writing tells why
+        return None
+
+
+def read_records(output: Path) -> Iterator[bytes]:
+    """Yield the records of a complete output file. Raises UsageError if it cannot be read."""
+    try:
+        with output.open("rb") as stream:
+            for line in stream:
+                yield line.removesuffix(b"\n")
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be read: {error.strerror or error}") from error
+
+
+def _locked(output: Path) -> BaseFileLock:
+    """Return a lock that no other run of this user has. Raises UsageError if another run writes to this output.
+
+    The lock is in the cache folder, because a file beside the output could clash with one of the user's.
+    """
+    import filelock
+
+    name = hashlib.sha256(os.fsencode(os.path.realpath(output))).hexdigest()[:32]
+    folder = cache_folder() / "locks"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # One thread acquires it, and another one may release it.
+        lock = filelock.FileLock(folder / f"batch-{name}.lock", thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            hint = f"wait for it; if there is none, remove {lock.lock_file}"
+            raise UsageError(f"{output}: another run is writing to this file", hint=hint) from None
+    return lock
+
+
+def _put(file: FileIO, end: int, number: int, record: bytes) -> Place:
+    """Write a line at the end of a journal."""
+    head = b"%d %08x " % (number, _crc(number, record))
+    _append(file, end, head + record + b"\n")
+    return Place(end + len(head), len(record))
+
+
+def _append(file: FileIO, end: int, data: bytes) -> int:
+    """Write at the end of a file, and return its new end. If that fails, the file is as before."""
+    written = 0
+    try:
+        file.seek(end)
+        while written < len(data):
+            written += file.write(data[written:]) or 0
+    except OSError:
+        file.truncate(end)
+        raise
+    return end + written
+
+
+def _opened(path: Path, mode: int = os.O_RDWR) -> FileIO:
+    """Open a journal, which must be a file and not a link. Raises OSError and UsageError."""
+    flags = mode | O_BINARY | O_NOFOLLOW | O_NONBLOCK
+    file = FileIO(os.open(path, flags), "rb" if mode == os.O_RDONLY else "r+b")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{path}: not a file")
+    return file
+
+
+def _parsed_header(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        header = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    is_ours = isinstance(header, dict) and header.pop("format", None) == _FORMAT
+    return header if is_ours else None
+
+
+def _parsed(line: bytes) -> tuple[int, int] | None:
+    """Return the number of a journal line and the size of everything before its record, or None if it is damaged."""
+    number, _, rest = line.partition(b" ")
+    crc, _, record = rest.partition(b" ")
+    if not number.isdigit() or len(number) > _MOST_DIGITS or len(crc) != 8:
+        return None
+    if b"%08x" % _crc(int(number), record[:-1]) != crc:
+        return None
+    return int(number), len(line) - len(record)
+
+
+def _crc(number: int, record: bytes) -> int:
+    return zlib.crc32(record, zlib.crc32(b"%d " % number))

@@ -1,0 +1,180 @@
+"""The actor on each node of a Ray cluster: an engine in a child process, and the model file that it needs.
+
+Ray starts this class in a process of its own. Arguments and results are JSON and bytes, because Ray would otherwise
+pickle objects whose classes may differ between the machines. This module does not import Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from llmrun import __version__
+from llmrun.base.errors import LlmrunError
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.engine.child.codec import codec_of, error_to_json
+from llmrun.engine.child.messages import Open
+from llmrun.engine.isolation.frames import decoded, encoded
+from llmrun.hub.local.open_models import in_use
+from llmrun.hub.upkeep.model_copies import IncomingModel, OriginalFile, find_copy
+from llmrun.jobs.batching.workers.base import WorkerLost
+from llmrun.jobs.batching.workers.local import LocalWorker
+from llmrun.jobs.batching.workers.ray_messages import DETAIL, FAILED, LOADING, LOST, NOTE, OK
+
+_NEWS_S: Final = 5.0  # how long a call of `news` waits, if there are none
+_MOST_NEWS: Final = 1000
+
+
+class RayActor:
+    """A worker on a node. All methods return encoded JSON: OK and a value, FAILED and an error, or LOST and a reason.
+
+    Only `hello` may be called by another version of llmrun.
+    """
+
+    def __init__(self, name: str, n_cpus: int) -> None:
+        """Create a worker that is not open yet.
+
+        name    what messages call it
+        n_cpus  the number of CPUs that Ray grants
+        """
+        self._name = name
+        self._n_cpus = n_cpus
+        self._worker: LocalWorker | None = None
+        self._incoming: IncomingModel | None = None
+        self._files = contextlib.ExitStack()  # the locks of the model's files
+        self._news: list[tuple[Any, ...]] = []
+        self._some_news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def hello(self) -> bytes:
+        """Return the version of llmrun, and how the node authenticates."""
+        self._loop = asyncio.get_running_loop()
+        return _encoded(OK, {"version": __version__, "auth_mode": os.environ.get("RAY_AUTH_MODE", "")})
+
+    async def news(self) -> bytes:
+        """Return what there is to show: LOADING with a description and a fraction, NOTE or DETAIL with a text.
+
+        If there is nothing, waits a while, so that the answer also shows that the node is alive.
+        """
+        if not self._news:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_NEWS_S):
+                    await self._some_news.wait()
+        self._some_news.clear()
+        news, self._news = self._news, []
+        return _encoded(OK, news)
+
+    async def find(self, files: bytes) -> bytes:
+        """Return the path of the model with these files on this node, or None."""
+        return await self._threaded(lambda: _path(find_copy(_originals(files), self)))
+
+    async def receive(self, files: bytes) -> bytes:
+        """Prepare to receive a model. Returns False if another process on this node is receiving it."""
+        self._forget_incoming()
+        self._incoming = IncomingModel(_originals(files))
+        return await self._threaded(self._incoming.take)
+
+    async def begin_file(self, index: int) -> bytes:
+        """Begin a file of the model. Returns how many of its bytes are already here."""
+        assert self._incoming is not None
+        return await self._threaded(lambda: self._receiving.begin(index))
+
+    async def add_bytes(self, data: bytes) -> bytes:
+        """Append bytes to the file."""
+        return await self._threaded(lambda: self._receiving.write(data))
+
+    async def end_file(self) -> bytes:
+        """Verify the file."""
+        return await self._threaded(lambda: self._receiving.end(self))
+
+    async def end_receiving(self) -> bytes:
+        """Return the path of the model that has arrived."""
+        return await self._threaded(lambda: _path(self._receiving.finish()))
+
+    async def open(self, model: bytes) -> bytes:
+        """Open a model, whose paths are those on this node. Returns its entry of /v1/models."""
+        asked: Open = codec_of(Open).decode(decoded(model))
+        if asked.options.get("threads") is None:
+            threads = max(1, min(default_threads(), self._n_cpus))
+            asked = replace(asked, options={**asked.options, "threads": threads})
+        for path in filter(None, (asked.path, asked.draft)):
+            self._files.enter_context(in_use(Path(path)))
+        self._worker = LocalWorker(asked, name=self._name, loading=self._loading, note=self.note, detail=self._detail)
+        try:
+            return _encoded(OK, dict(await self._worker.start()))
+        except LlmrunError as error:
+            return _failed(error)
+
+    async def answer(self, url: str, body: bytes) -> bytes:
+        """Answer a call. Returns the status, the body, and the names of the fields that had no effect."""
+        assert self._worker is not None
+        try:
+            reply = await self._worker.answer(url, decoded(body))
+        except WorkerLost as error:
+            return _encoded(LOST, str(error))
+        return _encoded(OK, [reply.status, dict(reply.body), list(reply.ignored)])
+
+    def note(self, line: str) -> None:
+        """Show a line. See hub.progress_reporter.Reporter."""
+        self._tell(NOTE, line)
+
+    def progress(self, label: str, done: int, total: int) -> None:
+        """Show progress. See hub.progress_reporter.Reporter."""
+        self._tell(LOADING, label, done / max(1, total))
+
+    @property
+    def _receiving(self) -> IncomingModel:
+        assert self._incoming is not None
+        return self._incoming
+
+    def _forget_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None
+
+    def _loading(self, work: str, fraction: float) -> None:
+        self._tell(LOADING, work, fraction)
+
+    def _detail(self, text: str) -> None:
+        self._tell(DETAIL, text)
+
+    def _tell(self, *news: Any) -> None:
+        """Add news, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._add_news, news)
+
+    def _add_news(self, news: tuple[Any, ...]) -> None:
+        if self._news and self._news[-1][0] == news[0] == LOADING:
+            self._news.pop()  # only the latest progress is shown
+        if len(self._news) < _MOST_NEWS:
+            self._news.append(news)
+        self._some_news.set()
+
+    async def _threaded(self, work: Any) -> bytes:
+        try:
+            return _encoded(OK, await asyncio.to_thread(work))
+        except LlmrunError as error:
+            self._forget_incoming()
+            return _failed(error)
+
+
+def _originals(files: bytes) -> list[OriginalFile]:
+    found: list[OriginalFile] = codec_of(Sequence[OriginalFile]).decode(decoded(files))
+    return found
+
+
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _encoded(kind: str, value: Any) -> bytes:
+    return encoded([kind, value])
+
+
+def _failed(error: LlmrunError) -> bytes:
+    return _encoded(FAILED, error_to_json(error))

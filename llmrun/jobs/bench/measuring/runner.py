@@ -1,0 +1,287 @@
+"""Runs the configurations of a benchmark.
+
+Each configuration warms up until its times are stable. Then all configurations take turns in rounds, until the
+confidence intervals are narrow or the time limit is reached. The order alternates (A B, B A, A B, ...), so that changes
+in the machine's speed affect all configurations equally.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from llmrun.base.amounts import format_seconds_briefly
+from llmrun.base.errors import LlmrunError
+from llmrun.base.machine.cpu_count import default_threads
+from llmrun.base.machine.energy import EnergyMeter, nvml_sources, rapl_sources
+from llmrun.base.machine.free_memory import free_memory
+from llmrun.jobs.bench.analysis.stability import is_stable
+from llmrun.jobs.bench.measuring.cold import cold_start
+from llmrun.jobs.bench.measuring.pool import OpenedFacts, Pool, Start
+from llmrun.jobs.bench.measuring.reporter import BenchReporter
+from llmrun.jobs.bench.measuring.sample import Sample, joined
+from llmrun.jobs.bench.measuring.sweep import BenchTarget, Configuration
+from llmrun.jobs.bench.measuring.worker_process import WorkerProcess
+
+# The minimum length of a turn. Shorter workloads are repeated, because clock resolution and thread wake-ups would
+# dominate their times. Longer turns would be worse, because configurations should be measured close together in time,
+# under the same conditions.
+_TURN_S = 0.1
+_LIMITS_EVERY_S = 2.0
+_MOST_LIMITS_BYTES = 1 << 30  # The maximum size of the bandwidth test, which is larger than any CPU cache.
+_LEAST_LIMITS_BYTES = 1 << 28
+_WARM_UP_SHARE = 0.2  # Warm-up may take at most this share of a configuration's time. The rest is for measuring.
+_WELL_OVER = 1.5  # If a run exceeds the time limit by this factor, a note explains why.
+
+
+@dataclass(slots=True)
+class Trial:
+    """The state of one configuration, with a sample for each completed round.
+
+    energy_source  the names of the counters that measured the samples' joules; empty if there are none
+    """
+
+    configuration: Configuration
+    samples: list[Sample] = field(default_factory=list)
+    energy_source: str = ""
+    failure: LlmrunError | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All measurements of a run.
+
+    bandwidths      the machine's memory bandwidth in bytes per second, measured every few seconds
+    multiply_rates  the machine's int8 multiply-adds per second, measured at the same times
+    """
+
+    trials: list[Trial]
+    opened: dict[BenchTarget, OpenedFacts]
+    bandwidths: list[float] = field(default_factory=list)
+    multiply_rates: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The limits on how long to measure.
+
+    A round does not start if it would end too late, judging by the previous round. The first round always runs to its
+    end, because a result requires complete answers.
+
+    seconds      the time per configuration, including warm-up but not loading
+    repetitions  the number of rounds; None to continue until `enough` returns True
+    enough       returns whether the intervals of all trials are narrow; depends on the widths, never on the values
+    """
+
+    seconds: float
+    repetitions: int | None
+    enough: Callable[[Sequence[Trial]], bool]
+
+
+class Runner:
+    """Measures configurations. `outcome` always contains all results so far."""
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        effort: Effort,
+        reporter: BenchReporter,
+        start: Start = lambda target, reporter: WorkerProcess(reporter),
+    ) -> None:
+        self._effort = effort
+        self._reporter = reporter
+        self._pool = Pool(configurations, reporter, start)
+        self._meters = _Meters()
+        self._machine = _MachineLimits(reporter)
+        self._seed = 0
+        self._warming_up_s = 0.0
+        self._round_s = 0.0  # the duration of the last round, excluding the measurement of the machine's limits
+        self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
+
+    def run(self) -> Outcome:
+        """Run the whole benchmark and return its outcome.
+
+        Ctrl-C ends the run early, sets `interrupted` and keeps the results so far. An error ends only the configuration
+        in which it occurred.
+        """
+        try:
+            self._warm_up()
+            self._rounds()
+            self._pool.close()
+        except KeyboardInterrupt:
+            self.outcome.interrupted = True
+        finally:
+            self._pool.kill()
+            self._machine.close()
+        return self.outcome
+
+    @property
+    def _alive(self) -> list[Trial]:
+        return [trial for trial in self.outcome.trials if trial.failure is None]
+
+    def _warm_up(self) -> None:
+        for number, trial in enumerate(self.outcome.trials, 1):
+            count = len(self.outcome.trials)
+            self._reporter.progress(f"warming up {number} of {count}  {_words(trial)}")
+            with _Failing(trial, self._pool):
+                self._warm_one(trial)
+
+    def _warm_one(self, trial: Trial) -> None:
+        if trial.configuration.workload.facts.kind == "cold":
+            cold_start(trial.configuration.target)  # The first start compiles kernels and reads the file from disk.
+            return
+        worker, _ = self._pool.worker(trial.configuration.target)
+        started = time.perf_counter()
+        left = limit = self._effort.seconds * _WARM_UP_SHARE
+        taken: list[float] = []
+        while not is_stable(taken) and left > 0:
+            run = worker.warm(trial.configuration.workload, self._next_seed(), left)
+            if run is None:
+                break
+            taken.append(run)
+            left = started + limit - time.perf_counter()
+        self._warming_up_s += time.perf_counter() - started
+
+    def _rounds(self) -> None:
+        limit = self._effort.seconds * len(self._alive) - self._warming_up_s
+        until = time.perf_counter() + limit
+        number = 0
+        while self._alive and not self._is_enough(number, until):
+            number += 1
+            seed = self._next_seed()
+            turns = self._alive if number % 2 else self._alive[::-1]
+            self._round_s = 0.0
+            for trial in turns:
+                self._tell_round(number, until, trial)
+                if self._has_limits(trial):
+                    self._machine.measure_now_and_then(self.outcome)
+                began = time.perf_counter()
+                with _Failing(trial, self._pool):
+                    trial.samples.append(self._turn(trial, seed))
+                self._round_s += time.perf_counter() - began
+        if self._effort.repetitions is None and number == 1 and self._round_s > max(limit, 0) * _WELL_OVER:
+            self._reporter.note(
+                f"one round took {format_seconds_briefly(self._round_s)}, longer than --seconds allows: each figure is "
+                "a single measurement"
+            )
+
+    def _has_limits(self, trial: Trial) -> bool:
+        """Return whether the trial's engine runs on this machine, so that its speed can be compared with limits."""
+        opened = self._pool.opened.get(trial.configuration.target)
+        return opened is not None and "weight_bytes" in opened.facts
+
+    def _is_enough(self, rounds: int, until: float) -> bool:
+        if self._effort.repetitions is not None:
+            return rounds >= self._effort.repetitions
+        return rounds > 0 and (time.perf_counter() + self._round_s > until or self._effort.enough(self._alive))
+
+    def _turn(self, trial: Trial, seed: int) -> Sample:
+        """Run one turn and measure its energy.
+
+        The energy meter covers the whole machine, but the other configurations are idle during the turn.
+        """
+        configuration = trial.configuration
+        if configuration.workload.facts.kind == "cold":
+            return cold_start(configuration.target)
+        worker, is_new = self._pool.worker(configuration.target)
+        if is_new:
+            worker.warm(configuration.workload, self._next_seed(), self._effort.seconds * _WARM_UP_SHARE)
+        with self._meters.of(configuration.target, self._pool.opened).measure() as reading:
+            runs = [worker.run(configuration.workload, seed)]
+            while sum(run.seconds for run in runs) < _TURN_S:
+                runs.append(worker.run(configuration.workload, self._next_seed()))
+        trial.energy_source = reading.source
+        return replace(joined(runs), joules=reading.joules)
+
+    def _next_seed(self) -> int:
+        self._seed += 1
+        return self._seed
+
+    def _tell_round(self, number: int, until: float, trial: Trial) -> None:
+        """Report the progress by rounds if their number is fixed, otherwise by time. The run may end sooner."""
+        if self._effort.repetitions is not None:
+            done, of_all = (number - 1) / self._effort.repetitions, self._effort.repetitions
+            self._reporter.progress(f"round {number} of {of_all}  {_words(trial)}", done)
+            return
+        whole = self._effort.seconds * len(self._alive)
+
+        def tell() -> tuple[str, float | None]:
+            left = min(until - time.perf_counter(), whole)
+            if left > 0:
+                clock = f"{math.ceil(left) // 60}:{math.ceil(left) % 60:02d}"
+                return f"round {number}, at most {clock} left  {_words(trial)}", 1 - left / whole
+            which = "the first measurement" if number == 1 else "the last round"
+            return f"time is up, but {which} is still running  {_words(trial)}", None
+
+        self._reporter.watch(tell)
+
+
+class _MachineLimits:
+    """Measures the machine's limits between the engines' turns, because the limits change from second to second."""
+
+    def __init__(self, reporter: BenchReporter) -> None:
+        self._reporter = reporter
+        self._worker: WorkerProcess | None = None
+        self._measured = -math.inf
+        self._is_given_up = False
+        room = (free_memory() or _LEAST_LIMITS_BYTES * 8) // 8
+        self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
+
+    def measure_now_and_then(self, outcome: Outcome) -> None:
+        """Measure the limits unless they were measured recently. After a failure, they are not measured again."""
+        if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
+            return
+        try:
+            self._worker = self._worker or WorkerProcess(self._reporter)
+            bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
+        except LlmrunError as error:
+            self._is_given_up = True
+            self._reporter.note(f"cannot measure the machine's limits: {error}")
+            return
+        outcome.bandwidths.append(bandwidth)
+        outcome.multiply_rates.append(multiply_rate)
+        self._measured = time.perf_counter()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+
+
+class _Failing:
+    """A context manager that catches an LlmrunError, so that it ends the trial but not the benchmark."""
+
+    def __init__(self, trial: Trial, pool: Pool) -> None:
+        self._trial = trial
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, LlmrunError):
+            return False
+        self._trial.failure = error
+        self._pool.drop(self._trial.configuration.target)
+        return True
+
+
+class _Meters:
+    """Two energy meters. The one for engines without GPU layers omits GPUs, because idle GPUs draw tens of watts."""
+
+    def __init__(self) -> None:
+        self._made: dict[bool, EnergyMeter] = {}
+
+    def of(self, target: BenchTarget, opened: Mapping[BenchTarget, OpenedFacts]) -> EnergyMeter:
+        """Return the meter for a target that has been opened. A server may be on this machine and may use its GPUs."""
+        uses_gpus = bool(target.endpoint or opened[target].facts.get("gpu_layers"))
+        if uses_gpus not in self._made:
+            self._made[uses_gpus] = EnergyMeter([*rapl_sources(), *(nvml_sources() if uses_gpus else ())])
+        return self._made[uses_gpus]
+
+
+def _words(trial: Trial) -> str:
+    configuration = trial.configuration
+    return "  ".join(filter(None, (configuration.name, configuration.workload.facts.label)))

@@ -1,0 +1,187 @@
+"""Defines the workloads that a benchmark repeats: random tokens, conversations or prompts from a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from llmrun.base.amounts import counted
+from llmrun.base.errors import UsageError
+from llmrun.jobs.bench.documents.document import WorkloadFacts
+from llmrun.options.settings import RULES
+
+Message = Mapping[str, str]
+
+CHAT_CONTEXT = 4096  # The longest built-in conversation uses about 2,500 tokens.
+_ANSWER_TOKENS = 128  # The default length of an answer to a prompt from a file.
+_MOST_FILE_BYTES = 64 << 20
+_LONGEST_NAME = 40
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a conversation, with all messages so far."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int = _ANSWER_TOKENS
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of one repetition.
+
+    `facts.concurrency` sessions run at a time. If `sessions` is empty, that number of synthetic sessions is generated.
+    """
+
+    facts: WorkloadFacts
+    sessions: tuple[tuple[Turn, ...], ...] = ()
+
+    @property
+    def context_size(self) -> int | None:
+        """The required context size in tokens, or None if it depends on the tokenizer."""
+        if self.facts.kind == "synthetic":
+            return self.facts.depth + max(1, self.facts.prompt) + self.facts.generate + 1
+        return CHAT_CONTEXT if self.facts.kind == "chat" else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the workload as a JSON object that can be sent to another process."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Workload:
+        """Return the workload that `to_json` encoded."""
+        sessions = tuple(
+            tuple(Turn(**{**turn, "messages": tuple(turn["messages"])}) for turn in session)
+            for session in body["sessions"]
+        )
+        return cls(WorkloadFacts(**body["facts"]), sessions)
+
+
+def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:
+    """Return a workload of random tokens, which differ between repetitions. Raises UsageError if it is empty."""
+    if prompt == 0 and generate == 0:
+        raise UsageError("nothing to measure: -p and -n are both 0")
+    label = ", ".join(
+        words
+        for words, number in (
+            (f"{depth:,} before", depth),
+            (f"{prompt:,} in", prompt),
+            (f"{generate:,} out", generate),
+            (f"{concurrency} at once", concurrency - 1),
+        )
+        if number
+    )
+    return Workload(WorkloadFacts("synthetic", label, prompt, generate, depth, concurrency))
+
+
+def chats(concurrency: int) -> list[Workload]:
+    """Return the workloads of the built-in conversations."""
+    text = files("llmrun.jobs.bench").joinpath("chats.json").read_text(encoding="utf-8")
+    return [_chat(one["label"], one["messages"], one["max_tokens"], concurrency) for one in json.loads(text)]
+
+
+def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency: int) -> Workload:
+    """Return the workload of one conversation, with a request for each user message.
+
+    The assistant's earlier messages are fixed, so that all models read the same text.
+    """
+    asked = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    session = tuple(Turn(tuple(messages[: number + 1]), max_tokens=max_tokens) for number in asked)
+    facts = WorkloadFacts("chat", _with_others(f"chat: {label}", concurrency), concurrency=concurrency)
+    return Workload(facts, (session,) * concurrency)
+
+
+def cold_starts() -> Workload:
+    """Return a workload that starts a new process for each request."""
+    return Workload(WorkloadFacts("cold", "cold starts"))
+
+
+def from_file(path: Path, concurrency: int) -> list[Workload]:
+    """Read workloads from a JSON Lines file: one for each name in the file, in the order of their first lines.
+
+    Each line has "prompt" or "messages", and optionally "name", "max_tokens" and "temperature". Lines without a name
+    form a workload that is named after the file. Raises UsageError, which names the invalid line.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MOST_FILE_BYTES:
+            raise UsageError(f"prompts: {path}: too large: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"prompts: {path}: cannot be read: {error.strerror}") from error
+    turns: dict[str, list[Turn]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            name, turn = _turn(line, f"{path}: line {number}")
+            turns.setdefault(name or path.name, []).append(turn)
+    if not turns:
+        raise UsageError(
+            f"prompts: {path}: the file has no prompts", hint='write one JSON object per line: {"prompt": "..."}'
+        )
+    return [_prompts(name, some, concurrency) for name, some in turns.items()]
+
+
+def _prompts(name: str, turns: Sequence[Turn], concurrency: int) -> Workload:
+    label = _with_others(f"{name}: {counted(len(turns), 'prompt')}", concurrency)
+    return Workload(WorkloadFacts("prompts", label, concurrency=concurrency), tuple((turn,) for turn in turns))
+
+
+def _turn(line: bytes, where: str) -> tuple[str, Turn]:
+    """Parse one line of a prompts file. Returns the name, or "" if there is none, and the request."""
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"prompts: {where}: not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise UsageError(f"prompts: {where}: not a JSON object")
+    name = body.get("name", "")
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise UsageError(f"prompts: {where}: name: must be a string of at most {_LONGEST_NAME} characters")
+    return name, Turn(_messages(body, where), _max_tokens(body, where), _temperature(body, where))
+
+
+def _max_tokens(body: Mapping[str, Any], where: str) -> int:
+    value = body.get("max_tokens", _ANSWER_TOKENS)
+    if type(value) is not int or not 1 <= value <= 1 << 20:
+        raise UsageError(f"prompts: {where}: max_tokens: {value!r} is not an integer from 1 to {1 << 20:,}")
+    return value
+
+
+def _messages(body: Mapping[str, Any], where: str) -> tuple[Message, ...]:
+    messages, text = body.get("messages"), body.get("prompt")
+    if (messages is None) == (text is None):
+        raise UsageError(f'prompts: {where}: must have either "prompt" or "messages"')
+    if messages is not None:
+        return _checked_messages(messages, where)
+    if not isinstance(text, str) or not text:
+        raise UsageError(f"prompts: {where}: prompt: must be a non-empty string")
+    return ({"role": "user", "content": text},)
+
+
+def _temperature(body: Mapping[str, Any], where: str) -> float:
+    rule = RULES["temperature"]
+    try:
+        return cast("float", rule.check(body.get("temperature", 0.0)))
+    except ValueError:
+        raise UsageError(f"prompts: {where}: temperature: {body['temperature']!r:.60} is not {rule.words}") from None
+
+
+def _checked_messages(messages: object, where: str) -> tuple[Message, ...]:
+    if not isinstance(messages, list) or not messages:
+        raise UsageError(f"prompts: {where}: messages: must be a non-empty list")
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise UsageError(f"prompts: {where}: messages: each needs one of these roles: {', '.join(_ROLES)}")
+        if not isinstance(message.get("content"), str):
+            raise UsageError(f"prompts: {where}: messages: each needs a string as content")
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+
+
+def _with_others(label: str, concurrency: int) -> str:
+    return f"{label}, {concurrency} at once" if concurrency > 1 else label

@@ -1,0 +1,78 @@
+"""Records the state of the machine during a benchmark, and warns about conditions that distort measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmrun.base.amounts import format_bytes
+from llmrun.base.machine.system import system_facts
+
+# Drivers with an energy preference (intel_pstate, amd-pstate-epp) report the "powersave" governor even at full speed.
+_SLOW_GOVERNORS = ("powersave", "conservative")
+_SLOW_PREFERENCES = ("power", "balance_power")
+_BUSY = 0.25  # The one-minute load average per core above which measurements are disturbed.
+_STOLEN = 0.01  # The share of CPU time at which steal time begins to disturb measurements.
+_LEAST_FREE = 0.125  # The share of memory that should be free, capped at 2 GiB.
+_GIB = 1 << 30
+
+
+def system_state(root: Path = Path("/")) -> dict[str, Any]:
+    """Return the state of the machine: `system_facts` and the kernels' instruction level.
+
+    Raises UsageError if LLMRUN_CPU_LEVEL names a level that this processor does not support.
+    """
+    return {**system_facts(root), "cpu_level": _instruction_level()}
+
+
+def warnings_about(state: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each condition that would make measurements slower or less stable."""
+    found = []
+    load, cores = state.get("load_average"), state.get("cores_physical") or 1
+    if load and load[0] > _BUSY * cores:
+        found.append(
+            f"Other programs are running: the load average of the last minute is {load[0]:.2f} on {cores} cores."
+        )
+    governor, preference = state.get("governor"), state.get("energy_preference")
+    if preference in _SLOW_PREFERENCES:
+        found.append(f"The CPU is in a power-saving mode: its energy preference is {preference}.")
+    elif preference is None and governor in _SLOW_GOVERNORS:
+        found.append(f"The CPU is in a power-saving mode: its frequency governor is {governor}.")
+    if state.get("on_battery"):
+        found.append("The machine is running on battery and may be slower than on mains power.")
+    share = _stolen_share(state)
+    if state.get("virtual") and share > _STOLEN:
+        found.append(
+            f"This virtual machine has waited for its CPUs {share:.0%} of the time since it started (steal time)."
+        )
+    free, total = state.get("memory_free"), state.get("memory_bytes")
+    if free and total and free < min(_LEAST_FREE * total, 2 * _GIB):
+        found.append(
+            f"Little memory is free ({format_bytes(free)} of {format_bytes(total)}): swapping may slow models down."
+        )
+    return found
+
+
+def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each disturbance between two states, which were recorded before and after measuring."""
+    found = []
+    if all(state.get("processor_seconds") is not None for state in (before, after)):
+        names = ("stolen_seconds", "processor_seconds")
+        share = _stolen_share({name: after[name] - before[name] for name in names})
+        if share > _STOLEN:
+            found.append(f"Other virtual machines took {share:.0%} of the CPU time during the measurement.")
+    if after.get("on_battery") and not before.get("on_battery"):
+        found.append("The machine was unplugged during the measurement and has run on battery since then.")
+    return found
+
+
+def _stolen_share(state: Mapping[str, Any]) -> float:
+    stolen, whole = state.get("stolen_seconds"), state.get("processor_seconds")
+    return stolen / whole if stolen and whole and whole > 0 else 0.0
+
+
+def _instruction_level() -> str:
+    from llmrun.base.compiled.levels import host_target
+
+    return host_target().level.name

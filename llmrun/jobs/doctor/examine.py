@@ -1,0 +1,89 @@
+"""Runs the doctor's checks in order. A failed check adds a line to the report and does not stop the others."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+
+from llmrun.base.errors import LlmrunError
+from llmrun.jobs.doctor.findings import NOTE, PROBLEM, Finding, advice_of
+from llmrun.jobs.doctor.machine import Machine
+from llmrun.jobs.doctor.secrets import Secrets
+
+Check = Callable[[Machine], Iterable[Finding]]
+
+# (section, subject, module in this folder, function). Each module is imported just before its check runs, because the
+# import itself may fail.
+_CHECKS = (
+    ("Python", "Python", "interpreter", "look_at_python"),
+    ("Processor", "the processor", "processor", "look_at_processor"),
+    ("Processor", "the instruction level", "processor", "look_at_level"),
+    ("Processor", "how weights are prefetched", "processor", "look_at_prefetching"),
+    ("Memory", "the memory", "memory", "look_at_memory"),
+    ("Memory", "the speed of the memory", "memory", "measure_speed"),
+    ("GPU", "GPUs", "graphics", "look_at_gpus"),
+    ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
+    ("llama.cpp", "the RPC servers", "rpc", "look_at_rpc"),
+    ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
+    ("Files", "the model folders", "folders", "look_at_folders"),
+    ("Settings", "the settings", "folders", "look_at_settings"),
+    ("Settings", "your models.toml", "folders", "look_at_own_models"),
+    ("Network", "the network", "network", "look_at_hub"),
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """All findings in order, and the tracebacks of checks that raised unexpected errors."""
+
+    findings: list[Finding] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+
+    def count(self, status: str) -> int:
+        return sum(finding.status == status for finding in self.findings)
+
+    @property
+    def works(self) -> bool:
+        """True if llmrun works, which means that no check found a problem."""
+        return not self.count(PROBLEM)
+
+
+def examine(machine: Machine, doing: Callable[[str], None], more: Iterable[tuple[str, Check]] = ()) -> Report:
+    """Run every check, which takes about two seconds in total.
+
+    doing  called with a description of each check before it runs
+    more   additional checks to run last, as (section, check)
+    """
+    report = Report()
+    for section, what, module, function in _CHECKS:
+        doing(f"checking {what}")
+        report.findings += _findings_of(section, function, partial(_look, module, function, machine), report.traces)
+    for section, check in more:
+        report.findings += _findings_of(section, check.__name__, partial(check, machine), report.traces)
+    secrets = Secrets()
+    report.findings = [secrets.hidden_in(finding) for finding in report.findings]
+    report.traces = [secrets.hidden(trace) for trace in report.traces]
+    return report
+
+
+def _look(module: str, function: str, machine: Machine) -> Iterable[Finding]:
+    check: Check = getattr(import_module(f"llmrun.jobs.doctor.{module}"), function)
+    return check(machine)
+
+
+def _findings_of(
+    section: str, name: str, look: Callable[[], Iterable[Finding]], traces: list[str]
+) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except LlmrunError as error:
+        yield Finding(section, f"failed_{name}", PROBLEM, str(error), advice_of(error))
+    except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the results of the others
+        traces.append(traceback.format_exc())
+        words = f"this check failed: {type(error).__name__}: {error}"
+        yield Finding(
+            section, f"failed_{name}", NOTE, words, "Run `llmrun doctor --debug`, and report its output as a bug."
+        )

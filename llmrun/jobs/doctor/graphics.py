@@ -1,0 +1,127 @@
+"""The doctor's checks of the GPUs and of llama.cpp, which is the only backend that uses GPUs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from llmrun.backends.llama.build_command import (
+    WITHOUT_AMX,
+    build_command,
+    build_flags,
+    install_command,
+    rebuild_command,
+)
+from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
+from llmrun.backends.llama.gpu_errors import REBUILD, advice_for
+from llmrun.base.amounts import format_bytes
+from llmrun.base.machine.gpus import Gpu
+from llmrun.base.machine.software_devices import is_software_device
+from llmrun.base.machine.system_files import text_of
+from llmrun.jobs.doctor.findings import NOTE, OK, Finding
+from llmrun.jobs.doctor.machine import Machine
+
+SECTION = "GPU"
+LLAMA = "llama.cpp"
+
+
+def look_at_gpus(machine: Machine) -> Iterator[Finding]:
+    for number, gpu in enumerate(machine.gpus):
+        facts = {
+            "maker": gpu.maker,
+            "gpu": gpu.name,
+            "driver": gpu.driver or None,
+            "memory_bytes": gpu.memory or None,
+            "memory_free": gpu.memory_free if gpu.memory else None,
+        }
+        words = f"{gpu.name}, {gpu.driver or 'no driver loaded'}"
+        if gpu.memory:
+            words += f", {format_bytes(gpu.memory_free)} of {format_bytes(gpu.memory)} free"
+        status, advice = (OK, "") if gpu.is_usable else (NOTE, f"Install {gpu.maker}'s driver to use it.")
+        yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
+    if not machine.gpus:
+        yield Finding(SECTION, "gpu_none", OK, "no GPU found; models run on the processor")
+
+
+def look_at_llama(machine: Machine) -> Iterator[Finding]:
+    """Check llama-cpp-python. All failures are only notes because the package is optional."""
+    trial = try_llama()
+    flags, needed = build_flags(machine.gpus)
+    if trial is None:
+        facts = {"installed": False}
+        words = "not installed; most models run without it"
+        if flags:
+            advice, command = _for_the_gpu(needed), build_command(flags)
+        else:
+            advice, command = "To run models of other architectures, install it:", install_command()
+        yield Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
+        return
+    yield _finding_of(trial, machine.gpus, flags, needed)
+
+
+def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str) -> Finding:
+    facts = {
+        "installed": True,
+        "version": trial.version,
+        "system": trial.system or None,
+        "offloads": trial.offloads,
+        "gpus": [str(gpu["description"]) for gpu in trial.gpus],
+        "crashed": trial.crashed,
+        "failure": trial.failure or None,
+    }
+    name = f"llama-cpp-python {trial.version}" if trial.version else "llama-cpp-python"
+    if trial.failure:
+        words = f"{name} {'crashes' if trial.crashed else 'does not work'} on this machine: {trial.failure}"
+        advice, command = _after_a_failure(trial, flags)
+        return Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
+    if trial.gpus:
+        return Finding(LLAMA, "llama_cpp", OK, f"{name} works and can use {_device_names(trial)}", facts=facts)
+    usable = any(gpu.is_usable for gpu in gpus)
+    if trial.why_none and usable:
+        words = f"{name} works, but it finds no GPU: {trial.why_none}"
+        return Finding(LLAMA, "llama_cpp", NOTE, words, _sentence(advice_for(trial.why_none)), facts=facts)
+    if trial.offloads:
+        words = f"{name} works; it has GPU support but finds no GPU"
+        advice, command = (_for_the_gpu(needed), rebuild_command(flags)) if usable else ("", "")
+        return Finding(LLAMA, "llama_cpp", NOTE if usable else OK, words, advice, command, facts)
+    words = f"{name} works; it was built without GPU support"
+    if not flags:
+        return Finding(LLAMA, "llama_cpp", OK, words, facts=facts)
+    return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), rebuild_command(flags), facts)
+
+
+def _device_names(trial: LlamaTrial) -> str:
+    names = [str(gpu["description"]) for gpu in trial.gpus]
+    return " and ".join(f"{name}, a software driver" if is_software_device(name) else name for name in names)
+
+
+def _for_the_gpu(needed: str) -> str:
+    return f"To use the GPU, install {needed} first, then run:" if needed else "To use the GPU:"
+
+
+def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
+    """Return (advice, command). The command is "" if rebuilding or reinstalling llama.cpp would change nothing.
+
+    If the processor has AMX, the likeliest cause of a crash without a GPU error is a compiler bug.
+    """
+    about_the_gpu = advice_for(trial.failure)
+    if about_the_gpu == REBUILD:
+        return "Rebuild it for this GPU:", rebuild_command(flags)
+    if about_the_gpu:
+        return _sentence(about_the_gpu), ""
+    if trial.crashed and _has_amx():
+        return "Rebuild it without AMX:", rebuild_command(f"{flags} {WITHOUT_AMX}".strip())
+    if trial.crashed:
+        return "Use --backend cpu, or rebuild it for this machine:", rebuild_command(flags)
+    return "Use --backend cpu, or reinstall it:", rebuild_command(flags)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+def _has_amx(root: Path = Path("/")) -> bool:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return " amx_tile" in (text_of(root / "proc/cpuinfo") or "")

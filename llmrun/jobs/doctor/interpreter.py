@@ -1,0 +1,65 @@
+"""The doctor's checks of the Python interpreter and of the packages that llmrun requires."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmrun import __version__
+from llmrun.base.machine import shell
+from llmrun.jobs.doctor.disk import shown_path
+from llmrun.jobs.doctor.findings import OK, PROBLEM, Finding
+from llmrun.jobs.doctor.machine import Machine
+
+SECTION = "Python"
+_OLDEST, _NEWEST = (3, 11), (3, 14)
+_NEEDED = {"numpy": "numpy", "numba": "numba", "llvmlite": "llvmlite", "huggingface-hub": "huggingface_hub"}
+
+
+def look_at_python(machine: Machine) -> Iterator[Finding]:
+    del machine
+    bits = 64 if sys.maxsize > 1 << 32 else 32
+    environment = sys.prefix if sys.prefix != sys.base_prefix else None
+    facts = {
+        "version": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "executable": sys.executable,
+        "bits": bits,
+        "virtual_environment": environment,
+    }
+    where = f"in {shown_path(Path(environment))}" if environment else "not in a virtual environment"
+    words = f"{platform.python_implementation()} {platform.python_version()}, {bits}-bit, {where}"
+    words = words.replace("CPython", "Python", 1)
+    advice = ""
+    if bits != 64:
+        advice = "Install a 64-bit Python, because models need more than 4 GB of address space."
+    elif not _OLDEST <= sys.version_info[:2] <= _NEWEST:
+        advice = f"Use Python 3.{_OLDEST[1]} to 3.{_NEWEST[1]}. Other versions are not tested."
+    elif sysconfig.get_config_var("Py_GIL_DISABLED"):
+        advice = "Use a build of Python that is not free-threaded. Free-threaded builds are not tested."
+    yield Finding(SECTION, "python", PROBLEM if advice else OK, words, advice, facts=facts)
+    yield _libraries()
+
+
+def _libraries() -> Finding:
+    versions = {name: _version(name) for name in _NEEDED}
+    missing = [name for name, module in _NEEDED.items() if importlib.util.find_spec(module) is None]
+    facts = {"version": __version__, **{name.replace("-", "_"): version for name, version in versions.items()}}
+    if missing:
+        command = shell.words([sys.executable, "-m", "pip", "install", *missing])
+        words = f"llmrun {__version__}, missing {', '.join(missing)}"
+        return Finding(SECTION, "llmrun", PROBLEM, words, "Install the missing packages:", command, facts)
+    names = ", ".join(f"{name} {versions[name] or '?'}" for name in ("numba", "llvmlite", "numpy"))
+    return Finding(SECTION, "llmrun", OK, f"llmrun {__version__} with {names}", facts=facts)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

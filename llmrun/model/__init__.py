@@ -1,0 +1,1 @@
+"""What is computed: architectures, plans with their ops, and tokenizers."""

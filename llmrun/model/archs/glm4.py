@@ -1,0 +1,60 @@
+"""The `glm4` architecture: norms before and after attention and feed-forward, one matrix for gate and up, and RoPE on
+part of each head.
+
+Models that also read images have M-RoPE, and their files pair the features of a head like NeoX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.model.archs.parts.hyperparameters import Hyperparameters, layers_ahead, refuse_experts
+from llmrun.model.archs.parts.keys import Keys
+from llmrun.model.archs.parts.rope_settings import check_sections
+from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.rope import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """The hyperparameters of glm4.
+
+    unused  number of layers at the end for multi-token prediction, which are not run
+    """
+
+    pairing: Pairing
+    unused: int
+
+
+def read_config(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    refuse_experts(keys)
+    unused, has_sections = layers_ahead(keys), keys.has("rope.dimension_sections")
+    pairing = Pairing.NEOX if has_sections else Pairing.INTERLEAVED
+    config = Config.of(keys, unused_layers=unused, unused=unused, pairing=pairing)
+    if has_sections:
+        check_sections(keys, config.rope, config.head_size, interleaved=False)
+    return config
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    w = PlanWriter(file, config)
+    shape, rope = config.attention(), w.rope(config.pairing)
+    x = w.embed()
+    for layer in range(config.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        y = w.linear(f"{block}.attn_output", w.plan.attention(q, k, v, shape, rope), config.width)
+        w.plan.add(w.rmsnorm(f"{block}.post_attention_norm", y), to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        y = w.linear(f"{block}.ffn_down", w.fused_swiglu(block, h), config.width)
+        w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
+    w.output_after_rmsnorm(x)
+    w.leave_out_layers(config.layers, config.unused)
+    return w.finished()

@@ -1,0 +1,45 @@
+"""The `hunyuan-moe` architecture: like hunyuan-dense, with experts and a shared expert as the feed-forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.model.archs.hunyuan_dense import add_attention
+from llmrun.model.archs.parts.experts import Experts, add_feed_forward, experts_of, shared_size
+from llmrun.model.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
+from llmrun.model.archs.parts.keys import Keys
+from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.rope import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """The hyperparameters of hunyuan-moe. `shared` is the number of features of the shared expert."""
+
+    experts: Experts
+    shared: int
+
+
+def read_config(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    size = feed_forward_of(keys)  # llama.cpp requires a size of experts in the file too, but does not use it
+    experts = experts_of(keys, size, normalized=True)
+    return Config.of(keys, experts=experts, shared=shared_size(keys, size))
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    rope = w.rope(Pairing.NEOX)
+    x = w.embed()
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        add_attention(w, block, c, rope, to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        add_feed_forward(w, block, h, c.experts, c.shared, to=x)
+    w.output_after_rmsnorm(x)
+    return w.finished()

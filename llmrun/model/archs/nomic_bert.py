@@ -1,0 +1,28 @@
+"""The `nomic-bert` architecture: like bert, with RoPE instead of learned positions, and SwiGLU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.model.archs.parts.encoder_layers import bert_embedding, bert_layers
+from llmrun.model.archs.parts.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
+from llmrun.model.archs.parts.keys import Keys
+from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.rope import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
+
+
+def read_config(file: GGUFFile) -> Hyperparameters:
+    keys = Keys(file)
+    refuse_experts(keys)
+    return Hyperparameters.of(keys, epsilon=LAYER_NORM_EPSILON, encoder=True)
+
+
+def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+    w = PlanWriter(file, config)
+    x = bert_embedding(w, config, positions=False)
+    w.plan.hidden = bert_layers(w, config, x, w.rope(Pairing.NEOX), w.swiglu)
+    return w.finished()

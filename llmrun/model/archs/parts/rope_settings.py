@@ -1,0 +1,212 @@
+"""RoPE settings from the metadata, and the Rope objects built from them.
+
+With every scaling method, the angle is linear in the position, so each method can be expressed as a set of frequencies
+and one magnitude. The formulas are those of ggml's rope with llama.cpp's defaults. llama.cpp's `freq_scale` is
+1 / factor here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, floor, pi
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from llmrun.model.plan.elementary import inverse_powers, log
+from llmrun.model.plan.rope import Pairing, Rope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.archs.parts.keys import Keys
+    from llmrun.model.archs.parts.tensors import Tensors
+
+_MOST_FREQUENCY = 1e9  # radians per position; real models have at most 1
+_LEAST_FREQUENCY = 1e-6  # below this, a pair rotates by less than a degree in 16,000 positions
+_MOST_CONTEXT = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class YarnSettings:
+    """The settings of YaRN.
+
+    YaRN keeps the frequency of fast feature pairs and divides the frequency of slow pairs by the factor.
+
+    original_context  context size before scaling, in tokens
+    fast, slow        thresholds in full rotations within the original context; pairs with more than `fast` rotations
+                      keep their frequency, pairs with fewer than `slow` have it divided by the factor, and pairs in
+                      between are interpolated
+    log_multiplier    mscale_all_dim in DeepSeek's config; 0 selects the paper's formula for the magnitude
+    """
+
+    original_context: int
+    fast: float
+    slow: float
+    log_multiplier: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSettings:
+    """The RoPE settings shared by all layers with the same rotation.
+
+    dimensions        number of features of a head that are rotated, starting with the first
+    base              base of the geometric series of frequencies
+    factor            divisor for the positions; YaRN applies it only to slow pairs
+    yarn              None if all pairs are scaled equally
+    original_context  context size in tokens above which LongRoPE's long factors are used
+    magnitude         `rope.scaling.attn_factor`
+    """
+
+    dimensions: int
+    base: float
+    factor: float
+    yarn: YarnSettings | None
+    original_context: int
+    magnitude: float
+
+    @classmethod
+    def of(cls, keys: Keys, head_size: int, train_context: int) -> Self:
+        """Read the settings. Raises BadGGUF."""
+        dimensions = rotated_features(keys, "rope.dimension_count", head_size, head_size)
+        kind = keys.string("rope.scaling.type", "linear")  # the GGUF reader has already checked this value
+        base = keys.positive("rope.freq_base", 10000.0)
+        factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
+        original = keys.integer("rope.scaling.original_context_length", train_context, minimum=1, maximum=_MOST_CONTEXT)
+        if kind == "yarn" and base <= 1:
+            raise keys.bad("rope.freq_base", f"must be above 1 for YaRN, not {base}")
+        return cls(
+            dimensions=dimensions,
+            base=base,
+            factor=1.0 if kind == "none" else factor,
+            yarn=YarnSettings(original, 32.0, 1.0, 0.0) if kind == "yarn" else None,
+            original_context=original,
+            magnitude=keys.positive("rope.scaling.attn_factor", 1.0),
+        )
+
+    def with_base(self, base: float) -> RopeSettings:
+        return replace(self, base=base)
+
+    def with_yarn_of(self, keys: Keys) -> RopeSettings:
+        """Return the settings with the YaRN parameters from the file.
+
+        llama.cpp reads these parameters only for a few architectures.
+        """
+        if self.yarn is None:
+            return self
+        fast = _turns(keys, "rope.scaling.yarn_beta_fast", self.yarn.fast)
+        slow = _turns(keys, "rope.scaling.yarn_beta_slow", self.yarn.slow)
+        multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        if multiplier < 0:
+            raise keys.bad("rope.scaling.yarn_log_multiplier", f"must be 0 or more, not {multiplier}")
+        return replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
+
+    def with_dimensions(self, dimensions: int) -> RopeSettings:
+        return replace(self, dimensions=dimensions)
+
+    def unscaled(self) -> RopeSettings:
+        """Return the settings without scaling, for sliding-window layers."""
+        return replace(self, factor=1.0, yarn=None)
+
+    def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
+        """Build the Rope. `factors` is float32[pairs]; the frequency of each pair is divided by its factor.
+
+        Raises BadGGUF if a frequency is too high.
+        """
+        divisors = np.ones(1) if factors is None else factors.astype(np.float64)
+        with np.errstate(over="ignore"):
+            fast = inverse_powers(self.base, self.dimensions // 2) / divisors
+            slow = fast / self.factor
+        if max(fast.max(), slow.max()) > _MOST_FREQUENCY:
+            most, seen = f"{_MOST_FREQUENCY:g} radians per position", f"{max(fast.max(), slow.max()):g}"
+            raise file.bad("rope.freq_base with its scaling and factors", f"must give at most {most}, not {seen}")
+        if self.yarn is not None:
+            kept = self._kept_by_yarn(self.yarn)
+            slow = slow * (1 - kept) + fast * kept
+        return Rope(slow, pairing, self.magnitude_with_yarn)
+
+    @property
+    def magnitude_with_yarn(self) -> float:
+        """The factor by which rotated features are multiplied."""
+        return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
+
+    def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
+        """Build the Rope with the frequency factors in the file's tensors.
+
+        These are either Llama 3.1's factors or the two sets of factors of LongRoPE.
+
+        Raises BadGGUF and UnsupportedModel.
+        """
+        one = self._factors(tensors, "rope_freqs.weight")
+        if one is not None:
+            return self.rope(tensors.file, pairing, one)
+        short, long = (self._factors(tensors, f"rope_factors_{name}.weight") for name in ("short", "long"))
+        rope = self.rope(tensors.file, pairing, short)
+        if long is None:
+            return rope
+        return replace(rope, longer=(self.original_context, self.rope(tensors.file, pairing, long)))
+
+    def _factors(self, tensors: Tensors, name: str) -> NDArray[np.float32] | None:
+        factors = tensors.optional_vector(name, self.dimensions // 2)
+        if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise tensors.file.bad(name, "all factors must be positive and finite")
+        return factors
+
+    def _kept_by_yarn(self, yarn: YarnSettings) -> NDArray[np.float64]:
+        """Return how much of its frequency each pair keeps, as float64[pairs] from 0 to 1."""
+
+        def pair_of(turns: float) -> float:
+            """Return the fractional index of the pair that makes `turns` rotations within the original context."""
+            return self.dimensions * log(yarn.original_context / (turns * 2 * pi)) / (2 * log(self.base))
+
+        first, last = max(0, floor(pair_of(yarn.fast))), min(self.dimensions - 1, ceil(pair_of(yarn.slow)))
+        pairs = np.arange(self.dimensions // 2, dtype=np.float64)
+        kept: NDArray[np.float64] = 1 - np.clip((pairs - first) / max(0.001, last - first), 0, 1)
+        return kept
+
+    def _yarn_magnitude(self, yarn: YarnSettings) -> float:
+        def of(multiplier: float) -> float:
+            return 1.0 if self.factor <= 1 else 0.1 * multiplier * log(self.factor) + 1.0
+
+        return of(1.0) / of(yarn.log_multiplier) if yarn.log_multiplier else of(1.0)
+
+
+def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
+    """Return the number of features of a head that are rotated. Raises BadGGUF."""
+    dimensions = keys.integer(key, default, minimum=2, maximum=head_size)
+    if dimensions % 2:
+        raise keys.bad(key, f"must be even, not {dimensions}")
+    if dimensions > head_size:
+        raise keys.bad(key, f"missing, and the {dimensions} of other layers exceed the head size of {head_size}")
+    return dimensions
+
+
+def check_sections(keys: Keys, rope: RopeSettings, head_size: int, *, interleaved: bool = True) -> None:
+    """Check that multimodal RoPE (M-RoPE) rotates text like NeoX RoPE. Raises BadGGUF and UnsupportedModel.
+
+    M-RoPE has four positions per token, and `rope.dimension_sections` says how many pairs of features each of them
+    rotates. The pairs of the first three are interleaved in some models and consecutive in others. For text, these
+    three equal the position of the token, but llama.cpp sets the fourth to 0, so files in which it rotates a pair are
+    refused, unless the pair hardly rotates. In Qwen3-VL, pairs 61 and 62 of 64 rotate with the token in the original
+    model, but not in llama.cpp. Consecutive sections of which the first or the second is empty are refused too, because
+    llama.cpp ignores them and rotates like models without M-RoPE.
+    """
+    key = "rope.dimension_sections"
+    sections = keys.several(key, 4, minimum=0, maximum=head_size)
+    if not 1 <= sum(sections) <= head_size or not any(sections[:3]):
+        raise keys.bad(key, f"must have a sum of 1 to {head_size}, not {sum(sections)}")
+    ends = [3 * size for size in sections[:3]] if interleaved else [sum(sections[:3])] * 3
+    turns = [pair % sum(sections) for pair in range(rope.dimensions // 2)]
+    fourth = np.array([turn >= ends[turn % 3] for turn in turns])
+    is_fast = inverse_powers(rope.base, rope.dimensions // 2) > _LEAST_FREQUENCY
+    if (fourth & is_fast).any() or not (interleaved or all(sections[:2])):
+        raise keys.unsupported(f"a {keys.name(key)} of {', '.join(str(size) for size in sections)}")
+
+
+def _turns(keys: Keys, key: str, default: float) -> float:
+    """Read YaRN's `beta_fast` or `beta_slow`. In real models, these are 32 and 1."""
+    turns = keys.positive(key, default)
+    if not 1e-6 <= turns <= 1e6:
+        raise keys.bad(key, f"must be 1e-06 to 1e+06, not {turns:g}")
+    return turns

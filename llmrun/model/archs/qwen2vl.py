@@ -1,0 +1,27 @@
+"""The `qwen2vl` architecture: like qwen2, with M-RoPE. Images are not supported.
+
+Models: Qwen2-VL and Qwen2.5-VL, and Qwen2.5-Omni.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.model.archs import qwen2
+from llmrun.model.archs.parts.keys import Keys
+from llmrun.model.archs.parts.rope_settings import check_sections
+
+if TYPE_CHECKING:
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.archs.parts.hyperparameters import Hyperparameters
+    from llmrun.model.plan.plan import Plan
+
+
+def read_config(file: GGUFFile) -> Hyperparameters:
+    config = qwen2.read_config(file)
+    check_sections(Keys(file), config.rope, config.head_size, interleaved=False)
+    return config
+
+
+def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+    return qwen2.plan(file, config)

@@ -1,0 +1,40 @@
+"""The `qwen3` architecture: like qwen2, with a norm for each query head and each key head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.model.archs.parts.encoder_layers import classified
+from llmrun.model.archs.parts.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.model.archs.parts.keys import Keys
+from llmrun.model.archs.parts.writer import PlanWriter
+from llmrun.model.plan.rope import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.formats.gguf.reader import GGUFFile
+    from llmrun.model.plan.plan import Plan
+
+
+def read_config(file: GGUFFile) -> Hyperparameters:
+    keys = Keys(file)
+    refuse_experts(keys)
+    return Hyperparameters.of(keys)
+
+
+def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+    w = PlanWriter(file, config)
+    shape, rope = config.attention(), w.rope(Pairing.NEOX)
+    x = w.embed()
+    for layer in range(config.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)
+        a = w.plan.attention(q, k, v, shape, rope)
+        w.linear_add(f"{block}.attn_output", a, to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+    w.output_after_rmsnorm(x)
+    assert w.plan.hidden is not None
+    w.plan.hidden = classified(w, w.plan.hidden)  # Qwen3-Reranker answers yes or no
+    return w.finished()

@@ -1,0 +1,68 @@
+"""The state of a plan while it is being built. The methods of every op family append to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmrun.model.plan.kv_shapes import KVGroup, KVShape, LayerKV
+from llmrun.model.plan.ops.base import Op
+from llmrun.model.plan.rope import Rope
+from llmrun.model.plan.state_shapes import LayerState, StateGroup, StateShape
+from llmrun.model.plan.values import Value
+
+
+@dataclass(slots=True)
+class PlanBuilder:
+    """The ops added to a plan so far, and the caches and ropes they use.
+
+    logits  the logits, set by `output`; None if the model has none
+    hidden  the hidden state that the backend returns on request, times `hidden_scale`
+    given   the hidden state that the caller supplies for each row, in plans of draft heads; otherwise None
+    groups  the layers that use the KV cache, grouped by cache shape
+    states  the layers that have a recurrent state, grouped by the shape of the state
+    ropes   the distinct rotary embeddings that layers use
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    logits: Value | None = None
+    hidden: Value | None = None
+    hidden_scale: float = 1.0
+    given: Value | None = None
+    groups: list[KVGroup] = field(default_factory=list)
+    states: list[StateGroup] = field(default_factory=list)
+    ropes: list[Rope] = field(default_factory=list)
+
+    def next_layer(self, shape: KVShape) -> LayerKV:
+        """Reserve the KV cache of one more layer of this shape."""
+        shapes = [group.shape for group in self.groups]
+        if shape not in shapes:
+            shapes.append(shape)
+            self.groups.append(KVGroup(shape))
+        number = shapes.index(shape)
+        self.groups[number].layers += 1
+        return LayerKV(shape, number, self.groups[number].layers - 1)
+
+    def next_state(self, shape: StateShape) -> LayerState:
+        """Reserve the recurrent state of one more layer of this shape."""
+        shapes = [group.shape for group in self.states]
+        if shape not in shapes:
+            shapes.append(shape)
+            self.states.append(StateGroup(shape))
+        number = shapes.index(shape)
+        self.states[number].layers += 1
+        return LayerState(shape, number, self.states[number].layers - 1)
+
+    def last_layer(self, shape: KVShape) -> LayerKV:
+        """Return the KV cache of the last layer of this shape."""
+        [number] = [number for number, group in enumerate(self.groups) if group.shape == shape]
+        return LayerKV(shape, number, self.groups[number].layers - 1)
+
+    def rope_number(self, rope: Rope | None) -> int | None:
+        """Return the index of a rope in `ropes`, appending it if it is new. Returns None if `rope` is None."""
+        if rope is None:
+            return None
+        for number, known in enumerate(self.ropes):
+            if known is rope:
+                return number
+        self.ropes.append(rope)
+        return len(self.ropes) - 1

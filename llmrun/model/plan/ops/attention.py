@@ -1,0 +1,181 @@
+"""The op that computes attention over the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.model.plan.builder import PlanBuilder
+from llmrun.model.plan.curves import soft_cap_reference
+from llmrun.model.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.model.plan.ops.base import Op
+from llmrun.model.plan.ops.rope import RopeStore, Rotate, RotateHeads
+from llmrun.model.plan.values import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.model.plan.rope import Rope
+    from llmrun.model.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """An op that computes the softmax attention of each row over all positions that are visible to it.
+
+    scale     factor applied to the dot products of queries and keys
+    soft_cap  if not 0, scores become cap * tanh(score / cap)
+    sinks     float32[heads], an extra score per head that is part of the softmax but has no value vector
+    """
+
+    q: Value
+    kv: LayerKV
+    scale: float
+    soft_cap: float
+    sinks: NDArray[np.float32] | None
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q,)
+
+    def twin(self, run: Run) -> None:
+        shape = self.kv.shape
+        assert isinstance(shape, AttentionShape)
+        keys, values = run.keys_values[self.kv]
+        rows = []
+        for position, query in enumerate(run.heads(self.q, shape.head_size)):
+            seen = shape.reach.seen_from(position, len(keys))
+            rows.append(attention_reference(query, keys[seen], values[seen], self.scale, self.soft_cap, self.sinks))
+        run.put_parts(self.out, np.stack(rows))
+
+
+class AttentionWords(NamedTuple):
+    """The op record of `attention` and `capped_attention`. `scale` and `soft_cap` are float32.
+
+    scratch   address of the threads' scratch memory, `scratch_bytes` per thread
+    partials  address of `slots` slots for the partial results of a step of few rows, `partial_stride` bytes each. A
+              slot holds the states of all heads for one row and one chunk
+    tables    index of the block tables, the same as the index of their window in the plan
+    reach     index of the ranges of positions that rows attend to, the same as the index of their reach in the plan
+    sinks     address of the sinks of all heads, or 0 if there are none
+    """
+
+    q: int
+    q_stride: int
+    out: int
+    out_stride: int
+    cache: int
+    block_bytes: int
+    kv_heads: int
+    scale: int
+    scratch: int
+    scratch_bytes: int
+    partials: int
+    partial_stride: int
+    slots: int
+    tables: int
+    reach: int
+    sinks: int
+    soft_cap: int
+
+
+class MergeWords(NamedTuple):
+    """The op record of `merge`. The words have the same meaning as in AttentionWords."""
+
+    partials: int
+    partial_stride: int
+    slots: int
+    out: int
+    out_stride: int
+    heads: int
+    scratch: int
+    scratch_bytes: int
+    reach: int
+    sinks: int
+
+
+def attention_reference(
+    q: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Compute attention for one row.
+
+    q is float32[heads, head size], keys float32[length, KV heads, head size] and values float32[length, KV heads, value
+    size]. Returns float32[heads, value size]. This is a plain softmax over all
+    positions, while the kernel computes a running softmax in blocks. `soft_cap` and `sinks` are as in Attention.
+    """
+    group = len(q) // keys.shape[1]
+    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+    scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
+    if soft_cap:
+        scores = soft_cap_reference(scores, soft_cap)
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks[:, None]], axis=1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    weights = weights[:, : len(values)]
+    result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
+    return result
+
+
+class AttentionOps(PlanBuilder):
+    __slots__ = ()
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: AttentionShape,
+        rope: Rope | None,
+        *,
+        query_rope: Rope | None = None,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        sinks: NDArray[np.float32] | None = None,
+    ) -> Value:
+        """Append ops that rotate queries and keys, store keys and values, and compute attention.
+
+        `query_rope` defaults to `rope`, and `scale` to 1 / sqrt(head size).
+        """
+        kv, rotated = self.next_layer(shape), Value(q.width)
+        query_number, key_number = self.rope_number(query_rope or rope), self.rope_number(rope)
+        self.ops.append(RopeStore(q, k, v, kv, query_number, key_number, rotated))
+        return self._attend(rotated, kv, shape, scale, soft_cap, sinks)
+
+    def rotated(self, x: Value, head_size: int, rope: Rope) -> Value:
+        """Append an op that rotates each head of x, for queries and keys that are normalized after RoPE."""
+        out, number = x.like(x.width), self.rope_number(rope)
+        assert number is not None
+        self.ops.append(RotateHeads(x, head_size, number, out))
+        return out
+
+    def attention_again(
+        self, q: Value, shape: AttentionShape, rope: Rope | None, *, scale: float | None = None
+    ) -> Value:
+        """Append ops that rotate queries and attend to the keys and values stored by the last layer of this shape."""
+        kv, rotated = self.last_layer(shape), Value(q.width)
+        self.ops.append(Rotate(q, kv, self.rope_number(rope), rotated))
+        return self._attend(rotated, kv, shape, scale, soft_cap=0.0, sinks=None)
+
+    def _attend(
+        self,
+        q: Value,
+        kv: LayerKV,
+        shape: AttentionShape,
+        scale: float | None,
+        soft_cap: float,
+        sinks: NDArray[np.float32] | None,
+    ) -> Value:
+        out = Value(shape.heads * shape.value_size)
+        scale = 1 / sqrt(shape.head_size) if scale is None else scale
+        self.ops.append(Attention(q, kv, scale, soft_cap, sinks, out))
+        return out

@@ -1,0 +1,72 @@
+"""The state of a NumPy run of a plan: the values for all positions of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.formats.quants.registry import BY_NAME
+from llmrun.model.plan.kv_shapes import LayerKV
+from llmrun.model.plan.matrix import Matrix
+from llmrun.model.plan.rope import Pairing, Rope
+from llmrun.model.plan.values import Routing, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Multiply = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
+
+
+class Run:
+    """One run of a plan on a single sequence.
+
+    multiply  computes x . matrix for x float32[rows, columns]
+    kv_type   the type to which keys and values are rounded, or None to keep them in float32
+    scales    float32[tokens, adapters]: the scale of each LoRA adapter for each token, or None if no token uses any
+    """
+
+    def __init__(
+        self,
+        ropes: Sequence[Rope],
+        tokens: NDArray[np.int32],
+        multiply: Multiply,
+        kv_type: str | None,
+        scales: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.tokens, self.multiply, self.kv_type, self.scales = tokens, multiply, kv_type, scales
+        positions = np.arange(len(tokens), dtype=np.int32)
+        self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in ropes]
+        self._pairings = [rope.pairing for rope in ropes]
+        self.values: dict[Value, NDArray[np.float32]] = {}
+        self.keys_values: dict[LayerKV, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self.routed: dict[Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
+
+    def rows_of(self, table: Matrix, indices: NDArray[np.integer] | None = None) -> NDArray[np.float32]:
+        """Look up rows of a table, float32[rows, columns]: each token's, or those with these indices."""
+        return dequantized(table)[self.tokens if indices is None else indices]
+
+    def parts(self, value: Value, groups: int) -> NDArray[np.float32]:
+        """Split a value into float32[rows, groups, width of a group]."""
+        x = self.values[value]
+        return x.reshape(len(x), groups, -1)
+
+    def heads(self, value: Value, head_size: int) -> NDArray[np.float32]:
+        """Split a value into float32[rows, heads, head size]."""
+        return self.parts(value, value.width // head_size)
+
+    def put_parts(self, value: Value, parts: NDArray[np.float32]) -> None:
+        """Set a value from its parts, float32[rows, groups, width of a group], by flattening each row."""
+        self.values[value] = parts.reshape(len(parts), -1)
+
+    def rotation(self, rope: int) -> tuple[NDArray[np.float32], Pairing]:
+        """Return the rotations float32[rows, pairs, 2] of one of the plan's ropes, and its pairing."""
+        return self._rotations[rope], self._pairings[rope]
+
+
+def dequantized(matrix: Matrix) -> NDArray[np.float32]:
+    """Return the weights of a matrix as float32[rows, columns]."""
+    dequantize = BY_NAME[matrix.kind.upper()].dequantize
+    assert dequantize is not None
+    return dequantize(matrix.read())

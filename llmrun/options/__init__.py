@@ -1,0 +1,1 @@
+"""What users can choose: settings, presets and sampling parameters."""

@@ -1,0 +1,356 @@
+"""A served model whose engine runs in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmrun.base.errors import LlmrunError, Unavailable, UsageError
+from llmrun.engine.child.messages import (
+    Ask,
+    Beat,
+    Begun,
+    Cancel,
+    CountPrompt,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    FromChild,
+    Open,
+    Preparing,
+    PromptCounted,
+    Rejected,
+    Stepped,
+    Taken,
+    Tokenize,
+    Tokenized,
+    cancelled_unbegun,
+    encode_to_child,
+)
+from llmrun.engine.facts import ModelFacts
+from llmrun.engine.requests import Failed, Finished
+from llmrun.serving.processes.calls import Calls
+from llmrun.serving.processes.deaths import replay_order, sort_out
+from llmrun.serving.processes.limits import ServingLimits
+from llmrun.serving.processes.request import AskedRequest, Phase, ServedRequest
+from llmrun.serving.processes.served_model import Accepted, Embedding, Load, State
+from llmrun.serving.processes.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Event, Request
+
+
+def _ignore(*_: object) -> None:
+    """Ignore progress and notes."""
+
+
+class ModelProcess:
+    """A ServedModel. All methods must be called on the event loop that runs `start`."""
+
+    def __init__(
+        self,
+        model: Open,
+        limits: ServingLimits | None = None,
+        *,
+        command: Sequence[str] | None = None,
+        loading: Callable[[str, float], None] = _ignore,
+        note: Callable[[str], None] = _ignore,
+        detail: Callable[[str], None] = _ignore,
+    ) -> None:
+        """Create a model that is not open yet.
+
+        command  the command that starts the process, for tests
+        loading  called with the progress of opening the model, as `OpenOptions.progress`
+        note     called with messages for the log, such as the reason of a restart
+        detail   called with messages for users who want to know more, such as why a backend was chosen
+        """
+        self._name = model.name
+        self._limits = limits or ServingLimits()
+        self._supervisor = Supervisor(
+            model, self._limits, self, command=command, loading=loading, note=note, detail=detail
+        )
+        self._ids = itertools.count(1)
+        self._requests: dict[int, ServedRequest] = {}  # all that are not over, or that the process still runs
+        self._parts: dict[int, list[Embedded]] = {}  # the results so far of calls of `embed`
+        self._alone: ServedRequest | None = None  # the request whose first step is running alone
+        self._preparing: ServedRequest | None = None  # the last one that the process has begun to prepare
+        self._beat = Beat(busy=False)
+        self._past = Beat(busy=False)  # the counts of the processes that have ended
+        self._draining = False
+        self._some_over = asyncio.Event()
+        self._calls = Calls(self._limits, self._supervisor, self._some_over.set)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """See ServedModel."""
+        return self._supervisor.facts
+
+    @property
+    def state(self) -> State:
+        """See ServedModel."""
+        return State.DRAINING if self._draining else self._supervisor.state
+
+    @property
+    def pid(self) -> int | None:
+        """The ID of the engine's process, or None before `start`."""
+        return self._supervisor.pid
+
+    @property
+    def load(self) -> Load:
+        """See ServedModel. The counts do not start again after a restart."""
+        past, beat, supervisor = self._past, self._beat, self._supervisor
+        phases = [request.phase for request in self._requests.values() if not request.over]
+        return Load(
+            beat_age_s=supervisor.beat_age_s,
+            steps=past.steps + beat.steps,
+            running=phases.count(Phase.BEGUN) + len(self._calls),
+            waiting=len(phases) - phases.count(Phase.BEGUN),
+            free_tokens=beat.free_tokens,
+            prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
+            cached_tokens=past.cached_tokens + beat.cached_tokens,
+            generated_tokens=past.generated_tokens + beat.generated_tokens,
+            preemptions=past.preemptions + beat.preemptions,
+            wait_s=supervisor.expected_s if supervisor.state is State.RESTARTING else beat.wait_s,
+            restarts=supervisor.restarts,
+        )
+
+    @property
+    def most_requests(self) -> int:
+        """See ServedModel."""
+        return self._limits.share_of(self._limits.max_queue)
+
+    async def start(self) -> None:
+        """Open the model. Raises its error, such as ModelFileError, if it cannot be opened."""
+        await self._supervisor.start()
+
+    def ask(self, request: Request, news: asyncio.Event) -> AskedRequest:
+        """See ServedModel. Raises UsageError for a request that JSON cannot represent."""
+        self._check_available()
+        request_id, received = next(self._ids), time.perf_counter()
+        try:
+            message = encode_to_child(Ask(request_id, request, received))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"request cannot be represented in JSON: {' '.join(str(error).split())[:200]}") from error
+        waiting = [(served.request.tenant, served.n_bytes) for served in self._requests.values() if served.waits]
+        self._limits.check_room(waiting, request.tenant, len(message), retry_after=max(1.0, self.load.wait_s))
+        served = ServedRequest(
+            *(request_id, request, received, len(message), self._limits.unread_bytes, news, self._some_over.set)
+        )
+        self._requests[request_id] = served
+        if self._supervisor.state is State.READY:
+            self._send(served, message)
+        return AskedRequest(served, self._cancel)
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool, tenant: str = "") -> list[int]:
+        """See ServedModel."""
+        call = next(self._ids)
+        tokens: list[int] = await self._call(call, Tokenize(call, text, add_special, parse_special, tenant), tenant)
+        return tokens
+
+    async def detokenize(self, tokens: Sequence[int], *, tenant: str = "") -> bytes:
+        """See ServedModel."""
+        call = next(self._ids)
+        data: bytes = await self._call(call, Detokenize(call, tokens, tenant), tenant)
+        return data
+
+    async def count_prompt(self, request: Request) -> int:
+        """See ServedModel."""
+        call = next(self._ids)
+        tokens: int = await self._call(call, CountPrompt(call, request), request.tenant)
+        return tokens
+
+    async def embed(self, wanted: Embedding) -> Embedded:
+        """See ServedModel."""
+        call = next(self._ids)
+        message = Embed(
+            *(call, wanted.inputs, wanted.query, wanted.dimensions),
+            *(wanted.normalize, wanted.truncate, wanted.tenant),
+        )
+        parts = self._parts[call] = list[Embedded]()
+        try:
+            await self._call(call, message, wanted.tenant)
+        except asyncio.CancelledError:  # the client has left
+            self._supervisor.send(encode_to_child(Cancel((call,))))
+            raise
+        finally:
+            del self._parts[call]
+        tokens = [n for part in parts for n in part.tokens]
+        return Embedded(call, b"".join(part.data for part in parts), tokens)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new and waiting requests, let the others finish, and end those that still run after `seconds`."""
+        self._draining = True
+        error = Unavailable("the server is shutting down", state="draining")
+        for request in list(self._requests.values()):
+            if request.waits:
+                self._abort(request, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._calls or any(not request.over for request in self._requests.values()):
+                    self._some_over.clear()
+                    await self._some_over.wait()
+        for request in list(self._requests.values()):
+            self._abort(request, error)
+        self._calls.fail_all(error)
+
+    async def close(self) -> None:
+        """End the process, and all requests with an error. Idempotent."""
+        self._draining = True
+        self._end_all(Unavailable("the server is shutting down", state="draining"))
+        await self._supervisor.close()
+
+    def take(self, message: FromChild) -> None:
+        """Handle a message of the process. Called by the supervisor."""
+        match message:
+            case Preparing(id=request_id):
+                self._preparing = self._requests.get(request_id)
+            case Taken():
+                self._accept(message)
+            case Begun(ids=ids):
+                self._begin(ids)
+            case Stepped(events=events, beat=beat):
+                self._alone = None
+                self._beat = beat or self._beat
+                for event in events:
+                    self._pass_on(event)
+            case Beat():
+                self._beat = message
+            case Rejected():
+                self._reject(message)
+            case (
+                Tokenized(id=call, tokens=result)
+                | Detokenized(id=call, data=result)
+                | PromptCounted(id=call, tokens=result)
+            ):
+                self._calls.end(call, result)
+            case Embedded(id=call):
+                if call in self._parts:
+                    self._parts[call].append(message)
+                if message.is_last:
+                    self._calls.end(call, None)
+
+    def process_ended(self, reason: str) -> None:
+        """Prepare all requests for the next process. Called by the supervisor."""
+        past, beat = self._past, self._beat
+        self._past = Beat(
+            busy=False,
+            steps=past.steps + beat.steps,
+            prompt_tokens=past.prompt_tokens + beat.prompt_tokens,
+            cached_tokens=past.cached_tokens + beat.cached_tokens,
+            generated_tokens=past.generated_tokens + beat.generated_tokens,
+            preemptions=past.preemptions + beat.preemptions,
+        )
+        self._beat = Beat(busy=False)
+        invariant = self.facts is not None and self.facts.info.batch_invariant
+        requests = list(self._requests.values())
+        sort_out(requests, self._alone, self._preparing, batch_invariant=invariant, reason=reason)
+        self._alone = self._preparing = None
+        self._requests = {key: request for key, request in self._requests.items() if not request.over}
+        for parts in self._parts.values():
+            parts.clear()  # the next process computes them again
+        self._calls.hold(reason)
+
+    def process_ready(self) -> None:
+        """Send all requests to the new process. Called by the supervisor."""
+        for request in replay_order(list(self._requests.values())):
+            message = Ask(
+                *(request.id, request.request, request.received),
+                admitted=request.accepted is not None,
+                alone=request.has_begun,
+            )
+            self._send(request, encode_to_child(message))
+        self._calls.send_held()
+
+    def supervision_ended(self, error: BaseException) -> None:
+        """End all requests, because of a bug. Called by the supervisor."""
+        self._end_all(LlmrunError(f"bug in llmrun: {type(error).__name__}: {error}"))
+
+    def _check_available(self) -> None:
+        supervisor = self._supervisor
+        if self._draining or not (supervisor.state is State.READY or supervisor.ready_soon):
+            raise self._unavailable()
+
+    def _unavailable(self) -> Unavailable:
+        if self._draining:
+            return Unavailable("the server is shutting down", state="draining")
+        state = self._supervisor.state
+        words = {State.LOADING: "is being loaded", State.RESTARTING: "is being restarted"}.get(state, "cannot be used")
+        return Unavailable(
+            f"the model {words}: {self._name}", state=state.value, retry_after=max(1.0, self._supervisor.expected_s)
+        )
+
+    def _send(self, request: ServedRequest, message: bytes) -> None:
+        request.phase = Phase.SENT
+        self._supervisor.send(message)
+
+    async def _call(self, call: int, message: Tokenize | Detokenize | CountPrompt | Embed, tenant: str) -> Any:
+        self._check_available()
+        return await self._calls.run(call, message, tenant)
+
+    def _accept(self, taken: Taken) -> None:
+        request = self._requests.get(taken.id)
+        if request is not None:
+            request.phase = Phase.QUEUED
+            request.accept(Accepted(taken.prompt_tokens, taken.wait_s))
+
+    def _begin(self, ids: Sequence[int]) -> None:
+        begun = [request for request_id in ids if (request := self._requests.get(request_id)) is not None]
+        self._alone = begun[0] if len(ids) == len(begun) == 1 and begun[0].has_begun else None
+        for request in begun:
+            request.phase = Phase.BEGUN
+            request.has_begun = True
+
+    def _pass_on(self, event: Event) -> None:
+        request = self._requests.get(event.request_id)
+        if request is None:
+            return
+        was_over = request.over
+        request.take(event)
+        if isinstance(event, Finished | Failed):
+            del self._requests[request.id]
+        elif request.over and not was_over:
+            self._cancel_in_process(request)
+
+    def _reject(self, rejected: Rejected) -> None:
+        self._calls.fail(rejected.id, rejected.error)
+        request = self._requests.pop(rejected.id, None)
+        if request is not None and request.cancelled:
+            request.take(cancelled_unbegun(request.id))
+        elif request is not None:
+            request.fail(rejected.error)
+
+    def _cancel(self, request: ServedRequest) -> None:
+        """Cancel a request, which then ends with Finished. Nothing happens if it is over."""
+        if request.over or request.cancelled:
+            return
+        request.cancelled = True
+        if request.phase is Phase.HELD:
+            self._requests.pop(request.id, None)
+            request.take(cancelled_unbegun(request.id))
+        else:
+            self._cancel_in_process(request)
+
+    def _abort(self, request: ServedRequest, error: LlmrunError) -> None:
+        """End a request with an error."""
+        if request.over:
+            return
+        request.fail(error)
+        if request.phase is Phase.HELD:
+            self._requests.pop(request.id, None)
+        else:
+            self._cancel_in_process(request)
+
+    def _cancel_in_process(self, request: ServedRequest) -> None:
+        request.cancelled = True
+        self._supervisor.send(encode_to_child(Cancel((request.id,))))
+
+    def _end_all(self, error: LlmrunError) -> None:
+        for request in self._requests.values():
+            request.fail(error)
+        self._requests.clear()
+        self._calls.fail_all(error)

@@ -1,0 +1,163 @@
+"""One request in the server: its events on their way to the client, and what a replay needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from llmrun.base.errors import Cancelled, LlmrunError
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, TextDelta
+from llmrun.serving.processes.replay import DeliveredDeltas, ReplayDiffers
+from llmrun.serving.processes.served_model import Arrival
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Request
+    from llmrun.serving.processes.served_model import Accepted
+
+
+class Phase(Enum):
+    """The place of a request, as far as the server knows."""
+
+    HELD = auto()  # in the server, until the engine's process is ready
+    SENT = auto()  # sent to the process, which has not yet prepared it
+    QUEUED = auto()  # prepared, in the engine's queue
+    BEGUN = auto()  # has been in a step of the process that is running now
+
+
+@dataclass(slots=True, eq=False)
+class ServedRequest:
+    """One request, from its receipt to its last event.
+
+    received     when the server received it, in seconds of `time.perf_counter`
+    n_bytes      the size of its message to the process
+    unread_bytes the maximum size of the events that the client has not read, once it has begun to read
+    news         set when the request is accepted, when events arrive and when it fails
+    on_over      called when the request is over
+    has_begun    whether it was in a step of any process
+    deaths       how often a process ended after the request had begun
+    unprepared   how often a process ended while it was preparing the request
+    """
+
+    id: int
+    request: Request
+    received: float
+    n_bytes: int
+    unread_bytes: int
+    news: asyncio.Event
+    on_over: Callable[[], None]
+    phase: Phase = Phase.HELD
+    has_begun: bool = False
+    cancelled: bool = False
+    over: bool = False
+    deaths: int = 0
+    unprepared: int = 0
+    deltas: DeliveredDeltas = field(default_factory=DeliveredDeltas)
+    accepted: Accepted | None = None
+    _arrived: list[Arrival] = field(default_factory=list)
+    _is_read: bool = False
+    _unread: int = 0  # bytes
+    _error: LlmrunError | None = None
+    _prefilled: int = -1
+
+    @property
+    def waits(self) -> bool:
+        """True until the first step, if the request is not over."""
+        return not self.over and not self.has_begun
+
+    def accept(self, accepted: Accepted) -> None:
+        """Note that the engine has accepted the request."""
+        self.accepted = self.accepted or accepted
+        self.news.set()
+
+    async def acceptance(self) -> Accepted:
+        """Wait until the engine has accepted the request. Raises its error, and Cancelled if it was cancelled."""
+        while self.accepted is None:
+            if self.over:
+                raise self._error or Cancelled("the request was cancelled")
+            self.news.clear()
+            await self.news.wait()
+        return self.accepted
+
+    def take(self, event: Event) -> None:
+        """Pass an event on to the client, unless the client already has it or the request is over."""
+        if self.over:
+            return
+        size = 0
+        match event:
+            case Failed(error=error):
+                self.fail(error)
+                return
+            case PrefillProgress(done=done):
+                if self.deltas.count or done <= self._prefilled:
+                    return
+                self._prefilled = done
+            case TextDelta():
+                try:
+                    size = self.deltas.new_bytes(event)
+                except ReplayDiffers:
+                    self._fail_differing()
+                    return
+                if not size:
+                    return
+            case Finished():
+                if self.deltas.behind and not self.cancelled:
+                    self._fail_differing()
+                    return
+        self._arrived.append(Arrival(time.perf_counter(), event))
+        self._unread += size
+        if isinstance(event, Finished):
+            self._end()
+        elif self._unread > self.unread_bytes and self._is_read:
+            self._arrived.clear()
+            self.fail(LlmrunError(f"the client reads too slowly: {self._unread:,} bytes of its answer are waiting"))
+        self.news.set()
+
+    def fail(self, error: LlmrunError) -> None:
+        """End the request with an error, which the client gets after the events before it."""
+        if not self.over:
+            self._error = error
+            self._end()
+
+    def take_arrived(self) -> list[Arrival]:
+        """See `Asked.take`."""
+        arrived, self._arrived, self._unread, self._is_read = self._arrived, [], 0, True
+        if self._error is not None and not arrived:
+            raise self._error
+        return arrived
+
+    def _fail_differing(self) -> None:
+        self.fail(LlmrunError("the engine was restarted, and its answer differs from the part that was sent before"))
+
+    def _end(self) -> None:
+        self.over = True
+        self.news.set()
+        self.on_over()
+
+
+class AskedRequest:
+    """The client's side of a request, as in `served_model.Asked`. Cancels the request when it is garbage-collected."""
+
+    def __init__(self, served: ServedRequest, cancel: Callable[[ServedRequest], None]) -> None:
+        self._served = served
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+
+    async def accepted(self) -> Accepted:
+        """See `Asked.accepted`."""
+        return await self._served.acceptance()
+
+    def take(self) -> list[Arrival]:
+        """See `Asked.take`."""
+        return self._served.take_arrived()
+
+    def cancel(self) -> None:
+        """See `Asked.cancel`."""
+        self._cancel(self._served)
+
+    def __del__(self) -> None:
+        if not self._served.over and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel, self._served)  # any thread may collect garbage

@@ -1,0 +1,163 @@
+"""Errors as servers report them: an HTTP status, and a body in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from llmrun.base.errors import (
+    BackendCrashed,
+    ContextExceeded,
+    DoesNotFit,
+    InvalidAnswer,
+    LlmrunError,
+    ModelFileError,
+    ModelNotFound,
+    Overloaded,
+    TemplateRefused,
+    Unavailable,
+    UsageError,
+)
+
+_INVALID: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
+# Many programs, such as LiteLLM, recognize this error by OpenAI's words and not by its code.
+_TOO_LONG: Final = "This model's maximum context length is exceeded"
+_LONGEST_WAIT_S: Final = 120  # OpenAI's clients do not retry at all if the server asks for a longer wait
+# The names that begin the engine's messages about formats and tools.
+_ORIGINS: Final = ("response_format", "json_schema", "grammar", "structured_outputs", "text", "tools")
+_ORIGIN_PREFIX: Final = "guided_"
+
+# The messages about our own problems are fixed, because the originals may name files of the server.
+_OWN_PROBLEMS: Final[tuple[tuple[type[LlmrunError], str, str], ...]] = (
+    (BackendCrashed, "backend_crashed", "the model's process crashed while it worked on this request"),
+    (DoesNotFit, "out_of_memory", "the server ran out of memory"),
+    (ModelFileError, "model_failed", "the model could not process this request"),
+)
+_STATES: Final = {
+    "loading": "the model is loading",
+    "restarting": "the model's process is restarting",
+    "draining": "the server is shutting down",
+    "failed": "the model could not be opened",
+}
+_LLAMA_SERVER_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "unavailable_error",
+}
+_NO_TEMPLATE: Final = "no chat template:"  # the message that begins like this also has the file's path
+
+
+class InvalidField(UsageError):
+    """A field of a request is invalid or not supported.
+
+    param  the field's name, such as "messages[0].content"; None if the body as a whole is invalid
+    code   OpenAI's word for the kind of problem
+    """
+
+    def __init__(self, param: str | None, problem: str, *, code: str = "invalid_value", hint: str = "") -> None:
+        super().__init__(f"{param}: {problem}" if param else problem, hint=hint)
+        self.param = param
+        self.code = code
+
+
+def unsupported(param: str, problem: str = "not supported", *, hint: str = "") -> InvalidField:
+    """Return the error for a field that the server understands but cannot honor."""
+    return InvalidField(param, problem, code="unsupported_parameter", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """An error as an HTTP response.
+
+    type, code, param  as in OpenAI's API
+    headers            names in lower case, such as retry-after
+    """
+
+    status: int
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Convert an error to an HTTP response. Errors that are no LlmrunError are bugs, whose details stay private."""
+    if isinstance(error, InvalidField):
+        return ApiError(400, _words(error), _INVALID, error.code, error.param)
+    if isinstance(error, UsageError):
+        return ApiError(400, _words(error), _INVALID, "invalid_value", _origin(str(error)))
+    if isinstance(error, ContextExceeded):
+        return ApiError(400, f"{_TOO_LONG}: {_words(error)}", _INVALID, "context_length_exceeded")
+    if isinstance(error, TemplateRefused):
+        return ApiError(400, _template_words(error), _INVALID, "template_refused")
+    if isinstance(error, ModelNotFound):
+        return ApiError(404, _words(error), _INVALID, "model_not_found", "model")
+    if isinstance(error, InvalidAnswer):
+        # Not a 500, because clients would retry it, and the same seed gives the same answer.
+        return ApiError(422, _words(error), _SERVER, "invalid_answer")
+    if isinstance(error, Overloaded):
+        headers = {**_retry_headers(error.retry_after), "x-should-retry": "true"}
+        return ApiError(429, _words(error), "rate_limit_error", "server_overloaded", None, headers)
+    if isinstance(error, Unavailable):
+        return _unavailable(error)
+    return _own_problem(error)
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error in the form of OpenAI's API, which is also the data of an error in a stream."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def llama_server_body(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error in llama-server's own form, in which `code` is the HTTP status."""
+    kind = _LLAMA_SERVER_TYPES.get(error.status, error.type)
+    if error.code == "context_length_exceeded":
+        kind = "exceed_context_size_error"
+    return {"error": {"code": error.status, "message": error.message, "type": kind}}
+
+
+def _unavailable(error: Unavailable) -> ApiError:
+    words = _STATES.get(error.state, "the model is not available")
+    headers = _retry_headers(error.retry_after)
+    if error.state == "failed":
+        headers = {"x-should-retry": "false"}
+    return ApiError(503, words, _SERVER, error.state, None, headers)
+
+
+def _own_problem(error: BaseException) -> ApiError:
+    for kind, code, words in _OWN_PROBLEMS:
+        if isinstance(error, kind):
+            # OpenAI's clients retry a 500 twice, and each crash also costs the other requests one of their replays.
+            headers = {"x-should-retry": "false"} if kind is BackendCrashed else {}
+            return ApiError(500, words, _SERVER, code, None, headers)
+    known = isinstance(error, LlmrunError)
+    return ApiError(500, "the server could not process this request" if known else "internal error", _SERVER)
+
+
+def _words(error: LlmrunError) -> str:
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
+def _template_words(error: TemplateRefused) -> str:
+    if str(error).startswith(_NO_TEMPLATE):
+        return "this model has no chat template; send a prompt to /v1/completions instead"
+    return _words(error)
+
+
+def _origin(message: str) -> str | None:
+    """Return the field that the engine's message about a response format or a tool begins with, or None."""
+    place, colon, _ = message.partition(":")
+    name = place.partition(".")[0]
+    return place if colon and (name in _ORIGINS or name.startswith(_ORIGIN_PREFIX)) else None
+
+
+def _retry_headers(wait_s: float) -> dict[str, str]:
+    """Return the headers that tell a client when to try again. OpenAI's clients prefer the milliseconds."""
+    wait_s = wait_s if math.isfinite(wait_s) else _LONGEST_WAIT_S
+    wait_s = min(max(wait_s, 0.001), float(_LONGEST_WAIT_S))
+    return {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(math.ceil(wait_s * 1000))}

@@ -1,0 +1,207 @@
+"""Reads the fields of a JSON object with strict types, and keeps track of those that nothing reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeVar
+
+from llmrun.formats.gguf.problems import shown
+from llmrun.serving.protocol.errors import InvalidField
+
+T = TypeVar("T")
+
+MOST_INTEGER: Final = (1 << 31) - 1  # larger values have no use, and kernels have 32-bit parameters
+_LONGEST_SHOWN: Final = 60  # characters of a value in a message
+_INDEX: Final = re.compile(r"\[\d+\]")
+
+
+class Fields:
+    """The fields of one JSON object. A field that is null counts as missing.
+
+    Every method marks its field as read and raises InvalidField if the value has another type or is out of range. The
+    errors name the field with its place in the body, such as "stream_options.include_usage".
+    """
+
+    def __init__(self, body: Mapping[str, Any], place: str = "") -> None:
+        """Store a parsed JSON object, and its place in the body, which is "" for the body itself."""
+        self._body = body
+        self._place = place
+        self._read: set[str] = set()
+        self._inner: list[Fields] = []
+
+    @property
+    def place(self) -> str:
+        """The place of the object in the body."""
+        return self._place
+
+    def path(self, name: str) -> str:
+        """Return the name of a field with its place in the body."""
+        return f"{self._place}.{name}" if self._place else name
+
+    def value(self, name: str) -> Any:
+        """Return a field of any type, or None."""
+        self._read.add(name)
+        return self._body.get(name)
+
+    def peek(self, name: str) -> Any:
+        """Return a field of any type, or None, without marking it as read."""
+        return self._body.get(name)
+
+    def rest(self) -> dict[str, Any]:
+        """Return the fields that are set but have not been read, and mark them as read."""
+        found = {name: value for name, value in self._body.items() if name not in self._read and value is not None}
+        self._read |= found.keys()
+        return found
+
+    def given(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the fields that are set, or those with these names, in the client's order. Mark them as read."""
+        found = {
+            name: value for name, value in self._body.items() if value is not None and (names is None or name in names)
+        }
+        self._read |= found.keys()
+        return found
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the places of the fields that are set but have not been read, such as "messages[].cache_control".
+
+        The results of `fields` and `item_fields` are included.
+        """
+        found: dict[str, None] = {}
+        waiting = [self]
+        for fields in waiting:
+            body, read = fields._body, fields._read
+            names = [name for name, value in body.items() if name not in read and value is not None]
+            if names:
+                place = _INDEX.sub("[]", fields._place)
+                found |= dict.fromkeys(f"{place}.{name}" if place else name for name in names)
+            waiting += fields._inner
+        return tuple(found)
+
+    def boolean(self, name: str) -> bool | None:
+        """Return a field that is true or false, or None."""
+        value = self.value(name)
+        if value is not None and type(value) is not bool:
+            raise self._wrong_type(name, "true or false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """Return a field that is a string, or None."""
+        value = self.value(name)
+        if value is not None and type(value) is not str:
+            raise self._wrong_type(name, "a string")
+        return value
+
+    def word(self, name: str, words: Collection[str]) -> str | None:
+        """Return a field that is one of these strings, or None."""
+        value = self.text(name)
+        if value is not None and value not in words:
+            raise self.wrong(name, "one of " + ", ".join(words))
+        return value
+
+    def integer(self, name: str, minimum: int, maximum: int = MOST_INTEGER) -> int | None:
+        """Return a field that is an integer within these limits, which are inclusive, or None."""
+        value = self.value(name)
+        words = f"an integer from {minimum} to {maximum}"
+        if maximum == MOST_INTEGER:
+            words = f"an integer of at least {minimum}"
+        if value is not None and type(value) is not int:
+            raise self._wrong_type(name, words)
+        if value is not None and not minimum <= value <= maximum:
+            raise self.wrong(name, words)
+        return value
+
+    def number(self, name: str, minimum: float, maximum: float) -> float | None:
+        """Return a field that is a finite number within these limits, which are inclusive, or None."""
+        value = self.value(name)
+        words = f"a number from {minimum:g} to {maximum:g}"
+        if value is None:
+            return None
+        if type(value) not in (int, float):
+            raise self._wrong_type(name, words)
+        if not (minimum <= value <= maximum and -math.inf < value < math.inf):
+            raise self.wrong(name, words)
+        return float(value)
+
+    def items(self, name: str) -> list[Any] | None:
+        """Return a field that is a list, or None."""
+        value = self.value(name)
+        if value is not None and type(value) is not list:
+            raise self._wrong_type(name, "a list")
+        return value
+
+    def object(self, name: str) -> Mapping[str, Any] | None:
+        """Return a field that is an object, or None."""
+        value = self.value(name)
+        if value is not None and type(value) is not dict:
+            raise self._wrong_type(name, "an object")
+        return value
+
+    def fields(self, name: str) -> Fields | None:
+        """Return the fields of a field that is an object, or None."""
+        value = self.object(name)
+        if value is None:
+            return None
+        return self._with_inner(value, self.path(name))
+
+    def item_fields(self, name: str) -> list[Fields] | None:
+        """Return the fields of each item of a list of objects, or None."""
+        items = self.items(name)
+        if items is None:
+            return None
+        for number, item in enumerate(items):
+            if type(item) is not dict:
+                place = f"{self.path(name)}[{number}]"
+                raise InvalidField(place, f"expected an object, got {seen(item)}", code="invalid_type")
+        return [self._with_inner(item, f"{self.path(name)}[{number}]") for number, item in enumerate(items)]
+
+    def needed_text(self, name: str) -> str:
+        """Return a field that is a string and must not be missing."""
+        value = self.text(name)
+        if value is None:
+            raise missing(self.path(name))
+        return value
+
+    def _with_inner(self, body: Mapping[str, Any], place: str) -> Fields:
+        found = Fields(body, place)
+        self._inner.append(found)
+        return found
+
+    def wrong(self, name: str, wanted: str) -> InvalidField:
+        """Return the error for a value that is not what the API expects."""
+        return InvalidField(self.path(name), f"expected {wanted}, got {seen(self._body.get(name))}")
+
+    def _wrong_type(self, name: str, wanted: str) -> InvalidField:
+        problem = f"expected {wanted}, got {seen(self._body.get(name))}"
+        return InvalidField(self.path(name), problem, code="invalid_type")
+
+
+def agreed(given: Mapping[str, T]) -> T | None:
+    """Return the value on which all these fields agree, or None if there are none. Raises InvalidField.
+
+    given  field -> value, for fields that mean the same
+    """
+    names = [*given]
+    for name in names[1:]:
+        if given[name] != given[names[0]]:
+            raise InvalidField(name, f"contradicts {names[0]}", hint="send only one of them")
+    return given[names[0]] if names else None
+
+
+def missing(path: str) -> InvalidField:
+    """Return the error for a required field that is missing."""
+    return InvalidField(path, "this field is required", code="missing_required_parameter")
+
+
+def seen(value: Any) -> str:
+    """Return a short description of a JSON value for messages."""
+    if value is None or type(value) is bool:
+        return {None: "null", True: "true", False: "false"}[value]
+    if type(value) is str:
+        return f'"{shown(value, _LONGEST_SHOWN)}"'
+    if type(value) is list:
+        return "a list" if value else "an empty list"
+    if type(value) is dict:
+        return "an object"
+    return shown(str(value), _LONGEST_SHOWN)

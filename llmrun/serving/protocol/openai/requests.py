@@ -1,0 +1,170 @@
+"""Converts the bodies of chat completions and completions into requests for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llmrun.engine.constraint.base import ResponseFormat
+from llmrun.engine.facts import ModelFacts
+from llmrun.engine.requests import ChatPrompt, FillPrompt, Request, TextPrompt
+from llmrun.options.sampling_params import SamplingParams
+from llmrun.serving.protocol.errors import InvalidField, unsupported
+from llmrun.serving.protocol.fields import Fields
+from llmrun.serving.protocol.openai.formats import read_format
+from llmrun.serving.protocol.openai.messages import read_messages
+from llmrun.serving.protocol.openai.options import (
+    MOST_CHOICES,
+    MOST_LOGPROBS,
+    Options,
+    read_options,
+    refuse_in_chats,
+    refuse_in_completions,
+    require_chats,
+)
+from llmrun.serving.protocol.openai.prompts import read_prompts
+from llmrun.serving.protocol.openai.sampling import choice_seed
+from llmrun.serving.protocol.openai.thinking import ThinkingOptions, read_thinking
+from llmrun.serving.protocol.openai.tools import ToolOptions, read_tools
+from llmrun.serving.protocol.parsed import Parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCompletion(Parsed):
+    """The requests of one chat completion or completion: those of the first prompt, then those of the second one, etc.
+
+    n         the number of choices for each prompt
+    seed      the seed of the first choice of each prompt
+    echoed    the texts that precede the answers to each prompt; () if they are not wanted
+    """
+
+    n: int
+    seed: int
+    include_usage: bool
+    echoed: tuple[str, ...] = ()
+
+
+def parse_chat(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
+    """Convert the body of a chat completion. Raises InvalidField.
+
+    seed  the seed if the body has none
+    """
+    fields = Fields(body)
+    options = read_options(fields, facts, seed)
+    require_chats(facts)
+    refuse_in_chats(fields)
+    messages = read_messages(fields)
+    tools = read_tools(fields, facts)
+    thinking = read_thinking(fields, facts)
+    wanted = read_format(fields)
+    request = chat_request(
+        messages,
+        tools,
+        thinking,
+        wanted,
+        max_tokens=options.max_tokens,
+        stop=options.stop,
+        sampling=options.sampling,
+        logprobs=read_chat_logprobs(fields),
+        continues=_continues(fields, messages, tools),
+    )
+    ignored = (*thinking.without_effect, *fields.unread())
+    return _parsed([request], options, ignored)
+
+
+def chat_request(
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolOptions,
+    thinking: ThinkingOptions,
+    wanted: ResponseFormat | None,
+    *,
+    max_tokens: int | None,
+    stop: tuple[str, ...],
+    sampling: SamplingParams,
+    logprobs: int | None,
+    continues: bool = False,
+) -> Request:
+    """Return the request for one choice of a chat. Raises InvalidField for a format together with tools.
+
+    continues  whether the model should continue the last message
+    """
+    if wanted is not None and tools.may_be_called:
+        raise unsupported(wanted.origin, "cannot be combined with tools", hint='set tool_choice to "none"')
+    prompt = ChatPrompt(messages, tools.tools, tools.choice, tools.parallel, not continues, thinking.variables)
+    return Request(prompt, max_tokens, stop, sampling, logprobs, thinking.think, thinking.budget, wanted)
+
+
+def parse_completion(body: dict[str, Any], facts: ModelFacts, seed: int) -> ParsedCompletion:
+    """Convert the body of a completion. Raises InvalidField and ContextExceeded.
+
+    seed  the seed if the body has none
+    """
+    fields = Fields(body)
+    options = read_options(fields, facts, seed)
+    refuse_in_completions(fields)
+    prompts = read_prompts(fields, facts)
+    if len(prompts) * options.n > MOST_CHOICES:
+        raise InvalidField("prompt", f"{len(prompts):,} prompts with n={options.n} exceed {MOST_CHOICES} choices")
+    best_of = fields.integer("best_of", 1, MOST_CHOICES)
+    if best_of not in (None, options.n):
+        raise unsupported("best_of", "supported only if it equals n")
+    logprobs = fields.integer("logprobs", 0, MOST_LOGPROBS)
+    wanted = read_format(fields)
+    echoed: tuple[str, ...] = ()
+    if fields.boolean("echo"):
+        if logprobs is not None:
+            raise unsupported("echo", "cannot be combined with logprobs", hint="prompts have no log-probabilities")
+        if isinstance(prompts[0], FillPrompt):
+            raise unsupported("echo", "cannot be combined with suffix")
+        echoed = tuple(prompt.text for prompt in prompts if isinstance(prompt, TextPrompt))
+        if len(echoed) < len(prompts):
+            raise unsupported("echo", "supported only for prompts that are text")
+    requests = [
+        Request(prompt, options.max_tokens, options.stop, options.sampling, logprobs, response_format=wanted)
+        for prompt in prompts
+    ]
+    return _parsed(requests, options, fields.unread(), echoed)
+
+
+def _parsed(
+    requests: Sequence[Request], options: Options, ignored: tuple[str, ...], echoed: tuple[str, ...] = ()
+) -> ParsedCompletion:
+    return ParsedCompletion(
+        requests=tuple(choice for request in requests for choice in choices_of(request, options)),
+        stream=options.stream,
+        ignored=ignored,
+        n=options.n,
+        seed=options.seed,
+        include_usage=options.include_usage,
+        echoed=echoed,
+    )
+
+
+def choices_of(request: Request, options: Options) -> Iterator[Request]:
+    """Yield a request for each choice. They differ only in their seeds."""
+    for choice in range(options.n):
+        seed = choice_seed(options.seed, choice)
+        yield replace(request, sampling=replace(request.sampling, seed=seed), adapters=options.adapters)
+
+
+def read_chat_logprobs(fields: Fields) -> int | None:
+    """Return how many of the likeliest tokens are wanted at each position, or None."""
+    wanted = fields.boolean("logprobs")
+    most = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
+    if most and not wanted:
+        raise InvalidField("top_logprobs", "needs logprobs to be true")
+    return most or 0 if wanted else None
+
+
+def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], tools: ToolOptions) -> bool:
+    """Return whether the model should continue the last message. The fields are vLLM's."""
+    name = "continue_final_message"
+    continues = bool(fields.boolean(name))
+    if fields.boolean("add_generation_prompt") not in (None, not continues):
+        raise InvalidField("add_generation_prompt", f"expected the opposite of {name}")
+    if continues and messages[-1]["role"] != "assistant":
+        raise InvalidField(name, 'the last message must have the role "assistant"')
+    if continues and tools.may_be_called:
+        raise unsupported(name, "cannot be combined with tools")
+    return continues

@@ -1,0 +1,216 @@
+"""Converts the events of the engine into a response, or into the events of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+from llmrun.base.types import FinishReason
+from llmrun.engine.facts import ModelFacts
+from llmrun.engine.requests import ChatPrompt, Event, Finished, TextDelta, TokenLogprobs
+from llmrun.serving.protocol.errors import ApiError
+from llmrun.serving.protocol.openai.choices import ChatChoice, Delta
+from llmrun.serving.protocol.openai.logprobs import LogprobLimit
+from llmrun.serving.protocol.openai.messages import call_ids
+from llmrun.serving.protocol.openai.usage import timings, usage
+from llmrun.serving.protocol.openai_responses.items import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    StreamEvent,
+)
+from llmrun.serving.protocol.openai_responses.requests import ParsedResponse
+from llmrun.serving.protocol.openai_responses.wire import error_event
+from llmrun.serving.protocol.parsed import checked
+
+PREFIX: Final = "resp_"
+_FAILED: Final = "failed"
+# The codes of errors inside a response, which differ from those of error responses.
+_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
+
+TextItem = TypeVar("TextItem", Message, Reasoning)
+
+
+class ResponseAnswer:
+    """The answer to one call. Its stream contains the same items as `whole`.
+
+    Items follow one another, except that text may begin before the last pieces of a call. All IDs follow from that of
+    the answer, so that a repeated answer has the same bytes.
+    """
+
+    def __init__(self, parsed: ParsedResponse, facts: ModelFacts, answer_id: str, created: int) -> None:
+        """Create an answer without items.
+
+        answer_id  "resp_" and random letters
+        created    Unix time in seconds
+        """
+        prompt = parsed.request.prompt
+        assert isinstance(prompt, ChatPrompt)
+        self._choice = ChatChoice(call_ids(prompt.messages))
+        self._parsed = parsed
+        self._answer, self._created = answer_id.removeprefix(PREFIX), created
+        self._head = {"id": answer_id, "object": "response", "created_at": created, "model": facts.name}
+        self._tail = {"seed": parsed.seed, "system_fingerprint": facts.fingerprint}
+        self._items: list[Item] = []
+        self._text: Message | Reasoning | None = None  # the item with text that has not ended
+        self._call: FunctionCall | None = None  # the call that has not ended
+        self._unsent: list[TokenLogprobs] = []
+        self._limit = LogprobLimit()
+        self._finished: Finished | None = None
+        self._n_events = 0
+
+    def feed(self, choice: int, event: Event) -> list[StreamEvent]:
+        """Add an event, and return the events to stream.
+
+        Raises what `checked` raises, and InvalidField for an answer with too many log-probabilities.
+        """
+        event = checked(event)
+        found = self._begin()
+        if isinstance(event, TextDelta):
+            self._keep(event)
+            found += self._sent(self._choice.take(event))
+        elif isinstance(event, Finished):
+            found += self._sent(self._choice.release())
+            self._finished = event
+        return self._numbered(found)
+
+    def finish(self) -> list[StreamEvent]:
+        """Return the last events of a stream, after the answer has finished."""
+        ends = self._end()
+        return self._numbered([*ends, {"type": f"response.{self._status}", "response": self.whole()}])
+
+    def failed(self, error: ApiError) -> list[StreamEvent]:
+        """Return the last events of a stream that failed: the error, and the response so far."""
+        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        response = {**self._written(_FAILED), "error": told}
+        return self._numbered(
+            [*self._begin(), error_event(error), {"type": f"response.{_FAILED}", "response": response}]
+        )
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response, after the answer has finished."""
+        if self._finished is None:
+            raise RuntimeError("the answer has not finished")
+        self._end()
+        counts = usage([self._finished], 1)
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
+        ended = self._finished.timings.total_s
+        return {
+            **self._written(self._status),
+            "completed_at": self._created + round(ended) if self._status == COMPLETED else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == INCOMPLETE else None,
+            "usage": {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": {
+                    "cached_tokens": cached,
+                    "cache_write_tokens": counts["prompt_tokens"] - cached,
+                },
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": counts["completion_tokens_details"],
+                "total_tokens": counts["total_tokens"],
+            },
+            "timings": timings([self._finished]),
+        }
+
+    @property
+    def _status(self) -> str:
+        if self._finished is None:
+            return IN_PROGRESS
+        return INCOMPLETE if self._finished.reason is FinishReason.LENGTH else COMPLETED
+
+    def _written(self, status: str) -> dict[str, Any]:
+        """Return the response so far."""
+        return {
+            **self._head,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            **self._parsed.settings,
+            "output": [item.written() for item in self._items],
+            "usage": None,
+            **self._tail,
+        }
+
+    def _begin(self) -> list[StreamEvent]:
+        """Return the first events of a stream, the first time that this is called."""
+        if self._n_events:
+            return []
+        response = self._written(IN_PROGRESS)
+        return [{"type": f"response.{kind}", "response": response} for kind in ("created", IN_PROGRESS)]
+
+    def _numbered(self, events: Sequence[StreamEvent]) -> list[StreamEvent]:
+        first, self._n_events = self._n_events, self._n_events + len(events)
+        return [{**event, "sequence_number": first + number} for number, event in enumerate(events)]
+
+    def _keep(self, event: TextDelta) -> None:
+        """Keep the log-probabilities of tokens that are text, or may be. Those of thinking and calls are not wanted."""
+        is_other = not event.text and bool(event.reasoning or event.tool_calls)
+        if event.unopened or is_other:
+            self._unsent = []
+        if not is_other:
+            self._unsent += event.logprobs
+
+    def _sent(self, deltas: Iterable[Delta]) -> list[StreamEvent]:
+        """Return the events for deltas of a chat."""
+        found: list[StreamEvent] = []
+        for delta in deltas:
+            if "reasoning_content" in delta:
+                found += self._add(Reasoning, delta["reasoning_content"], ())
+            elif "content" in delta:
+                tokens, self._unsent = self._unsent, []
+                self._limit.count(tokens)
+                found += self._add(Message, delta["content"], tokens)
+            else:
+                for piece in delta["tool_calls"]:
+                    found += self._add_to_call(piece)
+        return found
+
+    def _add(self, kind: type[TextItem], text: str, tokens: Sequence[TokenLogprobs]) -> list[StreamEvent]:
+        """Add text to the item that has not ended if it is of this kind, or else to a new one."""
+        found: list[StreamEvent] = []
+        item = self._text
+        if not isinstance(item, kind):
+            found += self._close_text()
+            item = self._text = kind(self._answer, len(self._items))
+            found += self._opened(item)
+        return [*found, item.add(text, tokens)]
+
+    def _add_to_call(self, piece: Delta) -> list[StreamEvent]:
+        """Add a piece of a call. The pieces of one call precede those of the next one."""
+        found: list[StreamEvent] = []
+        function = piece["function"]
+        if "id" in piece:
+            found += [*self._close_text(), *self._close_call()]
+            self._call = FunctionCall(self._answer, len(self._items), piece["id"], function["name"])
+            found += self._opened(self._call)
+        assert self._call is not None
+        if function["arguments"]:
+            found.append(self._call.add(function["arguments"]))
+        return found
+
+    def _end(self) -> list[StreamEvent]:
+        """End the items that have not ended. Of an answer that was cut off, only the last one is incomplete."""
+        found: list[StreamEvent] = []
+        if self._status == COMPLETED and not any(isinstance(item, Message | FunctionCall) for item in self._items):
+            found += [*self._close_text(), *self._opened(Message(self._answer, len(self._items)))]
+        for item in self._items:
+            if item.status == IN_PROGRESS:
+                found += item.end(self._status if item is self._items[-1] else COMPLETED)
+        return found
+
+    def _opened(self, item: Item) -> list[StreamEvent]:
+        self._items.append(item)
+        return item.begin()
+
+    def _close_text(self) -> list[StreamEvent]:
+        item, self._text = self._text, None
+        return [] if item is None else item.end(COMPLETED)
+
+    def _close_call(self) -> list[StreamEvent]:
+        item, self._call = self._call, None
+        return [] if item is None else item.end(COMPLETED)

@@ -1,0 +1,89 @@
+"""The result of reading a call of any API: requests to the engine, and how to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Protocol, runtime_checkable
+
+from llmrun.base.errors import Unavailable
+from llmrun.base.types import FinishReason
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta
+from llmrun.formats.gguf.problems import shown
+from llmrun.serving.protocol.errors import ApiError
+
+_MOST_IGNORED: Final = 32  # names in the header
+_LONGEST_NAME: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """The requests of one call.
+
+    requests  one for each choice of the answer
+    stream    whether the client wants a stream
+    ignored   the names of fields that have no effect, with their places
+    """
+
+    requests: tuple[Request, ...]
+    stream: bool
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def ignored_header(self) -> str:
+        """The ignored names as the value of the header x-llmrun-ignored."""
+        return ignored_names(self.ignored)
+
+
+def ignored_names(ignored: Sequence[str]) -> str:
+    """Return the names of fields without effect as the value of the header x-llmrun-ignored; "" if there are none.
+
+    The names come from the client, so everything but printable ASCII is escaped. A header may not begin or end with
+    spaces, so they are removed, and empty names are quoted.
+    """
+    names = [_in_header(name) for name in islice(ignored, _MOST_IGNORED)]
+    more = len(ignored) - len(names)
+    return ", ".join([*names, f"and {more} more"] if more else names)
+
+
+def _in_header(name: str) -> str:
+    return ascii(shown(name, _LONGEST_NAME))[1:-1][:_LONGEST_NAME].strip() or "''"
+
+
+class Answer(Protocol):
+    """The answer to one call, which has one or more choices.
+
+    It gets the events of every choice, in any interleaving, until each has finished. Then, the client gets what
+    `finish` returns if it wants a stream, or `whole` if not.
+    """
+
+    def feed(self, choice: int, event: Event) -> list[dict[str, Any]]:
+        """Add an event of a choice, and return the chunks to stream. Raises the errors of `checked`."""
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the last chunks of a stream, after all choices have finished."""
+
+    def whole(self) -> Mapping[str, Any] | Sequence[Any]:
+        """Return the body of an answer that is not a stream, after all choices have finished."""
+
+
+@runtime_checkable
+class FailingAnswer(Answer, Protocol):
+    """An answer whose stream reports failures with events of its own, instead of the error chunk of its API."""
+
+    def failed(self, error: ApiError) -> list[dict[str, Any]]:
+        """Return the last chunks of a stream that failed."""
+
+
+def checked(event: Event) -> PrefillProgress | TextDelta | Finished:
+    """Return an event of an answer that has not failed.
+
+    Raises the error of Failed, and Unavailable if the request was cancelled. While the client is there, that happens
+    only at shutdown.
+    """
+    if isinstance(event, Failed):
+        raise event.error
+    if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
+        raise Unavailable("the answer was cut off", state="draining")
+    return event

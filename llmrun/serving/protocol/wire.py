@@ -1,0 +1,64 @@
+"""How an API writes JSON, frames the chunks of a stream, and reports errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llmrun.serving.protocol.errors import ApiError, llama_server_body, openai_body
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+PING: Final = b": ping\n\n"  # a comment, which clients of server-sent events skip
+
+
+@dataclass(frozen=True, slots=True)
+class WireFormat:
+    """The form of an API's streams and errors.
+
+    media_type   the content type of streams
+    frame        encodes a chunk of a stream. The second argument is the ID of the event, or "" if it has none
+    ping         the bytes that keep a silent stream alive; b"" if there are none that clients ignore
+    end          the last bytes of a stream that did not fail
+    error        returns the body of an error response
+    error_chunk  returns the last chunk of a stream that failed
+    """
+
+    media_type: str
+    frame: Callable[[Mapping[str, Any], str], bytes]
+    ping: bytes
+    end: bytes
+    error: Callable[[ApiError], dict[str, Any]]
+    error_chunk: Callable[[ApiError], dict[str, Any]]
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encode JSON for a response. Lone surrogates, which a request can contain, become question marks."""
+    return _ENCODER.encode(value).encode("utf-8", "replace")
+
+
+def data_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
+    """Return a server-sent event without a type."""
+    return _id_line(event_id) + b"data: " + json_bytes(chunk) + b"\n\n"
+
+
+def typed_event(chunk: Mapping[str, Any], event_id: str) -> bytes:
+    """Return a server-sent event whose type is the chunk's field `type`."""
+    kind = str(chunk["type"]).encode("ascii")
+    return b"event: " + kind + b"\n" + data_event(chunk, event_id)
+
+
+def json_line(chunk: Mapping[str, Any], event_id: str) -> bytes:
+    """Return a chunk as a line of JSON, which has no place for the ID of an event."""
+    return json_bytes(chunk) + b"\n"
+
+
+def _id_line(event_id: str) -> bytes:
+    return b"id: " + event_id.encode("ascii") + b"\n" if event_id else b""
+
+
+OPENAI: Final = WireFormat(EVENT_STREAM, data_event, PING, b"data: [DONE]\n\n", openai_body, openai_body)
+# llama-server's own routes, whose streams have no end mark
+LLAMA_SERVER: Final = WireFormat(EVENT_STREAM, data_event, PING, b"", llama_server_body, llama_server_body)

@@ -1,0 +1,209 @@
+"""Tests of the report on the processor, the memory and Python for each kind of machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.backends.cpu.speeds.kept import keep_speeds
+from llmrun.base.compiled import levels
+from llmrun.base.compiled.store import KernelCompileError
+from llmrun.base.errors import KernelWarning
+from llmrun.jobs.doctor import memory
+from llmrun.jobs.doctor.findings import NOTE, OK, PROBLEM
+from llmrun.jobs.doctor.interpreter import look_at_python
+from llmrun.jobs.doctor.machine import Machine
+from llmrun.jobs.doctor.memory import look_at_memory, measure_speed
+from llmrun.jobs.doctor.processor import look_at_level, look_at_prefetching, look_at_processor
+
+GB = 10**9
+
+
+def machine(**system: Any) -> Machine:
+    made = Machine()
+    made.system = {"cpu": "A processor", "threads": 2, "cores_physical": 2, **system}
+    return made
+
+
+# Python
+
+
+def test_this_python_and_its_libraries_are_right() -> None:
+    python, llmrun = look_at_python(Machine())
+    assert (python.name, python.status, llmrun.name, llmrun.status) == ("python", OK, "llmrun", OK)
+    assert python.facts["bits"] == 64
+    assert llmrun.facts["numba"]
+
+
+def test_a_python_of_32_bits_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "maxsize", 2**31 - 1)
+    python, _ = look_at_python(Machine())
+    assert python.status == PROBLEM
+    assert "64-bit" in python.advice
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 15)])
+def test_a_python_that_nobody_has_tried_is_a_problem(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    python, _ = look_at_python(Machine())
+    assert (python.status, python.advice) == (PROBLEM, "Use Python 3.11 to 3.14. Other versions are not tested.")
+
+
+def test_free_threaded_builds_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", 1)
+    python, _ = look_at_python(Machine())
+    assert python.status == PROBLEM
+    assert "free-threaded" in python.advice
+
+
+def test_outside_of_any_environment_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    python, _ = look_at_python(Machine())
+    assert python.words.endswith("not in a virtual environment")
+
+
+def test_a_missing_library_is_a_problem_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else find(name))
+    _, llmrun = look_at_python(Machine())
+    assert llmrun.status == PROBLEM
+    assert llmrun.command == f"{sys.executable} -m pip install numba"
+
+
+# Processor
+
+
+def test_cores_threads_and_a_containers_share_are_told() -> None:
+    (found,) = look_at_processor(machine(cpu_quota=1.5, threads=1))
+    assert found.words == "A processor: 2 cores, 1 thread used, limited to 1.5 CPUs by this container"
+    (found,) = look_at_processor(machine(cores_physical=None, cores_logical=None))
+    assert found.words == "A processor: 1 core, 2 threads used"
+
+
+@pytest.fixture
+def any_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels.host_target.cache_clear()
+    monkeypatch.setattr(levels, "host_levels", lambda: [levels.AVX2, levels.PORTABLE])
+
+
+def trial_says(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    monkeypatch.setattr(levels, "works", lambda *target: works)
+
+
+@pytest.mark.usefixtures("any_level")
+def test_the_level_that_worked_when_it_was_tried_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial_says(monkeypatch, True)
+    (found,) = look_at_level(Machine())
+    assert (found.status, found.words) == (OK, "kernels use AVX2; tested on this machine")
+    levels.host_target.cache_clear()
+
+
+@pytest.mark.usefixtures("any_level")
+def test_a_level_that_failed_its_trial_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial_says(monkeypatch, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KernelWarning)
+        (found,) = look_at_level(Machine())
+    assert found.status == NOTE
+    assert "instructions that fail on it: avx2" in found.words
+    assert found.facts["level"] == "portable"
+    levels.host_target.cache_clear()
+
+
+@pytest.mark.usefixtures("any_level")
+def test_a_processor_with_no_level_of_ours_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "host_levels", lambda: [levels.PORTABLE])
+    (found,) = look_at_level(Machine())
+    assert (found.status, found.facts["tried"]) == (NOTE, False)
+    levels.host_target.cache_clear()
+
+
+@pytest.mark.usefixtures("any_level")
+@pytest.mark.parametrize(("forced", "status"), [("avx2", OK), ("portable", NOTE), ("avx3", PROBLEM)])
+def test_a_level_that_a_variable_forces_is_told(forced: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CPU_LEVEL", forced)
+    (found,) = look_at_level(Machine())
+    assert found.status == status
+    assert "LLMRUN_CPU_LEVEL" in found.words
+    assert found.command == ("" if status == OK else "unset LLMRUN_CPU_LEVEL")
+    levels.host_target.cache_clear()
+
+
+@pytest.mark.push
+@pytest.mark.usefixtures("any_level")
+def test_how_weights_are_prefetched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
+    (found,) = look_at_prefetching(machine())
+    assert (found.status, found.facts["threads"]) == (OK, 2)
+    assert "no clear measurement yet" in found.words
+    times = {"none": 1.0, "linear": 0.9, "streams": 0.5}
+    keep_speeds(2, {"prefetch": times})
+    (found,) = look_at_prefetching(machine())
+    assert found.words.endswith("measured: 50% less time per token than the slowest way (not prefetched)")
+    assert (found.facts["way"], found.facts["relative_times"]) == ("streams", times)
+
+
+# Memory
+
+
+def test_free_memory_and_its_modules_are_told() -> None:
+    facts = {"memory_modules": 2, "memory_type": "DDR5", "memory_mts": 5600}
+    (found,) = look_at_memory(machine(memory_bytes=64 * GB, memory_free=60 * GB, **facts))
+    assert (found.status, found.words) == (OK, "60.0 GB of 64.0 GB free, 2× DDR5-5600")
+
+
+def test_little_free_memory_is_a_note() -> None:
+    (found,) = look_at_memory(machine(memory_bytes=64 * GB, memory_free=GB))
+    assert found.status == NOTE
+    assert found.advice
+
+
+@pytest.mark.parametrize("known", [{}, {"memory_bytes": GB, "memory_free": None}])
+def test_a_system_that_does_not_tell_is_a_note(known: dict[str, Any]) -> None:
+    (found,) = look_at_memory(machine(**known))
+    assert (found.status, found.words) == (NOTE, "the system does not report the amount of memory")
+
+
+@pytest.mark.push
+def test_speed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_GIB", 1 << 26)
+    (found,) = measure_speed(machine(threads=1, memory_free=None))
+    assert (found.name, found.status) == ("speed", OK)
+    assert found.facts["read_bytes_per_second"] > 1e8
+    assert found.facts["int8_products_per_second"] > 1e8
+
+
+def test_speed_is_not_measured_without_memory_to_read() -> None:
+    (found,) = measure_speed(machine(memory_free=1 << 27))
+    assert (found.status, found.words) == (NOTE, "not measured: too little memory is free")
+
+
+def test_a_kernel_that_does_not_compile_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise KernelCompileError("cannot compile kernel: limits.read", hint="look again")
+
+    monkeypatch.setattr("llmrun.backends.cpu.speeds.limits.MachineLimits", fail)
+    (found,) = measure_speed(machine(memory_free=None))
+    assert (found.status, found.advice) == (PROBLEM, "Look again.")
+    assert "limits.read" in found.words
+
+
+def test_without_a_level_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels.host_target.cache_clear()
+    monkeypatch.setenv("LLMRUN_CPU_LEVEL", "avx3")
+    (found,) = measure_speed(machine(memory_free=None))
+    assert (found.status, found.words) == (NOTE, "not measured: no valid instruction level is selected")
+
+
+def test_the_best_of_three_counts_or_of_as_many_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter([1.0, 3.0, 2.0, 9.0])
+    assert memory._best(lambda: next(speeds)) == 3.0
+    monkeypatch.setattr(memory, "_MOST_SECONDS", 0.0)
+    speeds = iter([1.0, 3.0])
+    assert memory._best(lambda: next(speeds)) == 1.0

@@ -1,0 +1,185 @@
+"""Tests that recordings survive a round trip, and that every damaged or hostile file gives one clear line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrun.base.errors import UsageError
+from llmrun.engine.constraint.base import FormatKind, ResponseFormat
+from llmrun.engine.requests import RecordedChat, Request, TokenPrompt
+from llmrun.jobs.replaying.parsing import parse_recording, read_recording
+from llmrun.jobs.replaying.recording import ModelFile, Opening, Output, Recording, token_digests
+from llmrun.options.sampling_params import SamplingParams
+from tests.support.tiers import examples
+
+MESSAGES = [{"role": "system", "content": "Be brief. 🙂"}, {"role": "user", "content": "Why?\n"}]
+TOKENS = tuple(range(100, 170))
+RECORDING = Recording(
+    numerics=1,
+    llmrun="0.1.0",
+    model="smollm2:135m",
+    files=(ModelFile("a.gguf", "0f" * 32),),
+    opening=Opening("f16", 2048, "ab" * 32, "{{ messages }}", ("<think>", "</think>")),
+    prompt_tokens=(1, 2, 3),
+    request=Request(
+        RecordedChat(MESSAGES, template_kwargs={"enable_thinking": True, "n": [1, 2.5, None]}, tokens=(1, 2, 3)),
+        max_tokens=80,
+        stop=("\n\n", "end"),
+        sampling=SamplingParams(
+            temperature=0.3, top_k=5, samplers="top_k;temperature", seed=12, logit_bias={7: -math.inf}
+        ),
+        think=True,
+        think_budget=9,
+        response_format=ResponseFormat(FormatKind.CHOICE, choices=("a", "b"), origin="--choice"),
+    ),
+    output=Output(TOKENS, "length", {0: "0123456789abcdef", 70: "f" * 16}),
+    ops=(("embed token_embd", "0" * 16), ("logits", "1" * 16)),
+    machine={"device": "2 threads, avx2"},
+)
+RAW = replace(
+    RECORDING,
+    opening=Opening("q8_0", 64, None, None, None),
+    request=Request(TokenPrompt((1, 2, 3)), sampling=SamplingParams()),
+)
+BODY = RECORDING.as_json()
+
+
+def encoded(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+def problem(data: bytes) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse_recording(data)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    return message
+
+
+@pytest.mark.parametrize("recording", [RECORDING, RAW])
+def test_a_round_trip_changes_nothing(recording: Recording) -> None:
+    assert parse_recording(encoded(recording.as_json())) == recording
+
+
+def test_digests_of_tokens_cover_all_tokens() -> None:
+    assert [len([*token_digests(range(n))]) for n in (0, 1, 32, 33, 70)] == [0, 1, 1, 2, 3]
+    assert [*token_digests(range(70))][:2] == [*token_digests(range(64))]
+    assert [*token_digests(range(70))][2] != [*token_digests(range(69))][2]
+
+
+CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("format", lambda body: body.pop("format")),
+    ("version 2", lambda body: body.update(version=2)),
+    ("numerics", lambda body: body.update(numerics=True)),
+    ("files", lambda body: body.update(files=[])),
+    ("files[0].sha256", lambda body: body["files"][0].update(sha256="0F" * 32)),
+    ("kv_type", lambda body: body.update(kv_type="f 64")),
+    ("context_size", lambda body: body.update(context_size=0)),
+    ("template", lambda body: body.update(template="x")),
+    ("thinking_tags", lambda body: body.update(thinking_tags=["<think>"])),
+    ("chat.messages[0].content", lambda body: body["chat"]["messages"][0].pop("content")),
+    ("prompt_tokens", lambda body: body.update(prompt_tokens=[])),
+    ("prompt_tokens[1]", lambda body: body.update(prompt_tokens=[1, -1])),
+    ("stop", lambda body: body.update(stop=[""])),
+    ("sampling.temperature", lambda body: body["sampling"].update(temperature="hot")),
+    ("sampling.top_k", lambda body: body["sampling"].update(top_k=1.5)),
+    ("sampling.samplers", lambda body: body["sampling"].update(samplers="no_such")),
+    ("sampling.min_p", lambda body: body["sampling"].pop("min_p")),
+    ("seed", lambda body: body.update(seed=-1)),
+    ("logit_bias", lambda body: body.update(logit_bias={"x": 1})),
+    ("response_format.kind", lambda body: body["response_format"].update(kind="poem")),
+    ("tokens[3]", lambda body: body["tokens"].__setitem__(3, 1 << 24)),
+    ("token_digests", lambda body: body["tokens"].__setitem__(40, 5)),
+    ("finish", lambda body: body.update(finish="done")),
+    ("logits", lambda body: body.update(logits={"71": "0" * 16})),
+    ("ops", lambda body: body.update(ops=[["embed", "0"]])),
+    ("machine", lambda body: body.update(machine={"device": 1})),
+    ("surprise", lambda body: body.update(surprise=1)),
+]
+
+
+@pytest.mark.parametrize(("named", "change"), CHANGES, ids=[name for name, _ in CHANGES])
+def test_the_field_with_a_problem_is_named(named: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    body = json.loads(encoded(BODY))
+    change(body)
+    assert named in problem(encoded(body))
+
+
+def test_other_files_are_refused() -> None:
+    assert "invalid JSON" in problem(b"")
+    assert "invalid JSON" in problem(b"\x00GGUF")
+    assert "UTF-8" in problem(b"\xff\xfe{")
+    assert "JSON object" in problem(b"[]")
+    assert "format" in problem(b"{}")
+    assert "deep" in problem(b'{"a":' + b"[" * 200_000)
+    assert "occurs twice" in problem(b'{"format": "llmrun-run", "format": "llmrun-run"}')
+    assert "UTF-8" in problem(encoded({**BODY, "model": "\ud800"}))
+    assert "larger than" in problem(b" " * ((32 << 20) + 1))
+    assert problem(b'{"format": "llmrun-run", "version": ' + b"9" * 5000 + b"}")
+    assert "NaN" in problem(b'{"format": NaN}')
+
+
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read_recording(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="directory"):
+        read_recording(tmp_path)
+    path = tmp_path / "run.json"
+    path.write_bytes(b"{}")
+    with pytest.raises(UsageError, match=re.escape(f"not a recording of llmrun: {path}: format")):
+        read_recording(path)
+
+
+PLACES = [key for key in BODY if key not in ("format", "version")]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.mark.push
+@given(st.sampled_from(PLACES), VALUES)
+@settings(max_examples=examples(400))
+def test_any_value_in_any_field_is_read_or_refused(place: str, value: Any) -> None:
+    body = {**json.loads(encoded(BODY)), place: value}
+    parse_or_refuse(encoded(body))
+
+
+@pytest.mark.push
+@given(st.data())
+@settings(max_examples=examples(400))
+def test_any_damage_is_read_or_refused(data: st.DataObject) -> None:
+    damaged = bytearray(encoded(BODY))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        if data.draw(st.booleans()):
+            damaged[at] = data.draw(st.integers(0, 255))
+        else:
+            del damaged[at : at + data.draw(st.integers(1, 200))]
+        if not damaged:
+            return
+    parse_or_refuse(bytes(damaged))
+
+
+def parse_or_refuse(data: bytes) -> None:
+    """Parse a recording. If it is accepted, it must survive a round trip."""
+    problems, found = [], None
+    try:
+        found = parse_recording(data)
+    except UsageError as error:
+        problems.append(str(error))
+    assert "\n" not in "".join(problems)
+    if found is not None:
+        assert parse_recording(encoded(found.as_json())) == found

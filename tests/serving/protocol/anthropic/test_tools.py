@@ -1,0 +1,78 @@
+"""Tests of tools and tool_choice in Anthropic's form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmrun.serving.protocol.errors import InvalidField
+from tests.support.protocol.answers import FACTS
+from tests.support.protocol.anthropic_answers import TOOL, message, prompt_of
+
+
+def test_a_tool_has_the_form_of_chat_completions() -> None:
+    described = {**TOOL, "type": "custom", "description": "Looks.", "strict": True, "cache_control": {}}
+    function = {"name": "look", "description": "Looks.", "strict": True, "parameters": TOOL["input_schema"]}
+    assert prompt_of(tools=[described]).tools == [{"type": "function", "function": function}]
+    assert message(tools=[described]).ignored == ()
+
+
+def test_fields_of_tools_without_effect_are_named() -> None:
+    assert message(tools=[{**TOOL, "defer_loading": True}]).ignored == ("tools[].defer_loading",)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ("auto", True)),
+        ({"type": "auto"}, ("auto", True)),
+        ({"type": "any"}, ("required", True)),
+        ({"type": "none"}, ("none", True)),
+        ({"type": "tool", "name": "look"}, ("look", True)),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ("auto", False)),
+        ({"type": "any", "disable_parallel_tool_use": False}, ("required", True)),
+    ],
+)
+def test_choices_are_converted(choice: Any, expected: tuple[str, bool]) -> None:
+    prompt = prompt_of(tools=[TOOL], tool_choice=choice)
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == expected
+
+
+@pytest.mark.parametrize("name", ["x" * 128, "mcp__server__tool-1"])
+def test_long_names_are_allowed(name: str) -> None:
+    tools = prompt_of(tools=[{**TOOL, "name": name}]).tools
+    assert tools is not None
+    assert tools[0]["function"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
+        ({"tools": [{**TOOL, "name": "x" * 129}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{**TOOL, "input_schema": True}]}, "tools[0].input_schema"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "find"}}, "tool_choice.name"),
+        ({"tools": [{**TOOL, "name": "auto"}], "tool_choice": {"type": "tool", "name": "auto"}}, "tool_choice.name"),
+    ],
+)
+def test_invalid_tools_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        message(**fields)
+    assert caught.value.param == param
+
+
+def test_models_without_tools_refuse_them() -> None:
+    with pytest.raises(InvalidField, match="does not support tools"):
+        message(replace(FACTS, takes_tools=False), tools=[TOOL])

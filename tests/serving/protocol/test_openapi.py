@@ -1,0 +1,285 @@
+"""Tests that the OpenAPI document says what the parsers accept and what the bodies contain."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmrun.base.types import FinishReason
+from llmrun.engine.child.messages import Embedded
+from llmrun.engine.requests import Event, ToolCallDelta
+from llmrun.serving.protocol.anthropic.models import anthropic_models
+from llmrun.serving.protocol.anthropic.requests import REFUSED as REFUSED_IN_MESSAGES
+from llmrun.serving.protocol.anthropic.requests import parse_count
+from llmrun.serving.protocol.anthropic.wire import ANTHROPIC
+from llmrun.serving.protocol.embeddings.answers import (
+    embeddings_body,
+    ollama_embed_body,
+    ollama_embeddings_body,
+    rerank_body,
+)
+from llmrun.serving.protocol.embeddings.calls import parse_embeddings, parse_rerank
+from llmrun.serving.protocol.errors import InvalidField, api_error, openai_body
+from llmrun.serving.protocol.fields import Fields
+from llmrun.serving.protocol.infill import REFUSED_IN_INFILL
+from llmrun.serving.protocol.openai.models import model_body, models_body, unloaded_model_body
+from llmrun.serving.protocol.openai.options import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
+from llmrun.serving.protocol.openai_responses.requests import REFUSED_IN_RESPONSES
+from llmrun.serving.protocol.openapi import document
+from llmrun.serving.protocol.tokens import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from tests.support.protocol.answers import (
+    FACTS,
+    TOOL,
+    as_json,
+    called,
+    chat,
+    chat_answer,
+    chosen,
+    completion,
+    completion_answer,
+    ended,
+    infill,
+    infill_answer,
+    run,
+    said,
+)
+from tests.support.protocol.anthropic_answers import TOOL as ANTHROPIC_TOOL
+from tests.support.protocol.anthropic_answers import USER, answer, message, streamed
+from tests.support.protocol.ollama import OLLAMA_ROUTES
+from tests.support.protocol.response_answers import (
+    FLAT_TOOL,
+    LOGPROBS,
+    response,
+    response_answer,
+    said_and_called,
+)
+from tests.support.protocol.response_answers import streamed as response_events
+
+DOCUMENT = document("1.2.3")
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+ROUTES = {
+    "/v1/chat/completions": "post",
+    "/v1/completions": "post",
+    "/v1/responses": "post",
+    "/infill": "post",
+    "/v1/messages": "post",
+    "/v1/messages/count_tokens": "post",
+    "/v1/models": "get",
+    "/v1/models/{id}": "get",
+    "/v1/embeddings": "post",
+    "/v1/rerank": "post",
+    "/tokenize": "post",
+    "/detokenize": "post",
+    "/": "get",
+    "/health": "get",
+    "/lora-adapters": "get",
+    "/metrics": "get",
+    "/openapi.json": "get",
+    **OLLAMA_ROUTES,
+}
+PARSERS: dict[str, Callable[..., Any]] = {
+    "ChatRequest": chat,
+    "CompletionRequest": completion,
+    "ResponseRequest": response,
+    "InfillRequest": infill,
+    "TokenizeRequest": lambda **fields: parse_tokenize({"content": "a", **fields}),
+    "DetokenizeRequest": lambda **fields: parse_detokenize({"tokens": [1], **fields}, FACTS),
+    "EmbeddingRequest": lambda **fields: parse_embeddings({"input": "a", **fields}, FACTS, ""),
+    "RerankRequest": lambda **fields: parse_rerank({"query": "a", "documents": ["b"], **fields}, FACTS, ""),
+    "MessageRequest": message,
+    "MessageCountRequest": lambda **fields: parse_count({"model": "tiny", "messages": [USER], **fields}, FACTS),
+}
+# Fields of which only these values count as read. Others are named as ignored.
+QUIET = {"store": False, "service_tier": "auto", "speed": "standard"}
+REFUSED = {
+    "ChatRequest": {*REFUSED_IN_CHATS},
+    "CompletionRequest": {*REFUSED_IN_COMPLETIONS},
+    "ResponseRequest": {*REFUSED_IN_RESPONSES},
+    "InfillRequest": {*REFUSED_IN_INFILL},
+    "TokenizeRequest": set[str](),
+    "DetokenizeRequest": set[str](),
+    "EmbeddingRequest": set[str](),
+    "RerankRequest": set[str](),
+    "MessageRequest": {*REFUSED_IN_MESSAGES},
+    "MessageCountRequest": {*REFUSED_IN_MESSAGES},
+}
+PROPERTIES = [(name, field, schema) for name in PARSERS for field, schema in SCHEMAS[name]["properties"].items()]
+
+
+def validate(body: Any, name: str) -> None:
+    """Check a body against a schema, in which it may have no undeclared fields at any depth."""
+    found = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": closed(SCHEMAS)}}
+    jsonschema.Draft202012Validator(found).validate(as_json(body))
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects may have no other properties than those it declares."""
+    if isinstance(schema, list):
+        return [*map(closed, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: closed(value) for name, value in schema.items()}
+    if "properties" in schema and isinstance(schema.get("type"), str):
+        found["additionalProperties"] = False
+    return found
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for each in value.values():
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def test_every_route_is_described() -> None:
+    assert {path: next(iter({*each} - {"parameters"})) for path, each in DOCUMENT["paths"].items()} == ROUTES
+    assert (DOCUMENT["openapi"], DOCUMENT["info"]["version"]) == ("3.1.0", "1.2.3")
+
+
+@pytest.mark.push
+def test_every_reference_leads_somewhere() -> None:
+    found = {*references(DOCUMENT)}
+    assert found == {f"#/components/schemas/{name}" for name in SCHEMAS}
+    for schema in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_fields_are_those_that_the_parser_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = set()
+
+    def note(fields: Fields, field: str) -> Any:
+        if not fields.place:
+            read.add(field)
+        return fields.peek(field)
+
+    monkeypatch.setattr(Fields, "value", note)
+    PARSERS[name](**QUIET)
+    assert {*SCHEMAS[name]["properties"]} == read - REFUSED[name]
+
+
+@pytest.mark.push
+@pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
+def test_values_against_the_schema_are_refused(name: str, field: str, schema: dict[str, Any]) -> None:
+    """Fields without effect are the exception: they are named as ignored."""
+    wrong = [*invalid(schema)]
+    assert wrong
+    for value in wrong:
+        if field in QUIET:
+            assert PARSERS[name](**{field: value}).ignored == (field,)
+            continue
+        with pytest.raises(InvalidField) as caught:
+            PARSERS[name](**{field: value})
+        assert re.split(r"[.\[]", caught.value.param or "")[0] == field
+
+
+def invalid(schema: dict[str, Any]) -> Iterator[Any]:
+    """Yield values that a schema forbids: of another type, or next to a bound."""
+    validator = jsonschema.Draft202012Validator({**schema, "components": {"schemas": SCHEMAS}})
+    candidates = [True, "no_such_value", 5, 5.5, [], {}, [None], [{}], {"type": "no_such_type"}, ["x"] * 1000]
+    if "minimum" in schema:
+        candidates += [schema["minimum"] - 1, schema["maximum"] + 1 if "maximum" in schema else schema["minimum"] - 2]
+    yield from (value for value in candidates if not validator.is_valid(value))
+
+
+@pytest.mark.push
+@pytest.mark.parametrize(("name", "field", "schema"), PROPERTIES, ids=[f"{each[0]}.{each[1]}" for each in PROPERTIES])
+def test_the_bounds_are_accepted(name: str, field: str, schema: dict[str, Any]) -> None:
+    for bound in ("minimum", "maximum"):
+        if bound in schema and field not in ("best_of", "n", "top_logprobs"):
+            PARSERS[name](**{field: schema[bound]})
+
+
+def test_n_and_logprobs_have_their_bounds() -> None:
+    assert len(chat(n=SCHEMAS["ChatRequest"]["properties"]["n"]["maximum"]).requests) == 128
+    assert chat(logprobs=True, top_logprobs=SCHEMAS["ChatRequest"]["properties"]["top_logprobs"]["maximum"])
+
+
+def test_chats_match_their_schemas() -> None:
+    answer = chat_answer(
+        stream=True, stream_options={"include_usage": True}, n=2, tools=[TOOL], logprobs=True, top_logprobs=1
+    )
+    events: list[tuple[int, Event]] = [
+        (0, said("a", reasoning="b", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))),
+        (1, called(ToolCallDelta(0, "call_a", "look"), ToolCallDelta(0, arguments="{}"))),
+        (0, ended(drafted_tokens=2)),
+        (1, ended(FinishReason.TOOL_CALLS)),
+    ]
+    for chunk in run(answer, events):
+        validate(chunk, "ChatCompletionChunk")
+    validate(answer.whole(), "ChatCompletion")
+
+
+def test_completions_match_their_schemas() -> None:
+    answer = completion_answer(stream=True, logprobs=1)
+    for chunk in run(answer, [(0, said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))), (0, ended())]):
+        validate(chunk, "CompletionChunk")
+    validate(answer.whole(), "Completion")
+
+
+def test_embeddings_and_rankings_match_their_schemas() -> None:
+    call = parse_embeddings({"input": "a"}, FACTS, "")
+    found = Embedded(1, struct.pack("=2f", 1.0, 0.5), [3])
+    validate(embeddings_body(call, found, "tiny", 0.0), "Embeddings")
+    validate(embeddings_body(replace(call, encoding="base64"), found, "tiny", 0.0), "Embeddings")
+    validate(ollama_embed_body(call, found, "tiny", 0.5), "OllamaEmbeddings")
+    validate(ollama_embeddings_body(call, found, "tiny", 0.5), "OllamaEmbedding")
+    ranking = parse_rerank({"query": "a", "documents": ["b", "c"], "return_documents": True}, FACTS, "")
+    validate(rerank_body(ranking, replace(found, tokens=[1, 2]), "tiny", 0.0), "Ranking")
+
+
+@pytest.mark.push
+def test_responses_match_their_schemas() -> None:
+    fields = {"tools": [FLAT_TOOL], "include": [LOGPROBS], "top_logprobs": 1, "text": {"format": {"type": "text"}}}
+    likely = chosen(b"a", -1.0, (b"a", -1.0))
+    for given in (
+        [said("a", reasoning="b", logprobs=(likely,)), *said_and_called()],
+        [said("a", logprobs=(likely,)), ended(FinishReason.LENGTH, drafted_tokens=2)],
+    ):
+        answer = response_answer(**fields)
+        for event in response_events(answer, *given):
+            validate(event, "ResponseEvent")
+        validate(answer.whole(), "Response")
+    for event in response_answer(**fields).failed(api_error(InvalidField("n", "wrong"))):
+        validate(event, "ResponseEvent")
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2}, {"stream": True}], ids=str)
+def test_answers_to_infill_match_their_schemas(fields: dict[str, Any]) -> None:
+    answer = infill_answer(n_probs=1, **fields)
+    piece = said("a", logprobs=(chosen(b"a", -1.0, (b"a", -1.0)),))
+    choices = range(len(infill(**fields).requests))
+    for chunk in run(answer, [(index, event) for index in choices for event in (piece, ended())]):
+        validate(chunk, "InfillChunk")
+    validate(answer.whole(), "Infill")
+
+
+def test_messages_match_their_schemas() -> None:
+    answering = answer(stream=True, tools=[ANTHROPIC_TOOL])
+    call = called(ToolCallDelta(0, "call_a", "look"), ToolCallDelta(0, arguments="{}"))
+    chunks = streamed(answering, [said(reasoning="b"), said("a"), call, ended(FinishReason.TOOL_CALLS)])
+    for chunk in [*chunks, ANTHROPIC.error_chunk(api_error(RuntimeError()))]:
+        validate(chunk, "MessageEvent")
+    validate(answering.whole(), "AnthropicMessage")
+    models = [model_body(FACTS, 1), unloaded_model_body("other", 1)]
+    validate(anthropic_models(models_body(models)), "AnthropicModels")
+
+
+def test_other_answers_match_their_schemas() -> None:
+    validate(models_body([model_body(FACTS, 1), unloaded_model_body("other", 1)]), "Models")
+    validate(model_body(FACTS, 1_700_000_000), "Model")
+    validate(tokenize_body([1, 2], FACTS), "Tokens")
+    validate(tokenize_body([1, 2], FACTS, [b"a", b"\xff"]), "Tokens")
+    validate(detokenize_body(b"a"), "Text")
+    validate(openai_body(api_error(InvalidField("n", "wrong"))), "Error")
+    validate(openai_body(api_error(RuntimeError())), "Error")
