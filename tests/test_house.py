@@ -1,4 +1,4 @@
-"""Tests of the house rules: imports only go down, no cycles, small files and folders, fast start-up.
+"""Tests of the house rules: imports only go down, no cycles, fast start-up.
 
 Rooms and floors come from the diagram in docs/architecture.md, which must match the folders.
 """
@@ -62,9 +62,6 @@ HEAVY = (  # modules that --help, --version and usage errors must not import
     "starlette",
     "uvicorn",
 )
-MOST_LINES = 420
-MOST_FILES = 20  # Python files in a folder
-ONE_FILE_EACH = ("archs", "commands")  # folders with one file for each architecture or command, however many
 Saw = Callable[[int, str, int], None]  # see conftest.py
 FILES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in FILES})
@@ -131,17 +128,12 @@ def broken_rules(source: str, module: tuple[str, ...]) -> list[str]:
             elif FLOORS[below[0]] == FLOORS[room]:
                 broken.append(f"line {line}: {room} and {below[0]} share a floor")
         else:
-            shared = len(os.path.commonprefix([list(module), below]))
-            order = INNER_ROOMS.get("/".join(module[:shared]), [])
-            here, there = module[shared : shared + 1], tuple(below[shared : shared + 1])
-            if (
-                here
-                and there
-                and here[0] in order
-                and there[0] in order
-                and order.index(there[0]) < order.index(here[0])
-            ):
-                broken.append(f"line {line}: {'/'.join(module[: shared + 1])} is below {'/'.join(below[: shared + 1])}")
+            same = [here == there for here, there in zip(module, below, strict=False)]
+            common = [*same, False].index(False)
+            order = INNER_ROOMS.get("/".join(module[:common]), [])
+            here, there = ([path[common]] if path[common:] else [] for path in (module, below))
+            if {*here, *there} <= {*order} and here and there and order.index(there[0]) < order.index(here[0]):
+                broken.append(f"line {line}: {'/'.join(module[: common + 1])} is below {'/'.join(below[: common + 1])}")
     return broken
 
 
@@ -184,10 +176,6 @@ def test_imports_go_down(saw: Saw) -> None:
     saw(len(FILES), "files", 1000)
 
 
-def test_files_stay_small() -> None:
-    assert [str(path) for path in FILES if path.read_text(encoding="utf-8").count("\n") > MOST_LINES] == []
-
-
 def test_the_drawing_is_the_house(saw: Saw) -> None:
     entries = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))}
     assert set(FLOORS) == entries - {"__init__", "__main__", "__pycache__"}
@@ -204,12 +192,6 @@ def test_no_imports_go_in_circles(saw: Saw) -> None:
     graph = import_graph()
     assert circle(graph) == []
     saw(sum(map(len, graph.values())), "imports between files", 5000)
-
-
-def test_folders_stay_small(saw: Saw) -> None:
-    full = [str(folder.relative_to(ROOT)) for folder in FOLDERS if len(list(folder.glob("*.py"))) > MOST_FILES]
-    assert [name for name in full if not name.endswith(ONE_FILE_EACH)] == []
-    saw(len(FOLDERS), "folders", 95)
 
 
 @pytest.mark.push

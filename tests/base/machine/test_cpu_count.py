@@ -167,6 +167,7 @@ def test_cores_of_all_numa_nodes_count(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_a_process_bound_to_one_processor_uses_one_thread() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-    code += "from llmrun.base.machine.cpu_count import default_threads, most_threads; print(default_threads(), most_threads())"
+    code += "from llmrun.base.machine.cpu_count import default_threads, most_threads; "
+    code += "print(default_threads(), most_threads())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "1"]

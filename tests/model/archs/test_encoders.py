@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.archs.test_architectures import activation_in_a_table, distance, has_gelu
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
@@ -16,6 +15,7 @@ from llmrun.base.types import HIDDEN, Batch, Pooling
 from llmrun.formats.gguf.reader import open_gguf
 from llmrun.model.plan import reference
 from llmrun.model.plan.ops import activations
+from tests.model.archs.test_architectures import activation_in_a_table, distance, has_gelu
 from tests.support.models.fidelity import plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_encoders import TINY_ENCODERS, TINY_RERANKERS, some_tokens, tiny_encoder

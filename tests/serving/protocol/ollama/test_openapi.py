@@ -7,7 +7,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.protocol.test_openapi import SCHEMAS, invalid, validate
 
 from llmrun.base.types import FinishReason
 from llmrun.engine.requests import Event, ToolCallDelta
@@ -25,6 +24,7 @@ from llmrun.serving.protocol.ollama.models import (
 )
 from llmrun.serving.protocol.ollama.wire import OLLAMA
 from llmrun.serving.protocol.openapi import document
+from tests.serving.protocol.test_openapi import SCHEMAS, invalid, validate
 from tests.support.protocol.answers import FACTS, TOOL, called, chosen, ended, said
 from tests.support.protocol.ollama import chat, chat_answer, generate, generate_answer, streamed, whole
 
